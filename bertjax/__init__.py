@@ -1,0 +1,1 @@
+"""BERT pre-training and fine-tuning in JAX and Flax, built for TPUs."""

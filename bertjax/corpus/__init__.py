@@ -1,0 +1,1 @@
+"""From text to a tokenised corpus: once, offline, streaming."""

@@ -1,0 +1,1 @@
+"""From a tokenised corpus to batches: online, in tf.data."""

@@ -1,0 +1,1 @@
+"""Pure-functional Flax modules: no files, no TensorFlow."""

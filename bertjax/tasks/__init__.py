@@ -1,0 +1,1 @@
+"""Everything that differs between tasks, one file a task family."""

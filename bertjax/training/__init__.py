@@ -1,0 +1,1 @@
+"""The one loop every task runs through."""
