@@ -117,16 +117,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     if not file.is_file():
-        raise UsageError(
-            f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`"
-        )
+        raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         found = manifest["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"the corpus manifest {file} is damaged ({error}); run `bertjax prepare` again"
-        ) from error
+        raise UsageError(f"the corpus manifest {file} is damaged ({error}); run `bertjax prepare` again") from error
     if found != FORMAT:
         raise UsageError(
             f"the corpus {path} has format {found}, this version reads {FORMAT}; run `bertjax prepare` again"
