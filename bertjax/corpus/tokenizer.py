@@ -118,7 +118,9 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None) -> Vocabul
         names = _SENTENCEPIECE_NAMES.get(piece, (piece,)) if kind == SENTENCEPIECE else (piece,)
         found = [ids[name] for name in names if name in ids]
         if not found:
-            raise UsageError(f"the vocabulary {path} has no {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}")
+            raise UsageError(
+                f"the vocabulary {path} has no {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
+            )
         special[f"{piece[1:-1].lower()}_id"] = found[0]
     if lower_case is None:
         lower_case = kind == WORDPIECE and not any(p != p.lower() for p in pieces if not p.startswith("["))

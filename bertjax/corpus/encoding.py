@@ -1,0 +1,156 @@
+"""The part of `prepare` that runs in worker processes: batches of text to arrays of ids. Imports little, fast."""
+
+import dataclasses
+import hashlib
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import wait
+
+import numpy as np
+
+from bertjax.corpus.readers import Text
+from bertjax.corpus.sentences import split_sentences
+from bertjax.corpus.store import SPLITS, token_dtype
+from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
+
+BATCH_CHARS = 1 << 20
+_MAX_BATCH_TEXTS = 8192
+# Entries of the word cache, all workers together, about 250 bytes each.
+_CACHE_ENTRIES = 1 << 20
+_MIN_CACHE_ENTRIES = 1 << 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one batch adds to one split.
+
+    Attributes:
+      tokens: [tokens] uint16 or uint32 ids.
+      sentence_tokens: [sentences] uint32, tokens of each sentence.
+      document_sentences: [documents] uint32, sentences of each document, 0 included.
+      hashes: [documents] uint64, content hash of each document.
+      text_bytes: UTF-8 bytes of the text.
+    """
+
+    tokens: np.ndarray
+    sentence_tokens: np.ndarray
+    document_sentences: np.ndarray
+    hashes: np.ndarray
+    text_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """One batch of text, tokenised.
+
+    Attributes:
+      head: goes on with the document that the batch before left open; it counts as one document without a hash.
+      splits: what is new, by split.
+      open_split: the split of the batch's last document, None if the whole batch is head.
+      problems: what was met, and how often.
+    """
+
+    head: Part
+    splits: dict[str, Part]
+    open_split: str | None
+    problems: Counter[str]
+
+
+class _Gathered:
+    def __init__(self) -> None:
+        self.tokens: list[list[int]] = []
+        self.document_sentences: list[int] = []
+        self.hashes: list[int] = []
+        self.text_bytes = 0
+
+    def part(self, dtype: np.dtype) -> Part:
+        lengths = np.fromiter(map(len, self.tokens), np.uint32, len(self.tokens))
+        flat = itertools.chain.from_iterable(self.tokens)
+        return Part(
+            np.fromiter(flat, dtype, int(lengths.sum())),
+            lengths,
+            np.array(self.document_sentences, np.uint32),
+            np.array(self.hashes, np.uint64),
+            self.text_bytes,
+        )
+
+
+class Encoder:
+    """Splits and tokenises batches, and says which documents are held out."""
+
+    def __init__(self, vocabulary: Vocabulary, heldout_share: float, cache_entries: int):
+        self._tokenizer = Tokenizer(vocabulary, cache_entries)
+        self._dtype = token_dtype(vocabulary.size)
+        self._heldout_below = int(heldout_share * 2**64)
+
+    def encode(self, texts: Iterable[Text]) -> Encoded:
+        """Encodes one batch; a document is held out if the hash of its (first piece's) sentences is small."""
+        problems: Counter[str] = Counter()
+        head = _Gathered()
+        splits = {split: _Gathered() for split in SPLITS}
+        open_split = None
+        encode = self._tokenizer.encode
+        head.document_sentences.append(0)
+        for text in texts:
+            sentences = split_sentences(text.text, text.form, problems)
+            if not text.continues:
+                digest = int.from_bytes(hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest())
+                open_split = SPLITS[digest < self._heldout_below]
+                splits[open_split].hashes.append(digest)
+                splits[open_split].document_sentences.append(0)
+            gathered = splits[open_split] if open_split else head
+            ids = [sentence_ids for sentence_ids in map(encode, sentences) if sentence_ids]
+            problems["sentences_without_tokens"] += len(sentences) - len(ids)
+            gathered.tokens += ids
+            gathered.document_sentences[-1] += len(ids)
+            gathered.text_bytes += len(text.text.encode())
+        parts = {split: gathered.part(self._dtype) for split, gathered in splits.items()}
+        return Encoded(head.part(self._dtype), parts, open_split, problems)
+
+
+def batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    """Groups texts to about a megabyte; the grouping depends on the texts alone."""
+    batch: list[Text] = []
+    chars = 0
+    for text in texts:
+        batch.append(text)
+        chars += len(text.text)
+        if chars >= BATCH_CHARS or len(batch) >= _MAX_BATCH_TEXTS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def cache_entries(workers: int) -> int:
+    """Word-cache entries of each of so many workers."""
+    return max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // 2 // workers)
+
+
+def start_worker() -> None:
+    """Initialises a worker: interrupts are the parent's to handle, and a worker ends when its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def start_encoder(vocabulary: Vocabulary, heldout_share: float, entries: int) -> None:
+    """Initialises a worker for `encode_batch`."""
+    global _encoder
+    start_worker()
+    _encoder = Encoder(vocabulary, heldout_share, entries)
+
+
+def encode_batch(texts: list[Text]) -> Encoded:
+    """Encodes one batch in a worker that `start_encoder` has initialised."""
+    return _encoder.encode(texts)

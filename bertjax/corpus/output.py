@@ -1,0 +1,222 @@
+"""The writing side of the corpus format: a staging directory that becomes the corpus at once, and the splits in it."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax.corpus import store
+from bertjax.corpus.encoding import Encoded, Part
+from bertjax.errors import BertjaxError, UsageError
+
+_INDEX = "index"
+_INDEX_DTYPE = np.dtype([("sentences", "<u8"), ("hash", "<u8")])
+_BLOCK_ENTRIES = 1 << 20
+_BUFFER_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def staged(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A directory beside `output` that takes its place when the block ends well, and vanishes when it does not.
+
+    A killed run leaves the hidden directory `.NAME.partial`, which the next run of the same output clears.
+
+    Raises:
+      UsageError: something is at `output` already, or another run is writing it.
+      BertjaxError: the disk is full or not writable.
+    """
+    partial = output.with_name(f".{output.name}.partial")
+    old = output.with_name(f".{output.name}.old")
+    if old.exists() and not output.exists():
+        old.rename(output)  # Killed between the two renames below.
+    _check_free(output, overwrite)
+    lock = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lock = _claim(partial, output)
+        shutil.rmtree(old, ignore_errors=True)
+        yield partial
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        if output.exists():
+            output.rename(old)
+        partial.rename(output)
+        _sync(output.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise BertjaxError(
+            f"cannot write the corpus {output}: {error.strerror or error}; nothing was left there"
+        ) from error
+    finally:
+        if lock is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
+
+
+def _check_free(output: Path, overwrite: bool) -> None:
+    if not output.exists():
+        return
+    is_corpus = (output / store.MANIFEST).is_file()
+    is_empty = output.is_dir() and not any(output.iterdir())
+    if is_empty or (is_corpus and overwrite):
+        return
+    if is_corpus:
+        raise UsageError(f"there is a corpus at {output} already; give --overwrite or another --output")
+    raise UsageError(f"{output} exists and is no corpus; give another --output")
+
+
+def _claim(partial: Path, output: Path) -> int:
+    """Makes the staging directory, empty and locked; the lock ends with this process, however it ends."""
+    while True:
+        partial.mkdir(exist_ok=True)
+        lock = os.open(partial, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise UsageError(f"another `bertjax prepare` is writing {output} at this moment; wait for it") from None
+        if partial.exists() and os.path.samestat(os.fstat(lock), partial.stat()):
+            break
+        os.close(lock)  # Its owner finished or cleared it between the two calls.
+    for file in partial.iterdir():
+        file.unlink()
+    return lock
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _SplitWriter:
+    """Appends to the files of one split. The documents' sizes and hashes go to a file of their own until `finish`."""
+
+    def __init__(self, directory: Path, split: str):
+        self._path = {name: directory / store.array_file(split, name) for name in (*store.ARRAYS, _INDEX)}
+        self._files = {name: open(path, "wb", _BUFFER_BYTES) for name, path in self._path.items()}
+        self.documents = self.sentences = self.tokens = self.text_bytes = 0
+        # The last document met, which may go on: [1] of _INDEX_DTYPE, or empty before the first.
+        self._open = np.empty(0, _INDEX_DTYPE)
+
+    def add(self, part: Part) -> None:
+        """Adds documents."""
+        self._add_sentences(part)
+        entries = np.empty(part.hashes.size, _INDEX_DTYPE)
+        entries["sentences"], entries["hash"] = part.document_sentences, part.hashes
+        entries = np.concatenate([self._open, entries])
+        self._write(_INDEX, entries[:-1])
+        self._open = entries[-1:]
+        self.documents += part.hashes.size
+
+    def extend(self, part: Part) -> None:
+        """Adds to the last document."""
+        self._add_sentences(part)
+        self._open["sentences"] += part.document_sentences.sum(dtype=np.uint64)
+
+    def finish(self) -> int:
+        """Writes what is known only at the end; returns how many documents had no sentence and are left out."""
+        self._write(_INDEX, self._open)
+        self._write("sentences", np.array([self.tokens], store.OFFSET_DTYPE))
+        self._files[_INDEX].flush()
+        sentences = kept = 0
+        for index in _read_blocks(self._path[_INDEX], _INDEX_DTYPE):
+            counts = index["sentences"].astype(np.int64)
+            starts = sentences + np.cumsum(counts) - counts
+            self._write("documents", starts[counts > 0].astype(store.OFFSET_DTYPE))
+            sentences += int(counts.sum())
+            kept += int((counts > 0).sum())
+        self._write("documents", np.array([sentences], store.OFFSET_DTYPE))
+        self.close()
+        empty, self.documents = self.documents - kept, kept
+        return empty
+
+    def hashes(self) -> np.ndarray:
+        """uint64 [documents] of a finished split."""
+        index = np.fromfile(self._path[_INDEX], _INDEX_DTYPE)
+        return index["hash"][index["sentences"] > 0]
+
+    def clear(self) -> None:
+        self._path[_INDEX].unlink()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _add_sentences(self, part: Part) -> None:
+        lengths = part.sentence_tokens.astype(np.int64)
+        starts = self.tokens + np.cumsum(lengths) - lengths
+        self._write("sentences", starts.astype(store.OFFSET_DTYPE))
+        self._write("tokens", part.tokens)
+        self.sentences += lengths.size
+        self.tokens += part.tokens.size
+        self.text_bytes += part.text_bytes
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        self._files[name].write(array.tobytes())
+
+
+def _read_blocks(path: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
+    with open(path, "rb") as file:
+        while (block := np.fromfile(file, dtype, _BLOCK_ENTRIES)).size:
+            yield block
+
+
+class CorpusWriter:
+    """Writes encoded batches, in order, as the splits of a corpus."""
+
+    def __init__(self, directory: Path, vocabulary_size: int, heldout_share: float):
+        self._directory = directory
+        self._dtype = store.token_dtype(vocabulary_size)
+        self._heldout_share = heldout_share
+        self._splits = {split: _SplitWriter(directory, split) for split in store.SPLITS}
+        self._open_split = store.SPLITS[0]
+
+    @property
+    def documents(self) -> int:
+        return sum(split.documents for split in self._splits.values())
+
+    def add(self, encoded: Encoded) -> None:
+        """Adds one batch. Raises OSError where the disk is full."""
+        if encoded.head.text_bytes:
+            self._splits[self._open_split].extend(encoded.head)
+        if encoded.open_split:
+            for split, part in encoded.splits.items():
+                self._splits[split].add(part)
+            self._open_split = encoded.open_split
+
+    def close(self) -> None:
+        for split in self._splits.values():
+            split.close()
+
+    def finish(self, problems: Counter[str]) -> dict[str, dict[str, int]]:
+        """Completes the files and returns each split's counts.
+
+        Raises:
+          BertjaxError: there is no document.
+        """
+        for split in self._splits.values():
+            problems["documents_without_sentences"] += split.finish()
+        if not self.documents:
+            raise BertjaxError("the inputs hold no text, so there is no corpus to write; check the --input specs")
+        for split in self._splits.values():
+            split.clear()
+        return {split: self._statistics(split) for split in store.SPLITS}
+
+    def _statistics(self, split: str) -> dict[str, int]:
+        writer = self._splits[split]
+        return {
+            "documents": writer.documents,
+            "sentences": writer.sentences,
+            "tokens": writer.tokens,
+            "text_bytes": writer.text_bytes,
+        }

@@ -1,0 +1,192 @@
+"""`prepare`: any text to a tokenised corpus on disk, streaming, on all cores, the same bytes every time."""
+
+import multiprocessing
+import os
+import shutil
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bertjax.corpus import encoding, readers, store
+from bertjax.corpus.output import CorpusWriter, staged
+from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.corpus.vocabulary import train_vocabulary
+from bertjax.errors import BertjaxError, UsageError
+
+# Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
+_BATCHES_AHEAD = 2
+
+
+def prepare(
+    inputs: list[str],
+    output: str | Path,
+    *,
+    vocabulary: str | Path | None = None,
+    vocabulary_kind: str = WORDPIECE,
+    vocabulary_size: int = 30522,
+    lower_case: bool | None = None,
+    heldout_share: float = 0.01,
+    workers: int | None = None,
+    data_dir: str | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Makes the corpus directory `output` (see `store`) from texts and returns its manifest.
+
+    The bytes written depend on the texts and the settings alone, not on the number of workers or where files lie.
+    Nothing appears at `output` before it is whole. A document is held out by the hash of its content, so equal
+    documents fall on the same side.
+
+    Args:
+      inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
+      vocabulary: an existing `vocab.txt` or SentencePiece `.model`; None trains one on a sample of the text.
+      vocabulary_kind: `wordpiece` or `sentencepiece`, of a vocabulary trained here.
+      vocabulary_size: pieces of a vocabulary trained here; a small text gives fewer.
+      lower_case: None is what the vocabulary says, and True for one trained here.
+      heldout_share: share of documents, in [0, 1), that never reaches training; 0 holds out none.
+      workers: processes; None is one a core.
+      data_dir: where TFDS datasets lie.
+      overwrite: replaces a corpus at `output`, once the new one is whole.
+      progress: a progress bar on standard error.
+
+    Raises:
+      UsageError: an argument, spec or vocabulary cannot be used.
+      BertjaxError: reading, writing or a worker failed, or the inputs hold no text.
+    """
+    output = Path(output)
+    if not inputs:
+        raise UsageError("prepare needs at least one --input, say --input docs:")
+    if not 0 <= heldout_share < 1:
+        raise UsageError(f"the held-out share {heldout_share} is outside [0, 1)")
+    if vocabulary_kind not in KINDS:
+        raise UsageError(f"vocabulary kind {vocabulary_kind!r} is none of {', '.join(KINDS)}")
+    workers = workers or _cores()
+    if workers < 1:
+        raise UsageError(f"{workers} workers cannot work; give at least 1")
+    given = load_vocabulary(vocabulary, lower_case) if vocabulary else None
+    sources, repeated = readers.expand(inputs, data_dir)
+    problems: Counter[str] = Counter(files_named_again=repeated)
+
+    with staged(output, overwrite) as directory:
+        if given:
+            used = given
+            shutil.copyfile(given.path, directory / VOCABULARY_FILES[given.kind])
+        else:
+            used = train_vocabulary(
+                sources,
+                directory / VOCABULARY_FILES[vocabulary_kind],
+                kind=vocabulary_kind,
+                size=vocabulary_size,
+                lower_case=lower_case is not False,
+                workers=workers,
+            )
+        writer = CorpusWriter(directory, used.size, heldout_share)
+        with _progress(sources, progress) as bar:
+            _encode_all(sources, used, heldout_share, workers, writer, problems, bar)
+        splits = writer.finish(problems)
+        manifest = {
+            "vocabulary": _vocabulary_entry(used, trained=given is None),
+            "settings": {"heldout_share": heldout_share, "inputs": _inputs_entry(sources)},
+            "splits": splits,
+            "token_dtype": store.token_dtype(used.size).str,
+            "problems": {name: count for name, count in sorted(problems.items()) if count},
+            "files": {file.name: store.describe_file(file) for file in sorted(directory.iterdir())},
+        }
+        store.write_manifest(directory, manifest)
+    return store.read_manifest(output)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _vocabulary_entry(vocabulary: Vocabulary, trained: bool) -> dict[str, Any]:
+    names = ("pad", "unk", "cls", "sep", "mask")
+    return {
+        "file": VOCABULARY_FILES[vocabulary.kind],
+        "kind": vocabulary.kind,
+        "sha256": vocabulary.sha256,
+        "size": vocabulary.size,
+        "lower_case": vocabulary.lower_case,
+        "special_ids": dict(zip(names, vocabulary.special_ids, strict=True)),
+        "trained_here": trained,
+    }
+
+
+def _inputs_entry(sources: list[readers.Source]) -> dict[str, Any]:
+    kinds = sorted({source.kind for source in sources})
+    return {
+        kind: {
+            "sources": sum(source.kind == kind for source in sources),
+            "bytes": sum(source.size_bytes or 0 for source in sources if source.kind == kind),
+        }
+        for kind in kinds
+    }
+
+
+def _progress(sources: list[readers.Source], shown: bool) -> tqdm:
+    sizes = [source.size_bytes for source in sources]
+    return tqdm(
+        total=None if None in sizes else sum(sizes),
+        desc="prepare",
+        unit="B",
+        unit_scale=True,
+        disable=not shown,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+        dynamic_ncols=True,
+    )
+
+
+def _encode_all(
+    sources: list[readers.Source],
+    vocabulary: Vocabulary,
+    heldout_share: float,
+    workers: int,
+    writer: CorpusWriter,
+    problems: Counter[str],
+    bar: tqdm,
+) -> None:
+    def texts(pool: ProcessPoolExecutor) -> Iterator[readers.Text]:
+        for source in sources:
+            yield from readers.read(source, problems, bar.update, pool)
+
+    def take(future: Any) -> None:
+        encoded = future.result()
+        problems.update(encoded.problems)
+        writer.add(encoded)
+        bar.set_postfix_str(f"{writer.documents:,} documents", refresh=False)
+
+    entries = encoding.cache_entries(workers)
+    with worker_pool(workers, encoding.start_encoder, (vocabulary, heldout_share, entries)) as pool:
+        pending: deque[Any] = deque()
+        for batch in encoding.batches(texts(pool)):
+            pending.append(pool.submit(encoding.encode_batch, batch))
+            if len(pending) > _BATCHES_AHEAD * workers:
+                take(pending.popleft())
+        while pending:
+            take(pending.popleft())
+
+
+class worker_pool:
+    """A process pool whose failures are one line and whose end is quick. Workers import no TensorFlow and no JAX."""
+
+    def __init__(self, workers: int, initializer: Callable[..., None], arguments: tuple[Any, ...] = ()):
+        # Not fork: the parent may have threads of TensorFlow running.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, context, initializer, arguments)
+
+    def __enter__(self) -> ProcessPoolExecutor:
+        return self._pool
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise BertjaxError(
+                "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
+            ) from error

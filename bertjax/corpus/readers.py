@@ -1,0 +1,334 @@
+"""Input specs to documents, streamed: memory stays bounded whatever the size of a file or a document.
+
+    text:GLOB               one sentence a line, a blank line between documents (google-research/bert's form)
+    prose:GLOB              running text; see `_prose` for what is a document
+    wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
+    tfds:NAME/CONFIG:SPLIT  a TensorFlow Datasets text dataset, one example a document
+    docs:                   the docstrings of the standard library and of the installed distributions
+
+GLOB may hold `**`, name a directory (all files in it), be a gs:// address, and match .gz and .xz files.
+"""
+
+import codecs
+import dataclasses
+import glob
+import gzip
+import html
+import lzma
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import Any, BinaryIO
+
+from bertjax.corpus import datasets, docstrings
+from bertjax.corpus.sentences import LINES, PARAGRAPHS, WRAPPED, cut_point, is_wrapped
+from bertjax.errors import BertjaxError, UsageError
+
+FORMS = ("text", "prose", "wiki", "tfds", "docs")
+# A longer document goes on in pieces of this size.
+MAX_PIECE_CHARS = 1 << 20
+
+_READ_BYTES = 1 << 20
+_BLANK_LINE = re.compile(r"\n\s*\n")
+_DOC_OPEN = re.compile(r"^<doc\b[^\n]*>[^\S\n]*(?:\n|\Z)", re.MULTILINE)
+_DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
+_TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
+_ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A document, or a piece of one.
+
+    Attributes:
+      text: as the source has it.
+      form: how it is to be split into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
+      continues: the text goes on with the document of the `Text` before it.
+    """
+
+    text: str
+    form: str
+    continues: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One thing to read: a file, a TFDS split, or all docstrings.
+
+    Attributes:
+      kind: one of `FORMS`.
+      name: path or dataset, for messages.
+      size_bytes: bytes to read, compressed where the file is; None where not known.
+    """
+
+    kind: str
+    name: str
+    size_bytes: int | None
+    split: str = ""
+    data_dir: str | None = None
+
+
+def expand(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
+    """The sources of the specs, files sorted by path within each spec, and how many files were named again.
+
+    Args:
+      specs: see the module's docstring.
+      data_dir: where TFDS datasets lie; None is the library's default.
+
+    Raises:
+      UsageError: a spec is malformed, matches nothing, or names a file that cannot be read.
+    """
+    sources: dict[tuple[str, str, str], Source] = {}
+    repeated = 0
+    for spec in specs:
+        kind, colon, rest = spec.partition(":")
+        if kind not in FORMS or not colon or (kind != "docs" and not rest):
+            known = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, docs:"
+            raise UsageError(f"input {spec!r} is none of {known}")
+        if kind == "docs":
+            found = [Source(kind, "docs:", None)]
+        elif kind == "tfds":
+            name, split = datasets.parse(spec, rest)
+            found = [Source(kind, name, None, split, data_dir)]
+        else:
+            found = [Source(kind, name, size) for name, size in _files(spec, rest)]
+        for source in found:
+            key = (source.kind, source.name, source.split)
+            repeated += key in sources
+            sources.setdefault(key, source)
+    return list(sources.values()), repeated
+
+
+def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
+    if "://" in pattern:
+        return _remote_files(spec, pattern)
+    pattern = os.path.expanduser(pattern)
+    if os.path.isdir(pattern):
+        names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
+    else:
+        names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    files = sorted(name for name in names if not os.path.isdir(name))
+    if not files:
+        if glob.has_magic(pattern) or os.path.isdir(pattern):
+            raise UsageError(f"input {spec!r} matches no file")
+        raise UsageError(f"input {spec!r}: there is no file {pattern}")
+    for name in files:
+        if not os.access(name, os.R_OK):
+            raise UsageError(f"input {spec!r}: {name} cannot be read; check its permissions")
+    return [(name, os.path.getsize(name)) for name in files]
+
+
+def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
+    from etils import epath
+
+    stem = pattern.split("*")[0].rpartition("/")[0]
+    try:
+        if "*" in pattern:
+            files = sorted(p for p in epath.Path(stem).glob(pattern[len(stem) + 1 :]) if not p.is_dir())
+        else:
+            path = epath.Path(pattern)
+            files = sorted(p for p in path.rglob("*") if not p.is_dir()) if path.is_dir() else [path]
+        found = [(os.fspath(file), file.stat().length) for file in files]
+    except Exception as error:  # Each file system behind epath has errors of its own.
+        raise UsageError(f"input {spec!r} cannot be listed: {_one_line(error)}") from error
+    if not found:
+        raise UsageError(f"input {spec!r} matches no file")
+    return found
+
+
+def read(
+    source: Source, problems: Counter[str], advance: Callable[[int], None], pool: Executor | None = None
+) -> Iterator[Text]:
+    """The documents of a source, in order.
+
+    Args:
+      problems: gains what was met and how often.
+      advance: told the bytes read, as they are read.
+      pool: parses Python modules in parallel (`docs:` only).
+
+    Raises:
+      BertjaxError: the source cannot be read to its end.
+    """
+    if source.kind == "docs":
+        return (Text(text, PARAGRAPHS) for text in docstrings.documents(problems, advance, pool))
+    if source.kind == "tfds":
+        texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
+        return (Text(text, PARAGRAPHS) for text in texts)
+    chunks = _chunks(source, problems, advance)
+    if source.kind == "text":
+        return _blocks(chunks, LINES, problems)
+    return _prose(chunks, problems) if source.kind == "prose" else _wiki(chunks, problems)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _open(name: str) -> BinaryIO:
+    if "://" not in name:
+        return open(name, "rb")
+    from etils import epath
+
+    return epath.Path(name).open("rb")
+
+
+def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[str]:
+    """The decoded text of a file in chunks of about a megabyte, counting what is wrong with it."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    total = 0
+    position = 0
+    try:
+        with _open(source.name) as raw:
+            opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source.name)[1].lower())
+            file = opener(raw) if opener else raw
+            while True:
+                block = file.read(_READ_BYTES)
+                here = raw.tell()
+                advance(here - position)
+                position = here
+                text = _decode(decoder, block, problems)
+                if total == 0:
+                    text = text.removeprefix("\ufeff")
+                problems["nul_characters"] += block.count(0)
+                total += len(block)
+                yield text
+                if not block:
+                    break
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise BertjaxError(
+            f"cannot read {source.name} past byte {total:,} of its text: {_one_line(error)}; "
+            "mend the file or leave it out"
+        ) from error
+    problems["empty_files"] += total == 0
+
+
+def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError:
+        # Escapes rather than U+FFFD, which the text may hold of its own.
+        decoder.errors = "surrogateescape"
+        text = decoder.decode(block, final=not block)
+        decoder.errors = "strict"
+        problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
+        return _ESCAPED_BYTES.sub("\ufffd", text)
+
+
+def _whole(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
+    """The chunks as one document."""
+    buffer = ""
+    continues = False
+    for chunk in chunks:
+        buffer += chunk
+        while len(buffer) > MAX_PIECE_CHARS:
+            at = _cut(buffer, problems)
+            yield Text(buffer[:at], form, continues)
+            buffer = buffer[at:]
+            continues = True
+    if buffer.strip():
+        yield Text(buffer, form, continues)
+
+
+def _blocks(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
+    """The chunks as documents parted by blank lines."""
+    buffer = ""
+    continues = False
+    for chunk in chunks:
+        buffer += chunk
+        *complete, buffer = _BLANK_LINE.split(buffer)
+        for document in complete:
+            if continues or document.strip():
+                yield Text(document, form, continues)
+            continues = False
+        while len(buffer) > MAX_PIECE_CHARS:
+            at = _cut(buffer, problems)
+            yield Text(buffer[:at], form, continues)
+            buffer = buffer[at:]
+            continues = True
+    if buffer.strip():
+        yield Text(buffer, form, continues)
+
+
+def _cut(buffer: str, problems: Counter[str]) -> int:
+    at = cut_point(buffer, MAX_PIECE_CHARS)
+    # A newline stays at the head of the rest: with one that follows, it may be a blank line.
+    if buffer[at - 1] == "\n":
+        return at - 1
+    problems["long_sentence_cuts"] += 1
+    return at
+
+
+def _prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+    """Running text, in the layouts people keep it in, told apart by a file's first megabyte:
+
+    - lines wrapped at a fixed width: paragraphs end at blank or short lines, the file is one document;
+    - a paragraph a line, blank lines parting single paragraphs (or none at all): the file is one document;
+    - a paragraph a line, blank lines parting groups of paragraphs: each group is a document.
+    """
+    first = next(chunks, "")
+    blocks = [[line.strip() for line in block.split("\n")] for block in _BLANK_LINE.split(first.strip())]
+    lines = [line for block in blocks for line in block]
+    grouped = sum(len(block) for block in blocks if len(block) > 1)
+
+    def rejoined() -> Iterator[str]:
+        yield first
+        yield from chunks
+
+    if is_wrapped(lines):
+        return _whole(rejoined(), WRAPPED, problems)
+    if len(blocks) > 1 and 2 * grouped > len(lines):
+        return _blocks(rejoined(), PARAGRAPHS, problems)
+    return _whole(rejoined(), PARAGRAPHS, problems)
+
+
+def _wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+    """WikiExtractor articles, without the line that repeats the title. Section titles stay."""
+    buffer = ""
+    inside = continues = False
+    ended = False
+    while not ended:
+        chunk = next(chunks, None)
+        ended = chunk is None
+        buffer += chunk or ""
+        # The last line may be half a tag.
+        ready = len(buffer) if ended else buffer.rfind("\n") + 1
+        position = 0
+        while True:
+            tag = (_DOC_CLOSE if inside else _DOC_OPEN).search(buffer, position, ready)
+            if not tag:
+                break
+            if not inside and not ended and buffer.find("\n", tag.end()) < 0:
+                break  # The line after the tag may be the title.
+            between = buffer[position : tag.start()]
+            position = tag.end()
+            if inside:
+                if between.strip() or continues:
+                    yield Text(between, PARAGRAPHS, continues)
+                inside = continues = False
+            else:
+                problems["characters_outside_doc"] += len(between.strip())
+                inside = True
+                position = _after_title(buffer, tag)
+        buffer = buffer[position:]
+        if inside and len(buffer) > MAX_PIECE_CHARS:
+            at = _cut(buffer, problems)
+            yield Text(buffer[:at], PARAGRAPHS, continues)
+            buffer = buffer[at:]
+            continues = True
+    if inside:
+        problems["unclosed_doc"] += 1
+        yield Text(buffer, PARAGRAPHS, continues)
+    else:
+        problems["characters_outside_doc"] += len(buffer.strip())
+
+
+def _after_title(buffer: str, tag: re.Match[str]) -> int:
+    title = _TITLE.search(tag.group())
+    end = buffer.find("\n", tag.end())
+    line = buffer[tag.end() : end if end >= 0 else None]
+    if title and line.strip() and line.strip() in (title[1].strip(), html.unescape(title[1]).strip()):
+        return tag.end() + len(line)
+    return tag.end()
