@@ -1,0 +1,238 @@
+"""Pre-training batches with tf.data: each a pure function of (corpus, seed, step), made by whole-batch operations.
+
+Position p counts the rows of a phase: row r of step s is p = (s - start_step) * batch_size + r. A position decides
+its span of the corpus and its random numbers with a fixed number of operations, so the rows do not depend on the
+number of hosts and a jump to any step costs what the first step costs.
+
+B rows of a batch on this process, S tokens a row, P predictions a row.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from bertjax.corpus.store import Corpus, Split
+from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.assembly import assembled, truncated
+from bertjax.data.masking import masker, uniforms_per_row
+from bertjax.data.plan import pair_plan
+from bertjax.data.rows import Spans, epoch_order, pair_lookup, stream_key, tile_count, tile_lookup, without_copy
+from bertjax.data.settings import Masking, Phase, check_objective, check_shape, local_batch_size
+from bertjax.errors import UsageError
+
+# TensorFlow only feeds; it must not take the accelerator's memory. Too late if something else already started it.
+with contextlib.suppress(RuntimeError):
+    tf.config.set_visible_devices([], "GPU")
+
+Batch = dict[str, tf.Tensor]
+
+# What a stream of random numbers is for, so that no two share a key.
+_ORDER, _OFFSET, _MASKS, _CUTS = range(4)
+_EVAL_SEED = 0
+_PHILOX = 1
+
+
+def train_dataset(
+    corpus: Corpus,
+    phase: Phase,
+    *,
+    objective: str,
+    masking: Masking,
+    seed: int,
+    pair_passes: int,
+    start_step: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    parallel_calls: int | None = None,
+    shuffle: bool = True,
+) -> tf.data.Dataset:
+    """This process's rows of the batches of steps `start_step` to `phase.stop_step`, in order.
+
+    An epoch of objective "nsp" is one pass of `pairs.document_pairs` over the training documents: each sentence is in
+    exactly one row as part of A or of a B that is next, before the pair is truncated to S - 3 tokens, and may be in
+    others as part of a random B. `pair_passes` independent passes are used in turn. An epoch of "none" is a tiling:
+    each token is in exactly one row. Its rows are spans of S - 2 consecutive tokens from another random offset every
+    epoch, which may run over the ends of sentences and documents; one of a pass is shorter, and one joins the split's
+    end to its start. Rows of an epoch come in an order of its own, and truncated ends and masks are drawn anew in
+    every epoch, also where a pass is used again.
+
+    Args:
+      corpus: an opened corpus.
+      phase: shape of the batch and its steps.
+      objective: "nsp" or "none".
+      masking: what is masked, and how.
+      seed: 0 or more.
+      pair_passes: different passes to make before the first is used again.
+      start_step: first step of the dataset, within the phase.
+      process_index, process_count: this process takes its contiguous share of the rows of the global batch.
+      parallel_calls: batches made at the same time; chosen by tf.data if None.
+      shuffle: False takes each epoch's rows in the order of the corpus, to see what random access costs.
+
+    Returns:
+      A dataset of dictionaries: input_ids, input_mask, segment_ids int32 [B, S]; masked_lm_positions, masked_lm_ids
+      int32 [B, P]; masked_lm_weights float32 [B, P]; next_sentence_labels int32 [B], 0 IsNext, 1 NotNext, -1 none.
+
+    Raises:
+      UsageError: an argument is out of its range, or the corpus is too small.
+      BertjaxError: the pair plan cannot be made or stored.
+    """
+    check_objective(objective)
+    rows = local_batch_size(phase.batch_size, process_index, process_count)
+    if seed < 0:
+        raise UsageError(f"seed is {seed}; it must be 0 or more")
+    if pair_passes < 1:
+        raise UsageError(f"pair_passes is {pair_passes}; it must be at least 1")
+    if not phase.start_step <= start_step <= phase.stop_step:
+        raise UsageError(f"step {start_step} is outside its phase, steps {phase.start_step} to {phase.stop_step}")
+
+    order_key, offset_key = stream_key(seed, phase.start_step, _ORDER), stream_key(seed, phase.start_step, _OFFSET)
+    if objective == "nsp":
+        plan = pair_plan(corpus, "train", phase.seq_len, seed, pair_passes)
+        order, lookup = epoch_order(plan.pass_ends, order_key, shuffle), pair_lookup(plan)
+
+        def spans_at(positions: tf.Tensor) -> Spans:
+            return lookup(order(positions)[0])
+    else:
+        tokens, width = _token_count(corpus, "train"), phase.seq_len - 2
+        order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
+        tile = tile_lookup(tokens, width, offset_key)
+
+        def spans_at(positions: tf.Tensor) -> Spans:
+            return tile(*order(positions))
+
+    assemble = _assembler(
+        corpus, corpus.train, masking, phase.seq_len, phase.max_predictions, objective == "nsp", seed, phase.start_step
+    )
+
+    def batch_of_step(step: tf.Tensor) -> Batch:
+        first = (step - phase.start_step) * phase.batch_size + process_index * rows
+        return assemble(spans_at(first + tf.range(rows, dtype=tf.int64)), first)
+
+    return _mapped(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step, parallel_calls)
+
+
+def eval_dataset(
+    corpus: Corpus,
+    *,
+    seq_len: int,
+    batch_size: int,
+    max_predictions: int,
+    objective: str,
+    masking: Masking,
+    max_rows: int | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+    parallel_calls: int | None = None,
+) -> tf.data.Dataset:
+    """This process's rows of one pass over the held-out documents, each row exactly once, in order.
+
+    Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `objective`, `masking` and `max_rows` alone:
+    not on the training seed, the step, `batch_size` or the number of processes. The last batch is filled up with rows
+    of zeros, whose weights are 0 and whose label is -1. As `train_dataset` otherwise.
+
+    Args:
+      max_rows: takes so many rows, spread evenly over the split; all rows if None.
+
+    Raises:
+      UsageError: an argument is out of its range, or the held-out split is too small.
+      BertjaxError: the pair plan cannot be made or stored.
+    """
+    check_objective(objective)
+    check_shape(seq_len, batch_size, max_predictions)
+    rows = local_batch_size(batch_size, process_index, process_count)
+    if max_rows is not None and max_rows < 1:
+        raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
+    if objective == "nsp":
+        plan = pair_plan(corpus, "heldout", seq_len, _EVAL_SEED, 1)
+        available, lookup = len(plan.records), pair_lookup(plan)
+    else:
+        tokens, width = _token_count(corpus, "heldout"), seq_len - 2
+        available, tile = tile_count(tokens, width), tile_lookup(tokens, width, None)
+
+        def lookup(indices: tf.Tensor) -> Spans:
+            return tile(indices, tf.zeros_like(indices))
+
+    count = min(available, max_rows or available)
+    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, objective == "nsp", _EVAL_SEED)
+
+    def batch_of_index(index: tf.Tensor) -> Batch:
+        first = index * batch_size + process_index * rows
+        positions = first + tf.range(rows, dtype=tf.int64)
+        spans = lookup(tf.minimum(positions, count - 1) * available // count)
+        return _only_real(assemble(spans, first), positions < count)
+
+    return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
+
+
+def _token_count(corpus: Corpus, split: str) -> int:
+    tokens = len(getattr(corpus, split).tokens)
+    if tokens == 0:
+        raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more text")
+    return tokens
+
+
+def _mapped(
+    indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch], parallel_calls: int | None
+) -> tf.data.Dataset:
+    calls = tf.data.AUTOTUNE if parallel_calls is None else parallel_calls
+    dataset = indices.map(make_batch, num_parallel_calls=calls, deterministic=True)
+    options = tf.data.Options()
+    # Batches are made in parallel; operations within one that also spread over the cores only get in their way.
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def _assembler(
+    corpus: Corpus, split: Split, masking: Masking, seq_len: int, max_predictions: int, paired: bool, *seeds: int
+) -> Callable[[Spans, tf.Tensor], Batch]:
+    """Makes the function of (spans, position of the first row) to a batch."""
+    vocabulary = load_vocabulary(corpus.vocabulary_path)
+    tokens = without_copy(split.tokens)
+    mask = masker(vocabulary, masking, seq_len, max_predictions)
+    mask_key, cut_key = stream_key(*seeds, _MASKS), stream_key(*seeds, _CUTS)
+    row_uniforms = uniforms_per_row(seq_len, max_predictions)
+    # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.
+    row_counts = -(-row_uniforms // 4)
+
+    def assemble(spans: Spans, first: tf.Tensor) -> Batch:
+        rows = spans.label.shape[0]
+        uniforms = tf.raw_ops.StatelessRandomUniformV2(
+            shape=[rows, 4 * row_counts],
+            key=[mask_key],
+            counter=tf.cast(tf.stack([first * row_counts, 0]), tf.uint64),
+            alg=_PHILOX,
+        )[:, :row_uniforms]
+        if paired:
+            bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+                shape=[rows, 2],
+                key=[cut_key],
+                counter=tf.cast(tf.stack([first, 0]), tf.uint64),
+                alg=_PHILOX,
+                dtype=tf.uint64,
+            )
+            spans = truncated(spans, seq_len - 3, bits)
+        ids, segment_ids, lengths = assembled(tokens, spans, seq_len, vocabulary, paired)
+        masked = mask(ids, lengths, uniforms)
+        return {
+            "input_ids": masked.input_ids,
+            "input_mask": tf.cast(tf.range(seq_len) < lengths[:, None], tf.int32),
+            "segment_ids": segment_ids,
+            "masked_lm_positions": masked.positions,
+            "masked_lm_ids": masked.ids,
+            "masked_lm_weights": masked.weights,
+            "next_sentence_labels": tf.cast(spans.label, tf.int32),
+        }
+
+    return assemble
+
+
+def _only_real(batch: Batch, real: tf.Tensor) -> Batch:
+    """Zeros in the rows that are not real, label -1."""
+    labels = tf.where(real, batch["next_sentence_labels"], -1)
+    zeroed = {
+        name: tf.where(real if value.shape.rank == 1 else real[:, None], value, tf.zeros_like(value))
+        for name, value in batch.items()
+    }
+    return zeroed | {"next_sentence_labels": labels}

@@ -1,0 +1,101 @@
+"""What decides a pre-training batch, besides corpus, seed and step. Free of TensorFlow."""
+
+import dataclasses
+import math
+
+from bertjax.errors import UsageError
+
+OBJECTIVES = ("nsp", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of pre-training with one batch shape; the paper's run has two (section A.2).
+
+    Attributes:
+      seq_len: tokens a row, special tokens and padding included; at least 8.
+      batch_size: rows of the global batch.
+      max_predictions: masked positions a row.
+      start_step, stop_step: steps `start_step <= step < stop_step` belong to the phase.
+
+    Raises:
+      UsageError: a value is out of its range.
+    """
+
+    seq_len: int
+    batch_size: int
+    max_predictions: int
+    start_step: int
+    stop_step: int
+
+    def __post_init__(self) -> None:
+        check_shape(self.seq_len, self.batch_size, self.max_predictions)
+        if not 0 <= self.start_step <= self.stop_step:
+            raise UsageError(
+                f"a phase of steps {self.start_step} to {self.stop_step}: its start must be 0 or more and not after "
+                "its stop"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """Which tokens are masked, and how; the defaults are the paper's (section 3.1, Table 8 for other shares).
+
+    Attributes:
+      rate: share of a row's tokens to predict, special tokens counted in, as in google-research/bert.
+      mask_share, same_share, random_share: shares of the predicted positions that become [MASK], stay as they are and
+        become a random token that is not special; they add up to 1.
+      whole_word: choose all pieces of a word or none of them.
+
+    Raises:
+      UsageError: a share or the rate is out of its range, or the shares do not add up to 1.
+    """
+
+    rate: float = 0.15
+    mask_share: float = 0.8
+    same_share: float = 0.1
+    random_share: float = 0.1
+    whole_word: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise UsageError(f"masking rate is {self.rate}; it must be above 0 and at most 1")
+        shares = {name: getattr(self, name) for name in ("mask_share", "same_share", "random_share")}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise UsageError(f"masking {name} is {share}; it must be between 0 and 1")
+        if not math.isclose(sum(shares.values()), 1, abs_tol=1e-6):
+            values = " + ".join(f"{share:g}" for share in shares.values())
+            raise UsageError(f"masking shares {values} add up to {sum(shares.values()):g}; they must add up to 1")
+
+
+def check_shape(seq_len: int, batch_size: int, max_predictions: int) -> None:
+    """Raises a UsageError if no batch can have this shape."""
+    if seq_len < 8:
+        raise UsageError(f"seq_len is {seq_len}; a row needs at least 8 tokens")
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+    if not 1 <= max_predictions <= seq_len:
+        raise UsageError(f"max_predictions is {max_predictions}; it must be between 1 and seq_len, which is {seq_len}")
+
+
+def check_objective(objective: str) -> None:
+    """Raises a UsageError if there is no such objective."""
+    if objective not in OBJECTIVES:
+        raise UsageError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")
+
+
+def local_batch_size(batch_size: int, process_index: int, process_count: int) -> int:
+    """Rows of a global batch that one process makes.
+
+    Raises:
+      UsageError: the processes cannot have equal shares, or there is no such process.
+    """
+    if not 0 <= process_index < process_count:
+        raise UsageError(f"process {process_index} of {process_count} does not exist")
+    if batch_size % process_count:
+        raise UsageError(
+            f"batch_size {batch_size} cannot be split over {process_count} processes; make it a multiple of "
+            f"{process_count}"
+        )
+    return batch_size // process_count
