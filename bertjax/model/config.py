@@ -1,0 +1,106 @@
+"""The model's hyper-parameters and its named sizes."""
+
+import dataclasses
+import re
+
+from bertjax.errors import UsageError
+
+_NAMED_SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+_HEAD_SIZE = 64
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
+DTYPES = ("float32", "bfloat16")
+REMAT_POLICIES = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Everything that fixes the function a model computes, and how it is laid out on the device.
+
+    Attributes:
+      vocab_size: pieces in the vocabulary.
+      hidden_size: D, width of the residual stream.
+      num_layers: Transformer layers.
+      num_heads: H, attention heads; divides `hidden_size`.
+      mlp_size: F, width of the feed-forward layer, 4 D in the paper.
+      max_positions: learned position embeddings, 512 in the paper.
+      num_segments: segment embeddings, 2 in the paper (`type_vocab_size` elsewhere).
+      hidden_dropout: rate after the embeddings and each sub-layer.
+      attention_dropout: rate on the attention probabilities.
+      activation: `gelu_tanh` is what google-research/bert computes (`modeling.py`, `gelu`).
+      layer_norm_eps: 1e-12 in google-research/bert.
+      initializer_range: standard deviation of the truncated normal all matrices start from.
+      vocab_multiple: the token table is padded to a multiple of this many rows for the matrix unit; padding rows
+        have probability zero.
+      dtype: of the computation; parameters, softmax and LayerNorm statistics are float32 always.
+      scan_layers: compile one layer and loop over it, or unroll all of them; the same parameters either way.
+      remat: what the backward pass recomputes: `none`, all but matrix products (`dots`), or each layer (`full`).
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    mlp_size: int = 3072
+    max_positions: int = 512
+    num_segments: int = 2
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    activation: str = "gelu_tanh"
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+    vocab_multiple: int = 128
+    dtype: str = "bfloat16"
+    scan_layers: bool = True
+    remat: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_positions"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.hidden_size % self.num_heads:
+            raise UsageError(f"model.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
+        for name, known in (("activation", ACTIVATIONS), ("dtype", DTYPES), ("remat", REMAT_POLICIES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+def size_fields(size: str) -> dict[str, int]:
+    """Layers, width, heads and feed-forward width of a named size.
+
+    Args:
+      size: `tiny mini small medium base large`, or `L4_H512` with H/64 heads (the 24 small models of
+        google-research/bert), or `L6_H768_A3` with the heads given (Table 6 of the paper).
+
+    Raises:
+      UsageError: no such size.
+    """
+    if size in _NAMED_SIZES:
+        layers, hidden = _NAMED_SIZES[size]
+        heads = hidden // _HEAD_SIZE
+    else:
+        match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
+        if not match:
+            raise UsageError(
+                f"unknown size {size!r}; known: {', '.join(_NAMED_SIZES)}, L4_H512, L6_H768_A3 and the like"
+            )
+        layers, hidden = int(match[1]), int(match[2])
+        heads = int(match[3]) if match[3] else max(1, hidden // _HEAD_SIZE)
+    return {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "mlp_size": 4 * hidden}

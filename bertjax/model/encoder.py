@@ -1,0 +1,180 @@
+"""The BERT encoder: embeddings, post-norm Transformer layers, pooler.
+
+Axis letters, here and wherever arrays have comments:
+
+    B batch    L length of a row    D hidden size    H heads    K head size    F feed-forward size
+    V vocabulary (padded)    P masked positions a row    N layers
+
+A row holds one sequence or several: `sequence_ids` says which one each token belongs to, 0 being padding, and
+`position_ids` counts from 0 within each. With one sequence a row, `sequence_ids` is the input mask.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.attention import AttentionFn, dot_product_attention
+from bertjax.model.config import ModelConfig
+from bertjax.model.layers import Dense, LayerNorm, activation, dropout, kernel_init
+
+_ACTIVATION_AXES = ("batch", "length", "embed")
+
+
+class Embeddings(nn.Module):
+    """Sum of token, segment and position embeddings, then LayerNorm and dropout (paper, Figure 2)."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        config, width = self.config, self.config.hidden_size
+
+        def table(name: str, rows: int, axis: str) -> jax.Array:
+            return self.param(name, kernel_init(config, (axis, "embed")), (rows, width))
+
+        self.token_table = table("token", config.padded_vocab_size, "vocab")
+        self.segment_table = table("segment", config.num_segments, "segment")
+        self.position_table = table("position", config.max_positions, "position")
+        self.norm = LayerNorm(config)
+
+    def __call__(
+        self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
+    ) -> jax.Array:
+        x = jnp.take(self.token_table, input_ids, axis=0)  # [B, L, D]
+        # A product with one-hot rows: two segments make a gather slower than this, forwards and backwards.
+        x += jax.nn.one_hot(segment_ids, self.config.num_segments, dtype=x.dtype) @ self.segment_table
+        x += jnp.take(self.position_table, position_ids, axis=0)
+        key = None if deterministic else self.make_rng("dropout")
+        return dropout(self.norm(x), self.config.hidden_dropout, key)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
+
+    config: ModelConfig
+    attention: AttentionFn
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
+        config = self.config
+        shape = (config.hidden_size, config.num_heads, config.head_size)
+        query, key, value = (
+            Dense(config, shape, ("embed", "heads", "head"), name=name)(x) for name in ("query", "key", "value")
+        )  # [B, L, H, K] each
+        context = self.attention(
+            query,
+            key,
+            value,
+            sequence_ids,
+            dropout_rate=config.attention_dropout,
+            dropout_key=None if deterministic else self.make_rng("dropout"),
+        )
+        shape = (config.num_heads, config.head_size, config.hidden_size)
+        return Dense(config, shape, ("heads", "head", "embed"), inputs=2, name="output")(context)
+
+
+class Layer(nn.Module):
+    """One post-norm Transformer layer: x = norm(x + dropout(sublayer(x))), twice."""
+
+    config: ModelConfig
+    attention: AttentionFn
+    deterministic: bool
+    collect: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        config = self.config
+        width, mlp = config.hidden_size, config.mlp_size
+
+        def residual(x: jax.Array, y: jax.Array, norm: str) -> jax.Array:
+            key = None if self.deterministic else self.make_rng("dropout")
+            x = LayerNorm(config, name=norm)(x + dropout(y, config.hidden_dropout, key))
+            return nn.with_logical_constraint(x, _ACTIVATION_AXES)
+
+        y = SelfAttention(config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
+        x = residual(x, y, "attention_norm")
+        y = Dense(config, (width, mlp), ("embed", "mlp"), name="mlp_in")(x)  # [B, L, F]
+        y = Dense(config, (mlp, width), ("mlp", "embed"), name="mlp_out")(activation(config)(y))
+        x = residual(x, y, "mlp_norm")
+        return x, x if self.collect else None
+
+
+_REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Encoder(nn.Module):
+    """Embeddings and layers.
+
+    All layers' parameters are stacked on a leading axis N, scanned or not: unrolling changes how the loop is
+    compiled and nothing else, so any checkpoint loads with either setting.
+    """
+
+    config: ModelConfig
+    attention: AttentionFn = dot_product_attention
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config)
+
+    @property
+    def token_table(self) -> jax.Array:
+        """[V, D] float32, for the tied output projection."""
+        return self.embeddings.token_table
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segment_ids: jax.Array,
+        sequence_ids: jax.Array,
+        position_ids: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        collect_layers: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Hidden states of the last layer, and of all of them if asked for.
+
+        Args:
+          input_ids: [B, L] int32.
+          segment_ids: [B, L] int32.
+          sequence_ids: [B, L] int32, which sequence of the row a token belongs to; 0 is padding.
+          position_ids: [B, L] int32, position within the sequence; 0, 1, 2, ... by default.
+          deterministic: no dropout; otherwise a `dropout` rng is needed.
+          collect_layers: also return the embeddings' and each layer's output.
+
+        Returns:
+          [B, L, D] and None, or [B, L, D] and [N + 1, B, L, D], in the config's dtype.
+        """
+        config = self.config
+        if position_ids is None:
+            position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
+        x = nn.with_logical_constraint(x, _ACTIVATION_AXES)
+        embedded = x
+        layer = Layer
+        if config.remat != "none":
+            # Inside a scan, the loop itself keeps XLA from merging the recomputation with the original.
+            layer = nn.remat(Layer, policy=_REMAT_POLICIES[config.remat], prevent_cse=not config.scan_layers)
+        layers = nn.scan(
+            layer,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=nn.broadcast,
+            length=config.num_layers,
+            unroll=1 if config.scan_layers else config.num_layers,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        x, outputs = layers(config, self.attention, deterministic, collect_layers, name="layers")(x, sequence_ids)
+        return x, jnp.concatenate([embedded[None], outputs]) if collect_layers else None
+
+
+class Pooler(nn.Module):
+    """Dense and tanh over the first token's hidden state: [..., D] to [..., D]."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, first_token: jax.Array) -> jax.Array:
+        width = self.config.hidden_size
+        return jnp.tanh(Dense(self.config, (width, width), ("embed", "pooled"), name="dense")(first_token))

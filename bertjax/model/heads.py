@@ -1,0 +1,67 @@
+"""Output layers, and the model of the paper's pre-training. Axis letters: see `encoder.py`."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.attention import AttentionFn, dot_product_attention
+from bertjax.model.config import ModelConfig
+from bertjax.model.encoder import Encoder, Pooler
+from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
+
+
+class MaskedLmHead(nn.Module):
+    """Transform, then the projection tied to the token embeddings (google-research/bert `run_pretraining.py`)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
+        """[B, P, D] and [V, D] to float32 logits [B, P, V]; padded vocabulary rows have probability zero."""
+        config = self.config
+        width = config.hidden_size
+        x = Dense(config, (width, width), ("embed", "pooled"), name="transform")(hidden)
+        x = LayerNorm(config, name="norm")(activation(config)(x))
+        logits = jnp.einsum("BPD,VD->BPV", x, token_table.astype(config.dtype), preferred_element_type=jnp.float32)
+        logits += self.param("bias", constant_init(0.0, ("vocab",)), (config.padded_vocab_size,))
+        if config.padded_vocab_size > config.vocab_size:
+            real = jnp.arange(config.padded_vocab_size) < config.vocab_size
+            logits = jnp.where(real, logits, jnp.finfo(jnp.float32).min)
+        return logits
+
+
+class NextSentenceHead(nn.Module):
+    """[..., D] pooled to float32 logits [..., 2]: 0 IsNext, 1 NotNext."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, pooled: jax.Array) -> jax.Array:
+        logits = Dense(self.config, (self.config.hidden_size, 2), ("embed", None), name="dense")(pooled)
+        return logits.astype(jnp.float32)
+
+
+class PretrainingModel(nn.Module):
+    """Encoder, pooler and both pre-training heads."""
+
+    config: ModelConfig
+    attention: AttentionFn = dot_product_attention
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+        """Masked-LM and next-sentence logits.
+
+        Args:
+          batch: `input_ids`, `input_mask`, `segment_ids` [B, L] and `masked_lm_positions` [B, P], int32.
+          deterministic: no dropout; otherwise a `dropout` rng is needed.
+
+        Returns:
+          float32 [B, P, V] and [B, 2].
+        """
+        encoder = Encoder(self.config, self.attention, name="encoder")
+        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
+        # Gathered before the projection: 15 % of positions is all that the largest matrix of the model sees.
+        masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, encoder.token_table)
+        pooled = Pooler(self.config, name="pooler")(hidden[:, 0])
+        return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)

@@ -1,0 +1,85 @@
+"""The pieces every module is built from: dense layers with logical axes, LayerNorm, dropout, activation."""
+
+from collections.abc import Callable
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.config import ModelConfig
+
+
+def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> Callable:
+    """Truncated normal at two deviations (google-research/bert `modeling.py`), with logical axis names."""
+    return nn.with_logical_partitioning(nn.initializers.truncated_normal(config.initializer_range), axes)
+
+
+def constant_init(value: float, axes: tuple[str | None, ...]) -> Callable:
+    """A constant, with logical axis names."""
+    return nn.with_logical_partitioning(nn.initializers.constant(value), axes)
+
+
+class Dense(nn.Module):
+    """`x @ kernel + bias` over the trailing axes, in the config's dtype from float32 parameters.
+
+    Attributes:
+      shape: of the kernel, input axes first.
+      axes: logical axis names of the kernel.
+      inputs: how many leading kernel axes are contracted with the trailing axes of `x`.
+    """
+
+    config: ModelConfig
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    inputs: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.config.dtype)
+        kernel = self.param("kernel", kernel_init(self.config, self.axes), self.shape)
+        bias = self.param("bias", constant_init(0.0, self.axes[self.inputs :]), self.shape[self.inputs :])
+        y = jnp.tensordot(x.astype(dtype), kernel.astype(dtype), self.inputs)
+        return y + bias.astype(dtype)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last axis; statistics and scaling in float32, output in the config's dtype."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", constant_init(1.0, ("norm",)), (x.shape[-1],))
+        bias = self.param("bias", constant_init(0.0, ("norm",)), (x.shape[-1],))
+        x = x.astype(jnp.float32)
+        mean = jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+        y = (x - mean) * jax.lax.rsqrt(variance + self.config.layer_norm_eps) * scale + bias
+        return y.astype(self.config.dtype)
+
+
+def activation(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
+    """The feed-forward non-linearity that the config names."""
+    return {
+        "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+        "gelu_erf": partial(jax.nn.gelu, approximate=False),
+        "relu": jax.nn.relu,
+    }[config.activation]
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Zeroes elements with probability `rate` and scales the rest; the identity without a key.
+
+    Two elements share one random word of 32 bits, since drawing bits costs more than anything else here. The rate is
+    therefore a multiple of 2^-16 (0.1 becomes 0.100006), and the rest is scaled by exactly that.
+    """
+    if key is None or rate == 0.0:
+        return x
+    threshold = round(rate * 2**16)
+    if x.shape[-1] % 2:
+        bits = jax.random.bits(key, x.shape, jnp.uint16)
+    else:
+        words = jax.random.bits(key, (*x.shape[:-1], x.shape[-1] // 2), jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(x.shape)
+    return jnp.where(bits >= threshold, x * (2**16 / (2**16 - threshold)), 0).astype(x.dtype)

@@ -1,0 +1,1 @@
+"""What a job costs, before and while it runs."""

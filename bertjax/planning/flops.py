@@ -1,0 +1,66 @@
+"""Model FLOPs and the peaks they are held against, for model-FLOPs utilisation (MFU)."""
+
+import time
+
+import jax
+import numpy as np
+
+from bertjax.model.config import ModelConfig
+
+# Dense bf16 peaks in FLOP/s a chip, from the makers' data sheets, by what `jax.Device.device_kind` contains.
+_PEAK_FLOPS = (
+    ("A100", 312e12),
+    ("H100", 989e12),
+    ("H200", 989e12),
+    ("TPU v6", 918e12),
+    ("TPU v5p", 459e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5e", 197e12),
+    ("TPU v5", 459e12),
+    ("TPU v4", 275e12),
+    ("TPU v3", 123e12),
+    ("TPU v2", 45e12),
+)
+
+
+def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0) -> float:
+    """FLOPs of one training step a token, forwards and backwards, matrix products only.
+
+    6 * (parameters of the layers' matrices) for the body, 12 N L D for bidirectional attention, and the masked-LM
+    head on the positions that are gathered for it. Recomputation is not counted, nor the vocabulary's padding.
+
+    Args:
+      config: sizes.
+      seq_len: L, tokens a row, padding included.
+      predictions: gathered positions a row; 0 for a model without the masked-LM head.
+    """
+    width = config.hidden_size
+    body = 6 * config.num_layers * (4 * width**2 + 2 * width * config.mlp_size)
+    attention = 12 * config.num_layers * width * seq_len
+    head = 6 * predictions / seq_len * (width**2 + width * config.vocab_size)
+    return body + attention + head
+
+
+def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
+    """What this machine's CPUs reach in a float32 NumPy matrix product: the best of some repeats."""
+    a = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
+
+
+def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
+    """Peak of all `devices` together, and where the figure comes from; (0, reason) where none is known.
+
+    Fake CPU devices share one machine, so they count once.
+    """
+    if devices[0].platform == "cpu":
+        return matmul_flops_per_second(), "measured NumPy float32 matrix product"
+    kind = devices[0].device_kind
+    for name, peak in _PEAK_FLOPS:
+        if name in kind:
+            return peak * len(devices), f"{len(devices)} x {kind}, {peak / 1e12:.0f} TFLOP/s bf16"
+    return 0.0, f"no peak known for {kind}"

@@ -1,0 +1,164 @@
+"""The paper's pre-training: masked language model and next-sentence prediction (section 3.1)."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from bertjax.config import model_config, phases
+from bertjax.corpus.store import Corpus, open_corpus
+from bertjax.data.settings import Masking, Phase
+from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import PretrainingModel
+from bertjax.tasks.task import Batch, NumpyBatch, Sums, Task
+
+METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+LOSSES = ("mlm_loss", "nsp_loss")
+VOCABULARY = "vocabulary.json"
+# Of the released uncased models; taken where a config names no corpus, to describe or time a model.
+_DEFAULT_VOCAB_SIZE = 30522
+
+
+def build(config: ConfigDict) -> Task:
+    """The task of a config, on its corpus; without one, a task that has synthetic batches only.
+
+    Raises:
+      UsageError: no such corpus, or it does not fit the config.
+    """
+    corpus = open_corpus(config.data.corpus) if config.data.corpus else None
+    size = corpus.manifest["vocabulary"]["size"] if corpus else config.model.vocab_size or _DEFAULT_VOCAB_SIZE
+    model = PretrainingModel(model_config(config, size))
+    return Task(
+        model=model,
+        metrics=METRICS,
+        losses=LOSSES,
+        denominators=denominators,
+        sums=partial(sums, model),
+        phases=phases(config),
+        abstract_batch=abstract_batch,
+        train_batches=partial(_train_batches, config, corpus),
+        eval_batches=partial(_eval_batches, config, corpus),
+        synthetic_batch=partial(synthetic_batch, model=model.config),
+        files=_workdir_files(corpus) if corpus else {},
+    )
+
+
+def _workdir_files(corpus: Corpus) -> dict[str, bytes]:
+    vocabulary = corpus.manifest["vocabulary"]
+    return {
+        vocabulary["file"]: corpus.vocabulary_path.read_bytes(),
+        VOCABULARY: (json.dumps(vocabulary, indent=1, sort_keys=True) + "\n").encode(),
+    }
+
+
+def _needed(corpus: Corpus | None) -> Corpus:
+    if corpus is None:
+        raise UsageError(
+            "no corpus: give one with --config FILE:corpus=DIR or --config.data.corpus=DIR; "
+            "`bertjax prepare --input docs: --output DIR` makes one"
+        )
+    return corpus
+
+
+def _train_batches(config: ConfigDict, corpus: Corpus | None, phase: Phase, start_step: int) -> Iterator[NumpyBatch]:
+    # Imported here, so that models are described and timed where TensorFlow is not installed.
+    from bertjax.data.pretraining import train_dataset
+
+    dataset = train_dataset(
+        _needed(corpus),
+        phase,
+        objective=config.data.objective,
+        masking=Masking(**config.data.masking),
+        seed=config.seed,
+        pair_passes=config.data.pair_passes,
+        start_step=start_step,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    return iter(dataset.as_numpy_iterator())
+
+
+def _eval_batches(config: ConfigDict, corpus: Corpus | None) -> Iterator[NumpyBatch]:
+    from bertjax.data.pretraining import eval_dataset
+
+    phase = phases(config)[0]
+    dataset = eval_dataset(
+        _needed(corpus),
+        seq_len=phase.seq_len,
+        batch_size=phase.batch_size,
+        max_predictions=phase.max_predictions,
+        objective=config.data.objective,
+        masking=Masking(**config.data.masking),
+        max_rows=config.data.eval_rows or None,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    return iter(dataset.as_numpy_iterator())
+
+
+def denominators(batch: Batch) -> dict[str, jax.Array]:
+    """Weights of both losses; the masked-LM one has google-research/bert's 1e-5 added (`run_pretraining.py`)."""
+    labelled = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
+    return {
+        "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
+        "nsp_loss": jnp.maximum(labelled, 1.0),
+    }
+
+
+def sums(model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.Array | None) -> Sums:
+    """Sum and weight of masked-LM and next-sentence loss and accuracy. Rows labelled -1 have no next sentence."""
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    masked_lm_logits, next_sentence_logits = model.apply(
+        {"params": params}, batch, deterministic=dropout_key is None, rngs=rngs
+    )
+    mlm = _loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+    labels = batch["next_sentence_labels"]
+    nsp = _loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), (labels >= 0).astype(jnp.float32))
+    return dict(zip(METRICS, (*mlm, *nsp), strict=True))
+
+
+def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[..., C] float32 logits, [...] labels and weights to two [2] pairs of sum and weight."""
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    correct = jnp.argmax(logits, axis=-1) == labels
+    weight = jnp.sum(weights)
+    return jnp.stack([jnp.sum(losses * weights), weight]), jnp.stack([jnp.sum(correct * weights), weight])
+
+
+def abstract_batch(phase: Phase) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of one global batch."""
+    rows, length, predictions = phase.batch_size, phase.seq_len, phase.max_predictions
+    row, masked = (rows, length), (rows, predictions)
+    integers = {
+        "input_ids": row,
+        "input_mask": row,
+        "segment_ids": row,
+        "masked_lm_positions": masked,
+        "masked_lm_ids": masked,
+        "next_sentence_labels": (rows,),
+    }
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in integers.items()}
+    return shapes | {"masked_lm_weights": jax.ShapeDtypeStruct(masked, jnp.float32)}
+
+
+def synthetic_batch(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """Full rows of random tokens, all predictions used: the most work a batch of this shape can be."""
+    rng = np.random.default_rng(seed)
+    rows, length, predictions = phase.batch_size, phase.seq_len, phase.max_predictions
+    boundary = rng.integers(1, length, (rows, 1))
+    order = rng.permuted(np.tile(np.arange(1, length), (rows, 1)), axis=1)[:, :predictions]
+    return {
+        "input_ids": rng.integers(0, model.vocab_size, (rows, length), np.int32),
+        "input_mask": np.ones((rows, length), np.int32),
+        "segment_ids": (np.arange(length) >= boundary).astype(np.int32),
+        "masked_lm_positions": np.sort(order, axis=1).astype(np.int32),
+        "masked_lm_ids": rng.integers(0, model.vocab_size, (rows, predictions), np.int32),
+        "masked_lm_weights": np.ones((rows, predictions), np.float32),
+        "next_sentence_labels": rng.integers(0, 2, rows, np.int32),
+    }

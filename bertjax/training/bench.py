@@ -1,0 +1,78 @@
+"""Times the train step on synthetic batches; imports no TensorFlow."""
+
+import resource
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.planning.flops import flops_per_token, peak_flops_per_second
+from bertjax.tasks.task import Task
+from bertjax.training.loop import check_batches
+from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.sharding import MeshConfig, make_mesh, put_batch, replicated
+from bertjax.training.step import init_state, make_train_step, means
+from bertjax.training.writers import say
+
+
+def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:
+    """Runs `steps` timed train steps of each phase after one that compiles, and reports the first phase's figures.
+
+    Args:
+      config: of the run that is timed.
+      task: built from it.
+      steps: timed steps; the figure is their median.
+
+    Returns:
+      tokens_per_second, mfu, seconds_to_first_step (tracing, compiling and one step), seconds_per_step, its fastest
+      and slowest, peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, loss.
+    """
+    started = time.perf_counter()
+    mesh = make_mesh(MeshConfig(**config.mesh))
+    check_batches(task, mesh, config.accumulate)
+    optimizer = make_optimizer(OptimizerConfig(**config.optimizer), config.steps)
+    state = init_state(task, optimizer, mesh, jax.random.key(config.seed))
+    train_step = make_train_step(task, optimizer, mesh, config.accumulate)
+    key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
+    phase = task.phases[0]
+    batch = put_batch(task.synthetic_batch(phase), mesh)
+    state = jax.block_until_ready(train_step(state, batch, key))
+    first = time.perf_counter() - started
+    say(f"first step after {first:.1f} s")
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        state = train_step(state, batch, key)
+        jax.block_until_ready(state.step)
+        seconds.append(time.perf_counter() - start)
+        say(f"step of {seconds[-1]:.3f} s")
+    # After the steps, not before: processors that have just worked are as warm as they were during them.
+    peak, source = peak_flops_per_second(jax.devices())
+    tokens = phase.batch_size * phase.seq_len / statistics.median(seconds)
+    flops = flops_per_token(task.model.config, phase.seq_len, phase.max_predictions)
+    return {
+        "tokens_per_second": tokens,
+        "mfu": tokens * flops / peak if peak else None,
+        "seconds_to_first_step": first,
+        "seconds_per_step": statistics.median(seconds),
+        "seconds_per_step_min": min(seconds),
+        "seconds_per_step_max": max(seconds),
+        "peak_memory_bytes": _peak_memory_bytes(),
+        "peak_flops_per_second": peak,
+        "peak_source": source,
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "batch_size": phase.batch_size,
+        "seq_len": phase.seq_len,
+        "dtype": str(jnp.dtype(task.model.config.dtype)),
+        "losses": means(jax.device_get(state.sums)),
+    }
+
+
+def _peak_memory_bytes() -> int:
+    statistics_of_device = jax.local_devices()[0].memory_stats()
+    if statistics_of_device:
+        return statistics_of_device["peak_bytes_in_use"]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,258 @@
+"""Checkpoints: asynchronous, atomic, the newest N kept, and damage found before it does harm.
+
+A checkpoint is `WORKDIR/checkpoints/STEP` with three Orbax items: `params`; `training`, which is all else a step
+changes; and `meta`, which holds fingerprints of both. Orbax makes the directory appear under its name only when it is
+complete. What is damaged later (a truncated copy, a bad disk) is found by the fingerprints.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.step import TrainState
+
+CHECKPOINTS = "checkpoints"
+DAMAGED = "damaged_checkpoints"
+_EVEN_STEPS = (5308870, 80994, 1948062, 34726, 620018, 9002)
+
+
+@jax.jit
+def fingerprint(tree: Any) -> jax.Array:
+    """uint32 scalar that changes with any bit of any array; the same on any mesh, since integers add in any order."""
+
+    def leaf_sum(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        position = jnp.ones_like(bits)
+        for axis in range(bits.ndim):
+            # Weights stay odd, so that no change of one element is lost modulo 2^32; a step of its own for each axis
+            # tells swapped elements apart.
+            position += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(_EVEN_STEPS[axis])
+        return jnp.sum(bits * position, dtype=jnp.uint32)
+
+    sums = [leaf_sum(leaf) for leaf in jax.tree.leaves(tree)]
+    return sum((jnp.uint32(2 * i + 1) * s for i, s in enumerate(sums)), jnp.uint32(0))
+
+
+def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
+    return state.params, {
+        "step": state.step,
+        "opt_state": state.opt_state,
+        "sums": state.sums,
+        "bad_step": state.bad_step,
+    }
+
+
+class Checkpoints:
+    """The checkpoints of one workdir; a thin layer over `orbax.checkpoint.CheckpointManager`."""
+
+    def __init__(self, workdir: epath.Path, keep: int) -> None:
+        """Opens or makes `workdir/checkpoints` and removes what killed saves have left there."""
+        self._workdir = workdir
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
+        self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options)
+
+    def path(self, step: int) -> epath.Path:
+        return self._workdir / CHECKPOINTS / str(step)
+
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState) -> None:
+        """Starts saving; returns when the state has been copied from the devices. The last save is waited for first.
+
+        Raises:
+          BertjaxError: this save or the one before it failed, for example on a full disk.
+        """
+        params, training = _split(state)
+        step, params_print, training_print = map(
+            int, jax.device_get((state.step, fingerprint(params), fingerprint(training)))
+        )
+        if step == self.latest_step():
+            return
+        meta = {"step": step, "fingerprints": {"params": params_print, "training": training_print}}
+        self._reporting(
+            lambda: self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(params),
+                    training=ocp.args.StandardSave(training),
+                    meta=ocp.args.JsonSave(meta),
+                ),
+            )
+        )
+
+    def wait(self) -> None:
+        """Waits until the last save is complete on disk.
+
+        Raises:
+          BertjaxError: the save failed.
+        """
+        self._reporting(self._manager.wait_until_finished)
+
+    def close(self) -> None:
+        self._reporting(self._manager.close)
+
+    def _reporting(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # Orbax passes on whatever its storage layers raise.
+            good = [step for step in self._manager.all_steps() if self.path(step).exists()]
+            last = f"the last good one is {self.path(max(good))}" if good else "there is none yet"
+            raise BertjaxError(
+                f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); {last}. "
+                "Free some space or mend the cause, then run the same command again to go on"
+            ) from error
+
+    def restore_latest(self, abstract: TrainState, warn: Callable[[str], None]) -> TrainState | None:
+        """The newest whole checkpoint, on the devices `abstract` asks for; None if there never was one.
+
+        A damaged one is named through `warn`, moved to `workdir/damaged_checkpoints` and passed over.
+
+        Raises:
+          BertjaxError: there are checkpoints and all of them are damaged.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        params, training = _split(abstract)
+        for step in steps:
+            try:
+                params_now, training_now = self._restore(step, params, training)
+            except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+                aside = self._workdir / DAMAGED / str(step)
+                warn(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); skipped and moved to {aside}")
+                self._set_aside(step, aside)
+                continue
+            return abstract.replace(params=params_now, **training_now)
+        if steps:
+            raise BertjaxError(
+                f"all checkpoints of {self._workdir} are damaged (now in {DAMAGED}/); start with another --workdir, "
+                "or remove this one to begin anew"
+            )
+        return None
+
+    def _restore(self, step: int, params: Any, training: Any) -> tuple[Any, Any]:
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(params),
+                training=ocp.args.StandardRestore(training),
+                meta=ocp.args.JsonRestore(),
+            ),
+        )
+        for name in ("params", "training"):
+            _check_fingerprint(restored[name], restored["meta"], name)
+        return restored["params"], restored["training"]
+
+    def _set_aside(self, step: int, aside: epath.Path) -> None:
+        if jax.process_index() == 0:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            if aside.exists():
+                aside.rmtree()
+            self.path(step).rename(aside)
+        self._manager.reload()
+
+
+def _check_fingerprint(tree: Any, meta: dict[str, Any], name: str) -> None:
+    found, expected = int(fingerprint(tree)), meta["fingerprints"][name]
+    if found != expected:
+        raise BertjaxError(f"the fingerprint of {name} is {found:08x}, saved as {expected:08x}")
+
+
+def find_checkpoint(path: str | Path) -> epath.Path:
+    """The checkpoint a user means: a step's directory, or the newest one of a workdir or of its `checkpoints`.
+
+    Raises:
+      UsageError: there is none.
+    """
+    given = epath.Path(path)
+    if (given / "params").exists():
+        return given
+    for directory in (given, given / CHECKPOINTS):
+        if directory.is_dir():
+            steps = [child for child in directory.iterdir() if child.name.isdigit() and (child / "params").exists()]
+            if steps:
+                return max(steps, key=lambda child: int(child.name))
+    raise UsageError(f"no checkpoint at {path}; give a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
+
+
+def workdir_of(checkpoint: epath.Path) -> epath.Path:
+    """The workdir a step's directory belongs to, where its config and vocabulary are."""
+    return checkpoint.parent.parent
+
+
+def load_params(path: str | Path, target: Any, warn: Callable[[str], None]) -> Any:
+    """Parameters alone, to start another run or to evaluate: `target` with every array the checkpoint has.
+
+    Args:
+      path: see `find_checkpoint`.
+      target: tree of arrays, returned where the checkpoint lacks them (a new output layer), or of shapes with
+        shardings, all of which must be there.
+      warn: told which parameters are new and which of the checkpoint's are left out.
+
+    Raises:
+      UsageError: no checkpoint, a shape that differs, or a parameter that `target` has no value for.
+      BertjaxError: the checkpoint is damaged.
+    """
+    path = find_checkpoint(path)
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            saved = _flat(checkpointer.metadata(path / "params").item_metadata.tree)
+            wanted = _flat(target)
+            for name in sorted({*saved} & {*wanted}):
+                if tuple(saved[name].shape) != tuple(wanted[name].shape):
+                    raise UsageError(
+                        f"parameter {name} has shape {tuple(saved[name].shape)} in {path} and "
+                        f"{tuple(wanted[name].shape)} in the model"
+                    )
+            new = sorted({*wanted} - {*saved})
+            lacking = [name for name in new if isinstance(wanted[name], jax.ShapeDtypeStruct)]
+            if lacking:
+                raise UsageError(f"{path} has no parameters {', '.join(lacking)}")
+            if new:
+                warn(f"new, not in {path}: {', '.join(new)}")
+            unused = sorted({*saved} - {*wanted})
+            if unused:
+                warn(f"in {path}, not used here: {', '.join(unused)}")
+            spec = {
+                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(name), "sharding", None))
+                for name, leaf in saved.items()
+            }
+            whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(_nested(spec)))
+        meta = json.loads((path / "meta" / "metadata").read_text())
+        _check_fingerprint(whole, meta, "params")
+    except (BertjaxError, UsageError):
+        raise
+    except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
+    restored = _flat(whole)
+    return _nested({name: restored.get(name, leaf) for name, leaf in wanted.items()})
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(entry.key for entry in path): leaf for path, leaf in paths}
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, short enough to stand inside one of ours."""
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:200]

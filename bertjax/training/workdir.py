@@ -1,0 +1,90 @@
+"""The folder a run lives in: made, locked, and checked before any step is taken."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax.config import differences
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.step import TrainState
+
+CONFIG = "config.json"
+# May change when a run goes on: they do not change the numbers it computes.
+_MAY_CHANGE = ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor", "mesh")
+
+
+def write_atomically(path: epath.Path, content: str | bytes) -> None:
+    """Writes a small file so that a reader, or a kill at any moment, sees the old content or the new."""
+    partial = path.parent / f".{path.name}.partial"
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.replace(path)
+
+
+def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
+    """Makes the workdir, or checks that it belongs to the same config, and that a checkpoint fits on its disk.
+
+    Args:
+      path: the workdir.
+      config: the run's, as nested dictionaries.
+      state: abstract, for the size of a checkpoint.
+
+    Raises:
+      UsageError: the workdir belongs to another config.
+      BertjaxError: it cannot be written, or its disk is too full for two checkpoints.
+    """
+    workdir = epath.Path(path)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / ".write_probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
+    file = workdir / CONFIG
+    if file.exists():
+        try:
+            old = json.loads(file.read_text())
+        except ValueError as error:
+            raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
+        changed = [line for line in differences(old, config) if not line.startswith(_MAY_CHANGE)]
+        if changed:
+            raise UsageError(
+                f"the workdir {workdir} belongs to a run with another config ({'; '.join(changed)}); choose another "
+                "--workdir, or go back to that config"
+            )
+    if "://" not in str(path):
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        free = shutil.disk_usage(os.fspath(workdir)).free
+        if free < 2 * size:
+            raise BertjaxError(
+                f"the disk of {workdir} has {free / 1e6:,.0f} MB free, two checkpoints take {2 * size / 1e6:,.0f} MB; "
+                "free some space or choose another --workdir"
+            )
+    if jax.process_index() == 0:
+        write_atomically(file, json.dumps(config, indent=1) + "\n")
+    return workdir
+
+
+@contextlib.contextmanager
+def lock(workdir: epath.Path) -> Iterator[None]:
+    """Keeps a second run out of a local workdir; a killed run's lock is gone with it.
+
+    Raises:
+      UsageError: another run holds it.
+    """
+    if "://" in str(workdir) or jax.process_index() != 0:
+        yield
+        return
+    with open(os.fspath(workdir / ".lock"), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
+        yield

@@ -1,0 +1,77 @@
+"""Where a run's numbers go: `metrics.jsonl`, `timing.jsonl`, TensorBoard and the terminal.
+
+`metrics.jsonl` holds what the computation gives and nothing that depends on the clock, so that a run that was killed
+and resumed leaves the same lines as one that was not. Speeds are in `timing.jsonl`.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from typing import Any
+
+from etils import epath
+
+from bertjax.training.workdir import write_atomically
+
+METRICS = "metrics.jsonl"
+TIMING = "timing.jsonl"
+
+
+def say(text: str) -> None:
+    """One line to the terminal, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_lines(path: epath.Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+class Writers:
+    """Appends metrics and speeds; only process 0 of a run has one."""
+
+    def __init__(self, workdir: epath.Path, step: int) -> None:
+        """Opens the files of a run that goes on after `step`, dropping what an earlier attempt wrote beyond it."""
+        # Not tf.summary: the loop runs where TensorFlow is not installed.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._workdir = workdir
+        for name in (METRICS, TIMING):
+            kept = [line for line in read_lines(workdir / name) if line["step"] <= step]
+            write_atomically(workdir / name, "".join(json.dumps(line) + "\n" for line in kept))
+        self._tensorboard = EventFileWriter(os.fspath(workdir))
+
+    def history(self) -> list[dict[str, Any]]:
+        """All metric lines so far."""
+        return read_lines(self._workdir / METRICS)
+
+    def write(self, name: str, step: int, values: dict[str, float]) -> None:
+        """One line of `metrics.jsonl` or `timing.jsonl`, on disk when this returns, and the same to TensorBoard."""
+        rounded = {key: float(f"{value:.7g}") if math.isfinite(value) else str(value) for key, value in values.items()}
+        line = json.dumps({"step": step, **rounded})
+        with (self._workdir / name).open("a") as file:
+            file.write(line + "\n")
+        scalars = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        self._tensorboard.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, such as 1:02:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
