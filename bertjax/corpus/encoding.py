@@ -1,6 +1,7 @@
 """The part of `prepare` that runs in worker processes: batches of text to arrays of ids. Imports little, fast."""
 
 import dataclasses
+import gc
 import hashlib
 import itertools
 import multiprocessing
@@ -129,12 +130,14 @@ def batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 def cache_entries(workers: int) -> int:
     """Word-cache entries of each of so many workers."""
-    return max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // 2 // workers)
+    return max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)
 
 
 def start_worker() -> None:
     """Initialises a worker: interrupts are the parent's to handle, and a worker ends when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Workers make millions of small lists and no cycles.
+    gc.disable()
     parent = multiprocessing.parent_process()
 
     def follow() -> None:

@@ -45,7 +45,7 @@ def split_sentences(text: str, form: str, problems: Counter[str]) -> list[str]:
 
 
 def cut_point(text: str, limit: int) -> int:
-    """Where to cut a text longer than `limit`: after a line, else a sentence, else at white space, else at the limit."""
+    """Where to cut a text longer than `limit`: after a line, a sentence or white space, or else at the limit."""
     for pattern in ("\n", ". ", " "):
         at = text.rfind(pattern, limit // 2, limit)
         if at >= 0:

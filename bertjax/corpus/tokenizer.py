@@ -12,6 +12,7 @@ characters new in one of the two versions, and no released vocabulary holds them
 import dataclasses
 import functools
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -35,7 +36,8 @@ _CONTINUATION = "##"
 _WORD_START = "\u2581"
 _SENTENCEPIECE_NAMES = {"[PAD]": ("[PAD]", "<pad>"), "[UNK]": ("[UNK]", "<unk>")}
 # Longer chunks are rarely met twice and would let a few lines fill the memory.
-_MAX_CACHED_CHARS = 64
+_MAX_CACHED_CHARS = 32
+_ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 _CJK_RANGES = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -206,6 +208,8 @@ class BasicTokenizer:
 
     def words(self, text: str) -> list[str]:
         """The words and punctuation characters of a text, in order."""
+        if text.isascii() and text.isprintable():
+            return _ASCII_WORDS.findall(text.lower() if self._lower_case else text)
         words = text.translate(self._cleaning).split()
         if self._lower_case:
             # Word by word: the lower case of a final sigma depends on what stands beside it.
@@ -220,6 +224,7 @@ class _Chunks(dict[str, tuple[int, ...]]):
         super().__init__()
         self._basic = BasicTokenizer(vocabulary.lower_case)
         self._entries = entries
+        self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= MAX_WORD_CHARS}
         self._model = models.WordPiece(
             {piece: index for index, piece in enumerate(vocabulary.pieces)},
             unk_token=vocabulary.pieces[vocabulary.unk_id],
@@ -228,13 +233,20 @@ class _Chunks(dict[str, tuple[int, ...]]):
         )
 
     def __missing__(self, chunk: str) -> tuple[int, ...]:
-        tokenize = self._model.tokenize
-        ids = tuple(token.id for word in self._basic.words(chunk) for token in tokenize(word))
+        ids: list[int] = []
+        for word in self._basic.words(chunk):
+            # A word that is a piece is its own longest match; most are.
+            if (index := self._ids.get(word)) is not None:
+                ids.append(index)
+            else:
+                ids += [token.id for token in self._model.tokenize(word)]
+        # A tuple of integers, unlike a list, costs the garbage collector nothing.
+        result = tuple(ids)
         if len(chunk) <= _MAX_CACHED_CHARS:
             if len(self) >= self._entries:
                 self.clear()
-            self[chunk] = ids
-        return ids
+            self[chunk] = result
+        return result
 
 
 class Tokenizer:
@@ -252,7 +264,7 @@ class Tokenizer:
             self._model = _sentencepiece_model(vocabulary.path)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without [CLS] and [SEP]; empty where nothing but white space and control characters is left."""
+        """Ids of a text, without [CLS] and [SEP]; empty where only white space and control characters are in it."""
         if self.vocabulary.kind == WORDPIECE:
             # The plain space only: other white space is for the cleaning to judge (U+000B is dropped, not a space).
             return list(chain.from_iterable(map(self._chunks.__getitem__, text.split(" "))))
