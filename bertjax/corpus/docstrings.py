@@ -11,7 +11,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -27,20 +27,18 @@ _PROSE_SHARE = 0.75
 _MIN_WORDS = 4
 
 
-def documents(problems: Counter[str], advance: Callable[[int], None], pool: Executor | None = None) -> Iterator[str]:
+def documents(problems: Counter[str], pool: Executor | None = None) -> Iterator[str]:
     """The prose of one module after another, one paragraph a line, in a fixed order.
 
     Args:
       problems: gains `unparsable_modules`.
-      advance: told the bytes of source read.
       pool: parses in parallel where given.
     """
     batches = _batches()
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)
     seen: set[bytes] = set()
     for batch in results:
-        for size_bytes, docstrings in batch:
-            advance(size_bytes)
+        for docstrings in batch:
             if docstrings is None:
                 problems["unparsable_modules"] += 1
                 continue
@@ -74,27 +72,27 @@ def modules() -> list[str]:
     return names + [files[name] for name in sorted(files)]
 
 
-def _read_modules(names: list[str]) -> list[tuple[int, list[str] | None]]:
+def _read_modules(names: list[str]) -> list[list[str] | None]:
     return [_read_module(name) for name in names]
 
 
-def _read_module(name: str) -> tuple[int, list[str] | None]:
+def _read_module(name: str) -> list[str] | None:
     try:
         source = Path(name).read_bytes()
     except OSError:
-        return 0, None
+        return None
     # Most modules without a triple quote have nothing to say; parsing them is most of the time.
     if b'"""' not in source and b"'''" not in source:
-        return len(source), []
+        return []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return len(source), None
+        return None
     found = (ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, _DOCUMENTED))
     prose = (prose_of(docstring) for docstring in found if docstring)
-    return len(source), [text for text in prose if text]
+    return [text for text in prose if text]
 
 
 def prose_of(docstring: str) -> str:

@@ -82,12 +82,16 @@ class _Gathered:
 
 
 class Encoder:
-    """Splits and tokenises batches, and says which documents are held out."""
+    """Splits and tokenises batches, and says which documents are held out. Sent to each worker."""
 
     def __init__(self, vocabulary: Vocabulary, heldout_share: float, cache_entries: int):
+        self._settings = (vocabulary, heldout_share, cache_entries)
         self._tokenizer = Tokenizer(vocabulary, cache_entries)
         self._dtype = token_dtype(vocabulary.size)
         self._heldout_below = int(heldout_share * 2**64)
+
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[Vocabulary, float, int]]:
+        return Encoder, self._settings
 
     def encode(self, texts: Iterable[Text]) -> Encoded:
         """Encodes one batch; a document is held out if the hash of its (first piece's) sentences is small."""
@@ -133,8 +137,10 @@ def cache_entries(workers: int) -> int:
     return max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)
 
 
-def start_worker() -> None:
+def start_worker(encoder: Encoder | None = None) -> None:
     """Initialises a worker: interrupts are the parent's to handle, and a worker ends when its parent is gone."""
+    global _encoder
+    _encoder = encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Workers make millions of small lists and no cycles.
     gc.disable()
@@ -147,13 +153,6 @@ def start_worker() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def start_encoder(vocabulary: Vocabulary, heldout_share: float, entries: int) -> None:
-    """Initialises a worker for `encode_batch`."""
-    global _encoder
-    start_worker()
-    _encoder = Encoder(vocabulary, heldout_share, entries)
-
-
 def encode_batch(texts: list[Text]) -> Encoded:
-    """Encodes one batch in a worker that `start_encoder` has initialised."""
+    """Encodes one batch in a worker started with an encoder."""
     return _encoder.encode(texts)

@@ -193,7 +193,10 @@ class CorpusWriter:
                 self._splits[split].add(part)
             self._open_split = encoded.open_split
 
-    def close(self) -> None:
+    def __enter__(self) -> "CorpusWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for split in self._splits.values():
             split.close()
 

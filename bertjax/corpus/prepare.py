@@ -1,22 +1,24 @@
 """`prepare`: any text to a tokenised corpus on disk, streaming, on all cores, the same bytes every time."""
 
+import contextlib
+import itertools
 import multiprocessing
 import os
 import shutil
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from bertjax.corpus import encoding, readers, store
+from bertjax.corpus import docstrings, encoding, readers, store
 from bertjax.corpus.output import CorpusWriter, staged
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
-from bertjax.corpus.vocabulary import train_vocabulary
+from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
@@ -74,22 +76,35 @@ def prepare(
     problems: Counter[str] = Counter(files_named_again=repeated)
 
     with staged(output, overwrite) as directory:
-        if given:
-            used = given
-            shutil.copyfile(given.path, directory / VOCABULARY_FILES[given.kind])
-        else:
-            used = train_vocabulary(
-                sources,
-                directory / VOCABULARY_FILES[vocabulary_kind],
-                kind=vocabulary_kind,
-                size=vocabulary_size,
-                lower_case=lower_case is not False,
-                workers=workers,
-            )
-        writer = CorpusWriter(directory, used.size, heldout_share)
-        with _progress(sources, progress) as bar:
-            _encode_all(sources, used, heldout_share, workers, writer, problems, bar)
-        splits = writer.finish(problems)
+        with worker_pool(workers) as pool:
+            to_read = [_spooled(source, directory, problems, pool) for source in sources]
+            if given:
+                used = given
+                shutil.copyfile(given.path, directory / VOCABULARY_FILES[given.kind])
+            else:
+                used = train_vocabulary(
+                    to_read,
+                    directory / VOCABULARY_FILES[vocabulary_kind],
+                    kind=vocabulary_kind,
+                    size=vocabulary_size,
+                    lower_case=lower_case is not False,
+                    pool=pool,
+                )
+        encoder = encoding.Encoder(used, heldout_share, encoding.cache_entries(workers))
+        with (
+            worker_pool(workers, encoder) as pool,
+            CorpusWriter(directory, used.size, heldout_share) as writer,
+            _progress(to_read, progress) as bar,
+        ):
+            texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in to_read)
+            calls = ((batch,) for batch in encoding.batches(texts))
+            for encoded in ordered_map(pool, encoding.encode_batch, calls, _BATCHES_AHEAD * workers):
+                problems.update(encoded.problems)
+                writer.add(encoded)
+                bar.set_postfix_str(f"{writer.documents:,} documents", refresh=False)
+            splits = writer.finish(problems)
+        for source in set(to_read) - set(sources):
+            Path(source.name).unlink()
         manifest = {
             "vocabulary": _vocabulary_entry(used, trained=given is None),
             "settings": {"heldout_share": heldout_share, "inputs": _inputs_entry(sources)},
@@ -143,50 +158,32 @@ def _progress(sources: list[readers.Source], shown: bool) -> tqdm:
     )
 
 
-def _encode_all(
-    sources: list[readers.Source],
-    vocabulary: Vocabulary,
-    heldout_share: float,
-    workers: int,
-    writer: CorpusWriter,
-    problems: Counter[str],
-    bar: tqdm,
-) -> None:
-    def texts(pool: ProcessPoolExecutor) -> Iterator[readers.Text]:
-        for source in sources:
-            yield from readers.read(source, problems, bar.update, pool)
-
-    def take(future: Any) -> None:
-        encoded = future.result()
-        problems.update(encoded.problems)
-        writer.add(encoded)
-        bar.set_postfix_str(f"{writer.documents:,} documents", refresh=False)
-
-    entries = encoding.cache_entries(workers)
-    with worker_pool(workers, encoding.start_encoder, (vocabulary, heldout_share, entries)) as pool:
-        pending: deque[Any] = deque()
-        for batch in encoding.batches(texts(pool)):
-            pending.append(pool.submit(encoding.encode_batch, batch))
-            if len(pending) > _BATCHES_AHEAD * workers:
-                take(pending.popleft())
-        while pending:
-            take(pending.popleft())
+def _spooled(source: readers.Source, directory: Path, problems: Counter[str], pool: Executor) -> readers.Source:
+    """The source, or for docstrings, which take longest to find, a file of them that is quick to read twice."""
+    if source.kind != "docs":
+        return source
+    path = directory / "docstrings.spool"
+    with open(path, "w", encoding="utf-8", errors="replace", newline="\n") as file:
+        for document in docstrings.documents(problems, pool):
+            file.write(document + "\n\n")
+    return readers.Source("paragraphs", str(path), path.stat().st_size)
 
 
-class worker_pool:
-    """A process pool whose failures are one line and whose end is quick. Workers import no TensorFlow and no JAX."""
+@contextlib.contextmanager
+def worker_pool(workers: int, encoder: encoding.Encoder | None = None) -> Iterator[Executor]:
+    """A process pool; with an encoder, its workers are ready for `encoding.encode_batch`.
 
-    def __init__(self, workers: int, initializer: Callable[..., None], arguments: tuple[Any, ...] = ()):
-        # Not fork: the parent may have threads of TensorFlow running.
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, initializer, arguments)
-
-    def __enter__(self) -> ProcessPoolExecutor:
-        return self._pool
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        if isinstance(error, BrokenProcessPool):
-            raise BertjaxError(
-                "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
-            ) from error
+    Raises:
+      BertjaxError: a worker was killed.
+    """
+    # Not fork: TensorFlow's threads may run in the parent.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, encoding.start_worker, (encoder,))
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise BertjaxError(
+            "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -20,7 +20,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from typing import Any, BinaryIO
 
 from bertjax.corpus import datasets, docstrings
@@ -59,7 +58,7 @@ class Source:
     """One thing to read: a file, a TFDS split, or all docstrings.
 
     Attributes:
-      kind: one of `FORMS`.
+      kind: one of `FORMS`, or `paragraphs`: a paragraph a line, a blank line between documents.
       name: path or dataset, for messages.
       size_bytes: bytes to read, compressed where the file is; None where not known.
     """
@@ -139,27 +138,24 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
     return found
 
 
-def read(
-    source: Source, problems: Counter[str], advance: Callable[[int], None], pool: Executor | None = None
-) -> Iterator[Text]:
+def read(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[Text]:
     """The documents of a source, in order.
 
     Args:
       problems: gains what was met and how often.
       advance: told the bytes read, as they are read.
-      pool: parses Python modules in parallel (`docs:` only).
 
     Raises:
       BertjaxError: the source cannot be read to its end.
     """
     if source.kind == "docs":
-        return (Text(text, PARAGRAPHS) for text in docstrings.documents(problems, advance, pool))
+        return (Text(text, PARAGRAPHS) for text in docstrings.documents(problems))
     if source.kind == "tfds":
         texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
     chunks = _chunks(source, problems, advance)
-    if source.kind == "text":
-        return _blocks(chunks, LINES, problems)
+    if source.kind in ("text", "paragraphs"):
+        return _blocks(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
     return _prose(chunks, problems) if source.kind == "prose" else _wiki(chunks, problems)
 
 

@@ -1,5 +1,186 @@
-"""Training a vocabulary."""
+"""Training a vocabulary on a bounded sample of the text, the same bytes every time."""
+
+import io
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bertjax.corpus import readers
+from bertjax.corpus.encoding import batches
+from bertjax.corpus.sentences import MAX_SENTENCE_CHARS, split_sentences
+from bertjax.corpus.tokenizer import (
+    MAX_WORD_CHARS,
+    SPECIAL_PIECES,
+    WORDPIECE,
+    BasicTokenizer,
+    Vocabulary,
+    load_vocabulary,
+)
+from bertjax.errors import BertjaxError, UsageError
+
+MIN_SIZE = 32
+
+# Word counts change little beyond this; SentencePiece's suffix arrays take some 60 bytes a character.
+_SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
+# Characters beyond the most frequent become [UNK] rather than fill the vocabulary twice, alone and as ##x.
+_MAX_ALPHABET = 1000
+_MIN_FREQUENCY = 2
+_BATCHES_AHEAD = 4
+_WORDS_A_LINE = 10_000
+
+_T = TypeVar("_T")
 
 
-def train_vocabulary(*a, **k):
-    raise NotImplementedError
+def train_vocabulary(
+    sources: list[readers.Source], path: Path, *, kind: str, size: int, lower_case: bool, pool: Executor
+) -> Vocabulary:
+    """Trains a vocabulary, [PAD] [UNK] [CLS] [SEP] [MASK] first, writes it to `path` and loads it.
+
+    The sample is the head of every source, in proportion to its size: 64 M characters for WordPiece, 8 M for
+    SentencePiece (unigram).
+
+    Args:
+      size: pieces wanted; a text with fewer distinct pieces gives fewer.
+      pool: processes that split the text.
+
+    Raises:
+      UsageError: the size is too small.
+      BertjaxError: the sources hold no text, or SentencePiece cannot make a vocabulary of them.
+    """
+    if size < MIN_SIZE:
+        raise UsageError(f"a vocabulary of {size} pieces is too small; ask for at least {MIN_SIZE}")
+    sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
+    if kind == WORDPIECE:
+        counts: Counter[str] = Counter()
+        for counted in ordered_map(pool, _count_words, ((batch, lower_case) for batch in sample), _BATCHES_AHEAD):
+            counts.update(counted)
+        data = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
+    else:
+        split = ordered_map(pool, _sentences, ((batch,) for batch in sample), _BATCHES_AHEAD)
+        data = sentencepiece_model(itertools.chain.from_iterable(split), size, lower_case)
+    path.write_bytes(data)
+    return load_vocabulary(path, lower_case)
+
+
+def ordered_map(
+    pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], ahead: int
+) -> Iterator[_T]:
+    """Results in the order of the arguments, with at most `ahead` calls handed out and not yet taken."""
+    pending: deque[Any] = deque()
+    for call in arguments:
+        pending.append(pool.submit(function, *call))
+        if len(pending) > ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def _sample(sources: list[readers.Source], chars: int) -> Iterator[readers.Text]:
+    total = sum(source.size_bytes or 0 for source in sources)
+    unsized = sum(source.size_bytes is None for source in sources)
+    for source in sources:
+        # Sources of unknown size share evenly, each as much as all files together.
+        budget = chars / (unsized + (total > 0))
+        if source.size_bytes is not None:
+            budget *= source.size_bytes / max(total, 1)
+        # What is wrong with the text is counted when the corpus is made of it.
+        for text in readers.read(source, Counter(), lambda _: None):
+            yield text
+            budget -= len(text.text)
+            if budget <= 0:
+                break
+
+
+def _count_words(texts: list[readers.Text], lower_case: bool) -> Counter[str]:
+    tokenizer = BasicTokenizer(lower_case)
+    chunks = Counter(itertools.chain.from_iterable(text.text.replace("\n", " ").split(" ") for text in texts))
+    words: Counter[str] = Counter()
+    for chunk, count in chunks.items():
+        for word in tokenizer.words(chunk):
+            if len(word) <= MAX_WORD_CHARS:
+                words[word] += count
+    return words
+
+
+def _sentences(texts: list[readers.Text]) -> list[str]:
+    return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
+
+
+def wordpieces(counts: Counter[str], size: int) -> list[str]:
+    """The pieces of a WordPiece vocabulary for words with these counts, special pieces first.
+
+    Raises:
+      BertjaxError: there are no words.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    if not counts:
+        raise BertjaxError("the inputs hold no text to train a vocabulary on; check the --input specs")
+    characters: Counter[str] = Counter()
+    for word, count in counts.items():
+        for char in word:
+            characters[char] += count
+    kept = sorted(characters, key=lambda char: (-characters[char], char))[: min(_MAX_ALPHABET, size // 4)]
+    alphabet = set(kept)
+    words = sorted(word for word in counts if alphabet.issuperset(word))
+    # Given in order, since the trainer numbers the characters it meets in the order of a randomly seeded hash table,
+    # and ties between merges fall by number.
+    first = sorted({word[0] for word in words})
+    inside = sorted({f"##{char}" for word in words for char in word[1:]})
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=[*SPECIAL_PIECES, *first, *inside],
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    repeated = itertools.chain.from_iterable(itertools.repeat(word, counts[word]) for word in words)
+    tokenizer.train_from_iterator(_lines(repeated), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _lines(words: Iterator[str]) -> Iterator[str]:
+    while line := " ".join(itertools.islice(words, _WORDS_A_LINE)):
+        yield line
+
+
+def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -> bytes:
+    """The bytes of a SentencePiece unigram model with BERT's special pieces, 0 to 4.
+
+    Raises:
+      BertjaxError: SentencePiece cannot make one of these sentences.
+    """
+    import sentencepiece
+
+    pad, unk, *control = SPECIAL_PIECES
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(sentence.replace("\0", "") for sentence in sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            hard_vocab_limit=False,
+            normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+            pad_id=0,
+            pad_piece=pad,
+            unk_id=1,
+            unk_piece=unk,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=control,
+            max_sentence_length=4 * MAX_SENTENCE_CHARS,
+            # The sums over the text, and with them the last pieces, depend on how it is divided among threads.
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise BertjaxError(f"SentencePiece cannot train {size} pieces on this text: {reason}") from error
+    return model.getvalue()
