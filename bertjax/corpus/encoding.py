@@ -35,14 +35,14 @@ class Part:
       sentence_tokens: [sentences] uint32, tokens of each sentence.
       document_sentences: [documents] uint32, sentences of each document, 0 included.
       hashes: [documents] uint64, content hash of each document.
-      text_bytes: UTF-8 bytes of the text.
+      document_bytes: [documents] uint64, UTF-8 bytes of the text of each.
     """
 
     tokens: np.ndarray
     sentence_tokens: np.ndarray
     document_sentences: np.ndarray
     hashes: np.ndarray
-    text_bytes: int
+    document_bytes: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Encoded:
     """One batch of text, tokenised.
 
     Attributes:
-      head: goes on with the document that the batch before left open; it counts as one document without a hash.
+      head: goes on with the document that the batch before left open; one document, empty where there is none.
       splits: what is new, by split.
       open_split: the split of the batch's last document, None if the whole batch is head.
       problems: what was met, and how often.
@@ -66,8 +66,13 @@ class _Gathered:
     def __init__(self) -> None:
         self.tokens: list[list[int]] = []
         self.document_sentences: list[int] = []
+        self.document_bytes: list[int] = []
         self.hashes: list[int] = []
-        self.text_bytes = 0
+
+    def open(self, digest: int) -> None:
+        self.document_sentences.append(0)
+        self.document_bytes.append(0)
+        self.hashes.append(digest)
 
     def part(self, dtype: np.dtype) -> Part:
         lengths = np.fromiter(map(len, self.tokens), np.uint32, len(self.tokens))
@@ -77,7 +82,7 @@ class _Gathered:
             lengths,
             np.array(self.document_sentences, np.uint32),
             np.array(self.hashes, np.uint64),
-            self.text_bytes,
+            np.array(self.document_bytes, np.uint64),
         )
 
 
@@ -100,20 +105,19 @@ class Encoder:
         splits = {split: _Gathered() for split in SPLITS}
         open_split = None
         encode = self._tokenizer.encode
-        head.document_sentences.append(0)
+        head.open(0)
         for text in texts:
             sentences = split_sentences(text.text, text.form, problems)
             if not text.continues:
                 digest = int.from_bytes(hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest())
                 open_split = SPLITS[digest < self._heldout_below]
-                splits[open_split].hashes.append(digest)
-                splits[open_split].document_sentences.append(0)
+                splits[open_split].open(digest)
             gathered = splits[open_split] if open_split else head
             ids = [sentence_ids for sentence_ids in map(encode, sentences) if sentence_ids]
             problems["sentences_without_tokens"] += len(sentences) - len(ids)
             gathered.tokens += ids
             gathered.document_sentences[-1] += len(ids)
-            gathered.text_bytes += len(text.text.encode())
+            gathered.document_bytes[-1] += len(text.text.encode())
         parts = {split: gathered.part(self._dtype) for split, gathered in splits.items()}
         return Encoded(head.part(self._dtype), parts, open_split, problems)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus import store
+from bertjax.corpus import heldout, store
 from bertjax.corpus.encoding import Encoded, Part
 from bertjax.errors import BertjaxError, UsageError
 
 _INDEX = "index"
-_INDEX_DTYPE = np.dtype([("sentences", "<u8"), ("hash", "<u8")])
+_INDEX_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
 
@@ -101,9 +101,10 @@ class _SplitWriter:
     """Appends to the files of one split. The documents' sizes and hashes go to a file of their own until `finish`."""
 
     def __init__(self, directory: Path, split: str):
+        # A file's life here is the run's, longer than a block; `close` ends it.
         self._path = {name: directory / store.array_file(split, name) for name in (*store.ARRAYS, _INDEX)}
         self._files = {name: open(path, "wb", _BUFFER_BYTES) for name, path in self._path.items()}
-        self.documents = self.sentences = self.tokens = self.text_bytes = 0
+        self.documents = self.tokens = self.text_bytes = 0
         # The last document met, which may go on: [1] of _INDEX_DTYPE, or empty before the first.
         self._open = np.empty(0, _INDEX_DTYPE)
 
@@ -111,7 +112,8 @@ class _SplitWriter:
         """Adds documents."""
         self._add_sentences(part)
         entries = np.empty(part.hashes.size, _INDEX_DTYPE)
-        entries["sentences"], entries["hash"] = part.document_sentences, part.hashes
+        entries["sentences"], entries["bytes"] = part.document_sentences, part.document_bytes
+        entries["hash"] = part.hashes
         entries = np.concatenate([self._open, entries])
         self._write(_INDEX, entries[:-1])
         self._open = entries[-1:]
@@ -121,6 +123,7 @@ class _SplitWriter:
         """Adds to the last document."""
         self._add_sentences(part)
         self._open["sentences"] += part.document_sentences.sum(dtype=np.uint64)
+        self._open["bytes"] += part.document_bytes.sum(dtype=np.uint64)
 
     def finish(self) -> int:
         """Writes what is known only at the end; returns how many documents had no sentence and are left out."""
@@ -133,16 +136,17 @@ class _SplitWriter:
             starts = sentences + np.cumsum(counts) - counts
             self._write("documents", starts[counts > 0].astype(store.OFFSET_DTYPE))
             sentences += int(counts.sum())
+            self.text_bytes += int(index["bytes"].sum())
             kept += int((counts > 0).sum())
         self._write("documents", np.array([sentences], store.OFFSET_DTYPE))
         self.close()
         empty, self.documents = self.documents - kept, kept
         return empty
 
-    def hashes(self) -> np.ndarray:
-        """uint64 [documents] of a finished split."""
+    def index(self) -> np.ndarray:
+        """[documents] of _INDEX_DTYPE: what a finished split holds."""
         index = np.fromfile(self._path[_INDEX], _INDEX_DTYPE)
-        return index["hash"][index["sentences"] > 0]
+        return index[index["sentences"] > 0]
 
     def clear(self) -> None:
         self._path[_INDEX].unlink()
@@ -156,9 +160,7 @@ class _SplitWriter:
         starts = self.tokens + np.cumsum(lengths) - lengths
         self._write("sentences", starts.astype(store.OFFSET_DTYPE))
         self._write("tokens", part.tokens)
-        self.sentences += lengths.size
         self.tokens += part.tokens.size
-        self.text_bytes += part.text_bytes
 
     def _write(self, name: str, array: np.ndarray) -> None:
         self._files[name].write(array.tobytes())
@@ -186,7 +188,7 @@ class CorpusWriter:
 
     def add(self, encoded: Encoded) -> None:
         """Adds one batch. Raises OSError where the disk is full."""
-        if encoded.head.text_bytes:
+        if encoded.head.document_bytes.any():
             self._splits[self._open_split].extend(encoded.head)
         if encoded.open_split:
             for split, part in encoded.splits.items():
@@ -210,15 +212,28 @@ class CorpusWriter:
             problems["documents_without_sentences"] += split.finish()
         if not self.documents:
             raise BertjaxError("the inputs hold no text, so there is no corpus to write; check the --input specs")
+        if self._heldout_share:
+            self._fill_both(problems)
         for split in self._splits.values():
             split.clear()
         return {split: self._statistics(split) for split in store.SPLITS}
 
+    def _fill_both(self, problems: Counter[str]) -> None:
+        train, held = (self._splits[split] for split in store.SPLITS)
+        if min(train.documents, held.documents) < heldout.fewest_documents(self.documents):
+            index, held_index = train.index(), held.index()
+            from_train, from_heldout = heldout.to_move(index["hash"], held_index["hash"])
+            heldout.rewrite(self._directory, self._dtype, from_train, from_heldout)
+            moved_bytes = int(index["bytes"][from_train].sum()) - int(held_index["bytes"][from_heldout].sum())
+            train.text_bytes -= moved_bytes
+            held.text_bytes += moved_bytes
+            problems["no_heldout_document"] += held.documents + from_train.size - from_heldout.size == 0
+
     def _statistics(self, split: str) -> dict[str, int]:
-        writer = self._splits[split]
+        arrays = store.open_split(self._directory, split, self._dtype)
         return {
-            "documents": writer.documents,
-            "sentences": writer.sentences,
-            "tokens": writer.tokens,
-            "text_bytes": writer.text_bytes,
+            "documents": arrays.documents.size - 1,
+            "sentences": arrays.sentences.size - 1,
+            "tokens": arrays.tokens.size,
+            "text_bytes": self._splits[split].text_bytes,
         }

@@ -164,9 +164,11 @@ def open_corpus(path: str | Path, verify: bool = True) -> Corpus:
     manifest = read_manifest(path)
     if verify:
         _verify(path, manifest)
-    dtypes = {"tokens": np.dtype(manifest["token_dtype"]), "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
-    splits = {
-        split: Split(**{array: _map(path / array_file(split, array), dtypes[array]) for array in ARRAYS})
-        for split in SPLITS
-    }
-    return Corpus(path, manifest, **splits)
+    dtype = np.dtype(manifest["token_dtype"])
+    return Corpus(path, manifest, **{split: open_split(path, split, dtype) for split in SPLITS})
+
+
+def open_split(directory: Path, split: str, dtype: np.dtype) -> Split:
+    """Memory-maps the files of one split, unchecked."""
+    dtypes = {"tokens": dtype, "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
+    return Split(**{array: _map(directory / array_file(split, array), dtypes[array]) for array in ARRAYS})
