@@ -10,7 +10,9 @@ import numpy as np
 
 from bertjax.errors import BertjaxError
 
-SHORT_TARGET_PROBABILITY = 0.1
+# One document in so many gets a short target: the script's probability of 0.1.
+_SHORT_EVERY = 10
+_GOLDEN_RATIO = 0.6180339887498949
 # A pair before truncation: token offsets and numbers of tokens of A and B, and the label: 0 IsNext, 1 NotNext.
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
@@ -20,26 +22,25 @@ _ROUNDS_AT_ONCE = 1 << 12
 
 
 def document_pairs(
-    sentences: np.ndarray, documents: np.ndarray, first: int, last: int, max_tokens: int, rng: np.random.Generator
+    sentences: np.ndarray, documents: np.ndarray, first: int, targets: np.ndarray, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Cuts documents `first <= d < last` into pairs once.
+    """Cuts documents `first` to `first + len(targets) - 1` into pairs once.
 
-    A target length is drawn once a document: `max_tokens`, or with probability 0.1 uniform in 2..max_tokens. A chunk
-    takes sentences until the first that reaches the target, or the document's end. A is a random number of its
+    A chunk takes sentences until the first that reaches the target, or the document's end. A is a random number of its
     sentences, at least one and never the last. With probability 1/2, and always where the chunk is one sentence, B is
     random (NotNext): from a random sentence of a random other document on, up to what A left of the target, and the
     chunk's unused sentences are taken up again. Otherwise B is the rest of the chunk. Hence more than half of the
     labels are NotNext (54 % of Wikipedia), as in the script and unlike the paper's 50 %.
 
     Every sentence of the documents is in exactly one pair as part of A or of a B that is next; spans are not yet
-    truncated to `max_tokens`.
+    truncated.
 
     Args:
       sentences: [sentences + 1] int64, token offset of each sentence, then the number of tokens.
       documents: [documents + 1] int64, first sentence of each document, then the number of sentences; at least two
         documents.
-      first, last: the documents to cut; B may come from any.
-      max_tokens: tokens of A and B together that a row holds, seq_len - 3.
+      first: the first document to cut.
+      targets: [documents to cut] int64, from `target_lengths`.
       rng: only its `random` is used.
 
     Yields:
@@ -48,19 +49,18 @@ def document_pairs(
     Raises:
       BertjaxError: a document without sentences or a sentence without tokens.
     """
+    last = first + targets.size
     cursor, end = documents[first:last].copy(), documents[first + 1 : last + 1]
     base = cursor[0]
     offsets = sentences[base : end[-1] + 1]
     if np.any(end <= cursor) or np.any(offsets[1:] <= offsets[:-1]):
         raise BertjaxError(f"documents {first}..{last - 1} of the corpus have an empty document or sentence")
-    short = rng.random(last - first) < SHORT_TARGET_PROBABILITY
-    target = np.where(short, 2 + _below(max_tokens - 1, rng.random(last - first)), max_tokens)
 
     chunks: list[tuple[np.ndarray, ...]] = []
     rows = 0
-    active = np.arange(last - first)
+    active = np.arange(targets.size)
     while active.size:
-        begin, wanted = cursor[active], target[active]
+        begin, wanted = cursor[active], targets[active]
         stop = base + np.searchsorted(offsets, sentences[begin] + wanted)
         stop = np.minimum(stop, end[active])
         a_share, next_share = rng.random((2, active.size))
@@ -75,6 +75,35 @@ def document_pairs(
             chunks, rows = [], 0
     if chunks:
         yield _records(sentences, documents, chunks, rng)
+
+
+def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws the documents' target lengths for one pass, spread evenly over documents and passes.
+
+    A document's target is `max_tokens`, or with probability 0.1 uniform in 2..max_tokens, as in the script. But one
+    long document with a short target makes many rows, so that the mean row length of a small corpus varies by several
+    per cent where targets are drawn independently. Here, of ten documents of similar length each is short in one of
+    ten passes, and the short targets are a golden-ratio sequence, which fills the range evenly from any start.
+
+    Args:
+      lengths: [documents], in tokens.
+      max_tokens: the longest target.
+      pass_index: from 0.
+      rng: in the same state for every pass.
+
+    Returns:
+      int64 [documents].
+    """
+    groups = -(-lengths.size // _SHORT_EVERY)
+    turns = np.argsort(rng.random((groups, _SHORT_EVERY)), axis=1)
+    chosen = _SHORT_EVERY * np.arange(groups) + turns[:, pass_index % _SHORT_EVERY]
+    # The last group may be smaller; its documents' turns come as often.
+    group = np.flatnonzero(chosen < lengths.size)
+    short = np.argsort(lengths, kind="stable")[chosen[group]]
+    share = (rng.random() + _GOLDEN_RATIO * (pass_index * groups + group)) % 1
+    targets = np.full(lengths.size, max_tokens, np.int64)
+    targets[short] = 2 + _below(max_tokens - 1, share)
+    return targets
 
 
 def _records(

@@ -20,7 +20,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bertjax.corpus.store import Corpus, Split, sample_sha256
-from bertjax.data.pairs import RECORD, document_pairs
+from bertjax.data.files import UNFINISHED_SUFFIX, replacing
+from bertjax.data.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 
 # Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
@@ -121,7 +122,7 @@ def _read(path: Path, settings: dict[str, Any]) -> PairPlan | None:
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
     _remove_abandoned(path.parent)
     ends, rows = [], 0
-    with _replacing(path.with_suffix(".bin")) as unfinished:
+    with replacing(path.with_suffix(".bin")) as unfinished:
         # Unbuffered: a full disk shows at the write that met it.
         with (
             open(unfinished, "wb", buffering=0) as file,
@@ -142,7 +143,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                     progress.update(tokens)
                 ends.append(rows)
         checksum = sample_sha256(unfinished)
-    with _replacing(path.with_suffix(".json")) as unfinished:
+    with replacing(path.with_suffix(".json")) as unfinished:
         header = {"settings": settings, "pass_ends": ends, "sample_sha256": checksum}
         unfinished.write_text(json.dumps(header, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -160,29 +161,20 @@ def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[
     while first < count:
         last = int(np.searchsorted(documents, documents[first] + _BLOCK_SENTENCES))
         last = min(max(last, first + 1), count)
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, pass_index, first])))
-        tokens = int(sentences[documents[last]] - sentences[documents[first]])
-        yield document_pairs(sentences, documents, first, last, seq_len - 3, rng), tokens
+        lengths = np.diff(sentences[documents[first : last + 1]])
+        targets = target_lengths(lengths, seq_len - 3, pass_index, _generator(seed, first))
+        pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1))
+        yield pairs, int(lengths.sum())
         first = last
 
 
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place at the end, or is removed if something goes wrong before."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".unfinished")
-    os.close(handle)
-    unfinished = Path(name)
-    try:
-        yield unfinished
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+def _generator(*seeds: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
 
 
 def _remove_abandoned(folder: Path) -> None:
     """Removes what killed processes left; a live one writes to its file all the time."""
-    for file in folder.glob(".pairs-*.unfinished"):
+    for file in folder.glob(f".pairs-*{UNFINISHED_SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
                 file.unlink()

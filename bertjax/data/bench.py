@@ -1,0 +1,98 @@
+"""How fast pre-training batches are made."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bertjax.corpus.store import Corpus
+from bertjax.data.pretraining import train_dataset
+from bertjax.data.settings import Masking, Phase
+
+_WARM_UP_BATCHES = 10
+_ROUNDS = 4
+
+
+def bench_input(
+    corpus: Corpus,
+    *,
+    seq_len: int,
+    batch_size: int,
+    max_predictions: int,
+    objective: str,
+    masking: Masking,
+    seed: int = 0,
+    pair_passes: int = 5,
+    seconds: float = 10.0,
+    parallel_calls: int | None = None,
+) -> dict[str, Any]:
+    """Measures the training input by iterating over it, in training's order and, in turns, in the corpus's order.
+
+    Args:
+      seconds: for each of the two orders.
+      Others as in `pretraining.train_dataset`.
+
+    Returns:
+      tokens_per_second: positions of the batches, padding included, in training's order.
+      sequential_tokens_per_second: the same with neighbouring rows from neighbouring places of the corpus.
+      random_access_cost: share of the sequential rate lost to training's order.
+      seconds_to_first_batch: with the pair plan, whether made or read.
+      batches, seconds: measured in training's order.
+      fill: share of positions that are not padding.
+      seq_len, batch_size: as asked for.
+
+    Raises:
+      UsageError, BertjaxError: as `pretraining.train_dataset`.
+    """
+    # More steps than any measurement reaches.
+    phase = Phase(seq_len, batch_size, max_predictions, start_step=0, stop_step=1 << 40)
+
+    def batches(shuffle: bool) -> Iterator[dict[str, np.ndarray]]:
+        return train_dataset(
+            corpus,
+            phase,
+            objective=objective,
+            masking=masking,
+            seed=seed,
+            pair_passes=pair_passes,
+            start_step=0,
+            parallel_calls=parallel_calls,
+            shuffle=shuffle,
+        ).as_numpy_iterator()
+
+    started = time.perf_counter()
+    first_batch = next(batches(shuffle=True))
+    seconds_to_first_batch = time.perf_counter() - started
+
+    count, spent = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+    # In turns, so that other work on the machine slows both alike; never both at once, or one fills its buffers while
+    # the other is measured.
+    for shuffle in [True, False] * _ROUNDS:
+        batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
+        count[shuffle] += batch_count
+        spent[shuffle] += batch_seconds
+    rate = {shuffle: count[shuffle] * batch_size * seq_len / spent[shuffle] for shuffle in count}
+    return {
+        "tokens_per_second": rate[True],
+        "sequential_tokens_per_second": rate[False],
+        "random_access_cost": 1 - rate[True] / rate[False],
+        "seconds_to_first_batch": seconds_to_first_batch,
+        "batches": count[True],
+        "seconds": spent[True],
+        "fill": float(first_batch["input_mask"].mean()),
+        "seq_len": seq_len,
+        "batch_size": batch_size,
+    }
+
+
+def _measure(stream: Iterator[dict[str, np.ndarray]], seconds: float) -> tuple[int, float]:
+    """Batches taken, at least one, and the seconds this took; without the first few, which start the threads."""
+    for _ in range(_WARM_UP_BATCHES):
+        next(stream)
+    begin = time.perf_counter()
+    count = 0
+    while count == 0 or time.perf_counter() - begin < seconds:
+        next(stream)
+        count += 1
+    return count, time.perf_counter() - begin

@@ -1,0 +1,27 @@
+"""Files that are either whole or not there."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+UNFINISHED_SUFFIX = ".unfinished"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place at the end, or is removed if something goes wrong before.
+
+    Safe where several processes write the same path: each has a file of its own, the last to finish stays.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=UNFINISHED_SUFFIX)
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        yield unfinished
+        # mkstemp makes the file readable for its owner only.
+        unfinished.chmod(0o644)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

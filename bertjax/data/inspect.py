@@ -1,0 +1,92 @@
+"""What the model will really see: batches as text and as `.npz` files."""
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.data.files import replacing
+from bertjax.errors import BertjaxError, UsageError
+
+_LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
+_WIDTH = 120
+
+
+def format_example(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
+    """One row of a pre-training batch as text.
+
+    Segments stand on paragraphs of their own. A masked position shows what the model sees, then what stood there:
+    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is only counted.
+
+    Args:
+      batch: as `pretraining.train_dataset` makes them.
+      row: of the batch.
+      vocabulary: the corpus's.
+    """
+    ids, segment_ids = batch["input_ids"][row], batch["segment_ids"][row]
+    length = int(batch["input_mask"][row].sum())
+    weights = batch["masked_lm_weights"][row] > 0
+    originals = dict(
+        zip(
+            batch["masked_lm_positions"][row][weights].tolist(),
+            batch["masked_lm_ids"][row][weights].tolist(),
+            strict=True,
+        )
+    )
+    shown = [_shown(int(ids[p]), originals.get(p), vocabulary) for p in range(length)]
+    head = (
+        f"{_LABELS[int(batch['next_sentence_labels'][row])]}, {length} tokens + {len(ids) - length} padding, "
+        f"{len(originals)} predictions"
+    )
+    lines = [head]
+    for segment, name in enumerate("AB"):
+        text = " ".join(shown[p] for p in range(length) if segment_ids[p] == segment)
+        lines += textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=f"{name}: ",
+            subsequent_indent="   ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def _shown(seen: int, original: int | None, vocabulary: Vocabulary) -> str:
+    piece = vocabulary.pieces[seen]
+    if original is None:
+        return piece
+    if seen == original:
+        return f"{piece} (kept)"
+    return f"{piece}←{vocabulary.pieces[original]}" + ("" if seen == vocabulary.mask_id else " (random)")
+
+
+def write_npz(path: str | Path, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Writes the batches of consecutive steps to one `.npz` file, whole or not at all.
+
+    Each array has the batches stacked, [N, ...] under its name in the batch. Where batches change their shape, as
+    between phases, each run of equal shapes has arrays of its own, `phase_0/input_ids`, `phase_1/input_ids` and so on.
+
+    Raises:
+      UsageError: there are no batches, or the folder does not exist.
+      BertjaxError: the file cannot be written.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    phases = [list(group) for _, group in groupby(batches, lambda batch: {k: np.shape(v) for k, v in batch.items()})]
+    if not phases:
+        raise UsageError(f"no batches to write to {path}; ask for at least one step")
+    arrays = {
+        f"phase_{index}/{name}" if len(phases) > 1 else name: np.stack([batch[name] for batch in phase])
+        for index, phase in enumerate(phases)
+        for name in phase[0]
+    }
+    try:
+        with replacing(path) as unfinished, open(unfinished, "wb") as file:
+            np.savez_compressed(file, **arrays)
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
