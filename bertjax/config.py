@@ -1,10 +1,14 @@
 """The fields every config has, typed arguments after the colon, and what a config means."""
 
 import dataclasses
+import json
 import math
+import os
+from collections.abc import Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from bertjax.data.settings import Phase
 from bertjax.errors import UsageError
@@ -41,6 +45,75 @@ def parse_arguments(text: str | None, **defaults: Any) -> ConfigDict:
         except (KeyError, ValueError):
             raise UsageError(f"config argument {name}={value!r} is not of type {kind.__name__}") from None
     return arguments
+
+
+def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
+    """Loads `FILE[:ARGUMENTS]` and applies `--config.FIELD=VALUE` overrides, by ml-collections' config flags.
+
+    Raises:
+      UsageError: no such file, an unknown field (the known ones beside it are listed), or a value of another type.
+    """
+    file = config.partition(":")[0]
+    if not os.path.isfile(file):
+        raise UsageError(f"no config file {file}; the experiments are in the folder `experiments` of the repository")
+    return _with_overrides(
+        lambda values, argv: config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv),
+        [f"--config={config}", *overrides],
+        file,
+    )
+
+
+def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict:
+    """Reads the `config.json` of a workdir and applies overrides.
+
+    Raises:
+      UsageError: as `load_config`.
+    """
+    try:
+        with open(file, encoding="utf-8") as handle:
+            saved = ConfigDict(json.load(handle))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file} ({error}); give --config") from error
+    return _with_overrides(
+        lambda values, argv: config_flags.DEFINE_config_dict("config", saved, flag_values=values), list(overrides), file
+    )
+
+
+def _with_overrides(define: Any, argv: list[str], file: Any) -> ConfigDict:
+    program, settings = "bertjax", [item for item in argv if item.startswith("--config.")]
+    _refuse_unknown_fields(
+        _parsed(define, [program, *[item for item in argv[:1] if item not in settings]], file), settings
+    )
+    return _parsed(define, [program, *argv], file)
+
+
+def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
+    values = flags.FlagValues()
+    holder = define(values, argv)
+    try:
+        rest = values(argv)[1:]
+        config = holder.value
+    except UsageError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, flags.Error) as error:
+        raise UsageError(f"cannot apply {' '.join(argv[1:])}: {' '.join(str(error).split())[:300]}") from error
+    if rest:
+        raise UsageError(f"unexpected argument {rest[0]!r}; fields of the config are set with --config.FIELD=VALUE")
+    if not isinstance(config, ConfigDict):
+        raise UsageError(f"get_config of {file} must return an ml_collections.ConfigDict")
+    return config
+
+
+def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:
+    for item in settings:
+        names = item.removeprefix("--config.").partition("=")[0].split(".")
+        node: Any = config
+        for depth, name in enumerate(names):
+            if not isinstance(node, ConfigDict) or name not in node:
+                here = ".".join(["config", *names[:depth]])
+                known = ", ".join(sorted(node)) if isinstance(node, ConfigDict) else "none, it is a value"
+                raise UsageError(f"unknown field {'.'.join(names)!r}: {here} has no {name!r}; known: {known}")
+            node = node[name]
 
 
 def base_config(size: str = "base") -> ConfigDict:

@@ -23,7 +23,10 @@ class MaskedLmHead(nn.Module):
         x = Dense(config, (width, width), ("embed", "pooled"), name="transform")(hidden)
         x = LayerNorm(config, name="norm")(activation(config)(x))
         logits = jnp.einsum("BPD,VD->BPV", x, token_table.astype(config.dtype), preferred_element_type=jnp.float32)
-        logits += self.param("bias", constant_init(0.0, ("vocab",)), (config.padded_vocab_size,))
+        bias = self.param("bias", constant_init(0.0, ("vocab",)), (config.padded_vocab_size,))
+        # An outer product rather than a broadcast: its gradient is a matrix product, which XLA's CPU backend does 30
+        # times faster than the sum over so many columns.
+        logits += jnp.einsum("BP,V->BPV", jnp.ones(logits.shape[:2]), bias)
         if config.padded_vocab_size > config.vocab_size:
             real = jnp.arange(config.padded_vocab_size) < config.vocab_size
             logits = jnp.where(real, logits, jnp.finfo(jnp.float32).min)

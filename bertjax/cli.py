@@ -1,0 +1,327 @@
+"""The command line: one function a command, which parses, validates and dispatches.
+
+Everything heavy is imported inside the commands, so that `--help` and wrong flags answer at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertjax.errors import BertjaxError, UsageError
+
+_CONFIG_HELP = "experiment file, typed arguments after a colon: experiments/pretrain.py:size=base,seq_len=128"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command and exits: 0 done, 1 failed, 2 wrong use. A traceback is shown with --debug alone."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    # Before TensorFlow is imported anywhere: it has nothing to say to a user of bertjax.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        args, overrides = _parser().parse_known_args([item for item in arguments if item != "--debug"])
+        if not hasattr(args, "config") and overrides:
+            raise UsageError(f"unknown argument {overrides[0]}; see `bertjax {args.command} --help`")
+        args.overrides = overrides
+        args.run(args)
+    except BertjaxError as error:
+        if debug:
+            raise
+        _die(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _die("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        text = str(error).strip().splitlines()
+        detail = f": {text[0][:300]}" if text else ""
+        _die(f"{type(error).__name__}{detail} (unexpected; run again with --debug for the traceback)", 1)
+
+
+def _die(message: str, code: int) -> None:
+    print(f"bertjax: {' '.join(message.splitlines())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bertjax",
+        description="BERT pre-training in JAX and Flax, built for TPUs.",
+        epilog="`bertjax COMMAND --help` shows each command with an example. --debug shows tracebacks.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, does: str, example: str, config: bool = False) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=does,
+            description=does,
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(run=run)
+        if config:
+            sub.add_argument("--config", metavar="FILE[:ARGS]", help=_CONFIG_HELP)
+            sub.epilog += "\n\n--config.FIELD=VALUE overrides any field, such as --config.optimizer.learning_rate=1e-3"
+        return sub
+
+    sub = command(
+        "prepare",
+        prepare,
+        "Turns text into a tokenised corpus, and trains a vocabulary where none is given.",
+        "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus",
+    )
+    sub.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="SPEC",
+        help="text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT or docs:, mixed freely",
+    )
+    sub.add_argument("--output", required=True, metavar="DIR", help="the corpus; must not exist yet")
+    sub.add_argument("--vocab", metavar="FILE", help="vocab.txt or SentencePiece .model; trained here if left out")
+    sub.add_argument("--vocab_kind", default="wordpiece", help="of a vocabulary trained here: wordpiece, sentencepiece")
+    sub.add_argument("--vocab_size", type=int, default=30522, help="of a vocabulary trained here")
+    sub.add_argument("--cased", action="store_true", help="keep case and accents (default: as the vocabulary tells)")
+    sub.add_argument("--uncased", action="store_true", help="lower-case, and strip accents")
+    sub.add_argument("--heldout", type=float, default=0.01, help="share of documents kept out of training")
+    sub.add_argument("--workers", type=int, help="processes (default: one a core)")
+    sub.add_argument("--data_dir", help="where TensorFlow Datasets keeps its data")
+    sub.add_argument("--overwrite", action="store_true", help="replace an existing output when the new one is complete")
+
+    sub = command(
+        "inspect",
+        inspect,
+        "Shows what the model will see in training, as text.",
+        "bertjax inspect --config experiments/pretrain.py:corpus=runs/corpus --rows 2",
+        config=True,
+    )
+    sub.add_argument("--steps", type=int, default=1, help="batches of steps 0 to STEPS - 1")
+    sub.add_argument("--rows", type=int, default=3, help="examples printed of each batch")
+    sub.add_argument("--npz", metavar="FILE", help="write the whole batches there")
+
+    command(
+        "describe",
+        describe,
+        "Prints parameters by module, FLOPs per token, batch and schedule.",
+        "bertjax describe --config experiments/pretrain.py:size=large,phases=2",
+        config=True,
+    )
+
+    sub = command(
+        "train",
+        train,
+        "Trains, or goes on where the workdir stopped.",
+        "bertjax train --config experiments/pretrain.py:size=mini,corpus=runs/corpus --workdir runs/mini",
+        config=True,
+    )
+    sub.add_argument(
+        "--workdir", required=True, metavar="DIR", help="checkpoints, metrics, curves; resumed if it exists"
+    )
+    sub.add_argument("--init_from", metavar="CKPT", help="start a new run with the parameters of this checkpoint")
+
+    sub = command(
+        "evaluate",
+        evaluate,
+        "Prints a checkpoint's metrics on held-out data.",
+        "bertjax evaluate --checkpoint runs/mini",
+        config=True,
+    )
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+
+    sub = command(
+        "fill",
+        fill,
+        "Fills each [MASK] of a text with the most probable pieces.",
+        'bertjax fill --checkpoint runs/mini "Paris is the [MASK] of France."',
+    )
+    sub.add_argument("text", nargs="+")
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+    sub.add_argument("--top", type=int, default=5, help="pieces a mask")
+
+    bench = commands.add_parser(
+        "bench", help="Measures the train step or the input pipeline.", allow_abbrev=False
+    ).add_subparsers(dest="what", metavar="step|input", required=True)
+    commands_before, commands = commands, bench
+    sub = command(
+        "step",
+        bench_step,
+        "Times train steps on synthetic batches; ends with one JSON line.",
+        "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
+        config=True,
+    )
+    sub.add_argument("--steps", type=int, default=10, help="timed steps, after one that compiles")
+    sub = command(
+        "input",
+        bench_input,
+        "Times the input pipeline; ends with one JSON line.",
+        "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
+        config=True,
+    )
+    sub.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    commands = commands_before
+    return parser
+
+
+def prepare(args: argparse.Namespace) -> None:
+    from bertjax.corpus.prepare import prepare as run
+    from bertjax.corpus.prepare import summary
+
+    if args.cased and args.uncased:
+        raise UsageError("--cased and --uncased exclude each other")
+    manifest = run(
+        args.input,
+        args.output,
+        vocabulary=args.vocab,
+        vocabulary_kind=args.vocab_kind,
+        vocabulary_size=args.vocab_size,
+        lower_case=False if args.cased else True if args.uncased else None,
+        heldout_share=args.heldout,
+        workers=args.workers,
+        data_dir=args.data_dir,
+        overwrite=args.overwrite,
+    )
+    print(summary(manifest, args.output))
+
+
+def inspect(args: argparse.Namespace) -> None:
+    from bertjax.corpus.store import open_corpus
+    from bertjax.corpus.tokenizer import load_vocabulary
+    from bertjax.data.inspect import format_example, write_batches
+
+    config, task = _config_and_task(args)
+    if args.steps < 1 or args.steps > config.steps:
+        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {config.steps}")
+    batches = _first_batches(task, args.steps)
+    vocabulary = load_vocabulary(open_corpus(config.data.corpus).vocabulary_path)
+    for step, batch in enumerate(batches):
+        for row in range(min(args.rows, len(batch["input_ids"]))):
+            print(f"step {step}, row {row}\n{format_example(batch, row, vocabulary)}\n")
+    if args.npz:
+        write_batches(batches, args.npz)
+        print(f"wrote the batches of {args.steps} step(s) to {args.npz}")
+
+
+def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
+    from itertools import islice
+
+    batches: list[dict[str, Any]] = []
+    for phase in task.phases:
+        if len(batches) < count:
+            batches += islice(task.train_batches(phase, phase.start_step), count - len(batches))
+    return batches
+
+
+def describe(args: argparse.Namespace) -> None:
+    from bertjax.report.describe import describe_task
+
+    config, task = _config_and_task(args)
+    print(describe_task(config, task))
+
+
+def train(args: argparse.Namespace) -> None:
+    from bertjax.training.loop import train as run
+
+    config, task = _config_and_task(args)
+    results = run(config, task, args.workdir, args.init_from)
+    print(json.dumps(results))
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.training.evaluation import evaluate_checkpoint
+
+    checkpoint = find_checkpoint(args.checkpoint)
+    config, task = _config_and_task(args) if args.config else _saved_config_and_task(checkpoint, args.overrides)
+    print(json.dumps(evaluate_checkpoint(config, task, checkpoint)))
+
+
+def fill(args: argparse.Namespace) -> None:
+    from bertjax.tasks.fill import fill as run
+    from bertjax.training.checkpoint import find_checkpoint, load_params, workdir_of
+    from bertjax.training.evaluation import abstract_params, workdir_vocabulary
+
+    if args.top < 1:
+        raise UsageError(f"--top is {args.top}; it must be at least 1")
+    checkpoint = find_checkpoint(args.checkpoint)
+    vocabulary = workdir_vocabulary(workdir_of(checkpoint))
+    _, task = _saved_config_and_task(checkpoint, [], vocabulary.size)
+    params = load_params(checkpoint, abstract_params(task), print)
+    for text in args.text:
+        print(text)
+        for pieces in run(task.model, params, vocabulary, text, args.top):
+            print("  " + "   ".join(f"{piece} {probability:.3f}" for piece, probability in pieces))
+
+
+def bench_step(args: argparse.Namespace) -> None:
+    from bertjax.training.bench import bench_step as run
+
+    if args.steps < 1:
+        raise UsageError(f"--steps is {args.steps}; it must be at least 1")
+    config, task = _config_and_task(args)
+    print(json.dumps(run(config, task, args.steps)))
+
+
+def bench_input(args: argparse.Namespace) -> None:
+    from bertjax.corpus.store import open_corpus
+    from bertjax.data.bench import bench_input as run
+    from bertjax.data.settings import Masking
+
+    config, task = _config_and_task(args)
+    if not config.data.corpus:
+        raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
+    print(
+        json.dumps(
+            run(
+                open_corpus(config.data.corpus),
+                task.phases[0],
+                objective=config.data.objective,
+                masking=Masking(**config.data.masking),
+                seed=config.seed,
+                pair_passes=config.data.pair_passes,
+                seconds=args.seconds,
+            )
+        )
+    )
+
+
+def _config_and_task(args: argparse.Namespace) -> tuple[Any, Any]:
+    from bertjax.config import load_config
+
+    if not args.config:
+        raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
+    return _checked(load_config(args.config, args.overrides))
+
+
+def _saved_config_and_task(checkpoint: Any, overrides: list[str], vocab_size: int = 0) -> tuple[Any, Any]:
+    from bertjax.config import load_saved_config
+    from bertjax.training.checkpoint import workdir_of
+    from bertjax.training.workdir import CONFIG
+
+    config = load_saved_config(workdir_of(checkpoint) / CONFIG, overrides)
+    if vocab_size:
+        # The vocabulary is in the workdir; the corpus may be gone.
+        config.data.corpus, config.model.vocab_size = "", vocab_size
+    return _checked(config)
+
+
+def _checked(config: Any) -> tuple[Any, Any]:
+    import importlib
+
+    from bertjax.config import check
+
+    check(config)
+    # Not a registry: the name is that of the one file that knows the task.
+    if not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
+        raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{config.task}.py")
+    return config, importlib.import_module(f"bertjax.tasks.{config.task}").build(config)
