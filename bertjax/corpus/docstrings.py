@@ -115,7 +115,7 @@ def prose_of(docstring: str) -> str:
             continue
         if fresh or _ITEM.match(text):
             paragraphs.append([])
-        paragraphs[-1].append(text)
+        paragraphs[-1].append(re.sub("::$", ":", text))
         fresh = False
         if text.endswith("::"):
             literal_indent = indent

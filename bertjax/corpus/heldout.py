@@ -12,7 +12,10 @@ _Run = tuple[store.Split, int, int]
 
 
 def fewest_documents(documents: int) -> int:
-    """Documents each split of a corpus of so many must have: 2, so that a NotNext sentence can come from another."""
+    """Documents each split of a corpus of so many must have: 2, so that a NotNext sentence can come from another.
+
+    Training has one in any case.
+    """
     return 2 if documents >= 4 else int(documents >= 2)
 
 
@@ -35,9 +38,9 @@ def to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndar
     if heldout.size < fewest:
         chosen = np.flatnonzero(np.isin(train, np.unique(train)[: fewest - heldout.size]))
         return (chosen, none) if train.size - chosen.size >= fewest else (none, none)
-    if train.size < fewest:
-        chosen = np.flatnonzero(np.isin(heldout, np.unique(heldout)[::-1][: fewest - train.size]))
-        return (none, chosen) if heldout.size - chosen.size >= fewest else (none, none)
+    if train.size < max(fewest, 1):
+        chosen = np.flatnonzero(np.isin(heldout, np.unique(heldout)[::-1][: max(fewest, 1) - train.size]))
+        return (none, chosen) if heldout.size - chosen.size >= fewest or not train.size else (none, none)
     return none, none
 
 

@@ -101,9 +101,8 @@ class _SplitWriter:
     """Appends to the files of one split. The documents' sizes and hashes go to a file of their own until `finish`."""
 
     def __init__(self, directory: Path, split: str):
-        # A file's life here is the run's, longer than a block; `close` ends it.
         self._path = {name: directory / store.array_file(split, name) for name in (*store.ARRAYS, _INDEX)}
-        self._files = {name: open(path, "wb", _BUFFER_BYTES) for name, path in self._path.items()}
+        self._files = {name: path.open("wb", _BUFFER_BYTES) for name, path in self._path.items()}
         self.documents = self.tokens = self.text_bytes = 0
         # The last document met, which may go on: [1] of _INDEX_DTYPE, or empty before the first.
         self._open = np.empty(0, _INDEX_DTYPE)
@@ -220,13 +219,14 @@ class CorpusWriter:
 
     def _fill_both(self, problems: Counter[str]) -> None:
         train, held = (self._splits[split] for split in store.SPLITS)
-        if min(train.documents, held.documents) < heldout.fewest_documents(self.documents):
+        if min(train.documents, held.documents) <= heldout.fewest_documents(self.documents):
             index, held_index = train.index(), held.index()
             from_train, from_heldout = heldout.to_move(index["hash"], held_index["hash"])
-            heldout.rewrite(self._directory, self._dtype, from_train, from_heldout)
-            moved_bytes = int(index["bytes"][from_train].sum()) - int(held_index["bytes"][from_heldout].sum())
-            train.text_bytes -= moved_bytes
-            held.text_bytes += moved_bytes
+            if from_train.size or from_heldout.size:
+                heldout.rewrite(self._directory, self._dtype, from_train, from_heldout)
+                moved_bytes = int(index["bytes"][from_train].sum()) - int(held_index["bytes"][from_heldout].sum())
+                train.text_bytes -= moved_bytes
+                held.text_bytes += moved_bytes
             problems["no_heldout_document"] += held.documents + from_train.size - from_heldout.size == 0
 
     def _statistics(self, split: str) -> dict[str, int]:

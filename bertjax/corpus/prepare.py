@@ -24,6 +24,22 @@ from bertjax.errors import BertjaxError, UsageError
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2
 
+# Each entry of the manifest's `problems`, for people.
+_PROBLEMS = {
+    "characters_outside_doc": "{} characters outside <doc> ... </doc> were left out",
+    "documents_without_sentences": "{} documents held no text after cleaning and were left out",
+    "empty_files": "{} files were empty",
+    "files_named_again": "{} files were named by more than one --input and read once",
+    "invalid_utf8_bytes": "{} bytes were not UTF-8 and were left out",
+    "long_sentence_cuts": "{} cuts, at white space where there was some, of text without a sentence end",
+    "no_heldout_document": "no document could be held out: there are too few different ones to evaluate on",
+    "nul_characters": "{} NUL characters were left out",
+    "paragraphs_not_split": "{} paragraphs could not be split into sentences and were kept as one each",
+    "sentences_without_tokens": "{} sentences held nothing but control characters and were left out",
+    "unclosed_doc": "{} <doc> had no </doc> and were read to the end of their file",
+    "unparsable_modules": "{} Python modules could not be parsed and were left out",
+}
+
 
 def prepare(
     inputs: list[str],
@@ -107,7 +123,11 @@ def prepare(
             Path(source.name).unlink()
         manifest = {
             "vocabulary": _vocabulary_entry(used, trained=given is None),
-            "settings": {"heldout_share": heldout_share, "inputs": _inputs_entry(sources)},
+            "settings": {
+                "heldout_share": heldout_share,
+                "inputs": _inputs_entry(sources),
+                **({} if given else {"vocabulary_size": vocabulary_size}),
+            },
             "splits": splits,
             "token_dtype": store.token_dtype(used.size).str,
             "problems": {name: count for name, count in sorted(problems.items()) if count},
@@ -115,6 +135,23 @@ def prepare(
         }
         store.write_manifest(directory, manifest)
     return store.read_manifest(output)
+
+
+def summary(output: str | Path, manifest: dict[str, Any]) -> str:
+    """What a finished corpus holds and what was wrong with its inputs, in a few lines."""
+    vocabulary = manifest["vocabulary"]
+    case = "lower-cased" if vocabulary["lower_case"] else "cased"
+    lines = [f"{output}: {vocabulary['size']:,} {vocabulary['kind']} pieces, {case}, in {vocabulary['file']}"]
+    wanted = manifest["settings"].get("vocabulary_size", vocabulary["size"])
+    if vocabulary["size"] < wanted:
+        lines.append(f"  the text has no more than {vocabulary['size']:,} of the {wanted:,} pieces asked for")
+    for name, split in manifest["splits"].items():
+        lines.append(
+            f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
+            f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
+        )
+    lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
+    return "\n".join(lines)
 
 
 def _cores() -> int:

@@ -262,12 +262,12 @@ def _prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
     - lines wrapped at a fixed width: paragraphs end at blank or short lines, the file is one document;
     - a paragraph a line, blank lines parting single paragraphs (or none at all): the file is one document;
-    - a paragraph a line, blank lines parting groups of paragraphs: each group is a document.
+    - a paragraph a line, blank lines parting (for the most part) groups of paragraphs: each group is a document.
     """
     first = next(chunks, "")
-    blocks = [[line.strip() for line in block.split("\n")] for block in _BLANK_LINE.split(first.strip())]
-    lines = [line for block in blocks for line in block]
-    grouped = sum(len(block) for block in blocks if len(block) > 1)
+    blocks = [block.split("\n") for block in _BLANK_LINE.split(first.strip())]
+    lines = [line.strip() for block in blocks for line in block]
+    grouped = sum(len(block) > 1 for block in blocks)
 
     def rejoined() -> Iterator[str]:
         yield first
@@ -275,7 +275,7 @@ def _prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
     if is_wrapped(lines):
         return _whole(rejoined(), WRAPPED, problems)
-    if len(blocks) > 1 and 2 * grouped > len(lines):
+    if len(blocks) > 1 and 2 * grouped > len(blocks):
         return _blocks(rejoined(), PARAGRAPHS, problems)
     return _whole(rejoined(), PARAGRAPHS, problems)
 

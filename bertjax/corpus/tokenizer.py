@@ -224,6 +224,7 @@ class _Chunks(dict[str, tuple[int, ...]]):
         super().__init__()
         self._basic = BasicTokenizer(vocabulary.lower_case)
         self._entries = entries
+        self._unk_id = vocabulary.unk_id
         self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= MAX_WORD_CHARS}
         self._model = models.WordPiece(
             {piece: index for index, piece in enumerate(vocabulary.pieces)},
@@ -239,7 +240,7 @@ class _Chunks(dict[str, tuple[int, ...]]):
             if (index := self._ids.get(word)) is not None:
                 ids.append(index)
             else:
-                ids += [token.id for token in self._model.tokenize(word)]
+                ids += self._segment(word)
         # A tuple of integers, unlike a list, costs the garbage collector nothing.
         result = tuple(ids)
         if len(chunk) <= _MAX_CACHED_CHARS:
@@ -247,6 +248,13 @@ class _Chunks(dict[str, tuple[int, ...]]):
                 self.clear()
             self[chunk] = result
         return result
+
+    def _segment(self, word: str) -> list[int]:
+        try:
+            return [token.id for token in self._model.tokenize(word)]
+        except UnicodeEncodeError:
+            # Half a surrogate pair, as careless JSON holds them: no vocabulary has it.
+            return [self._unk_id]
 
 
 class Tokenizer:
@@ -268,6 +276,7 @@ class Tokenizer:
         if self.vocabulary.kind == WORDPIECE:
             # The plain space only: other white space is for the cleaning to judge (U+000B is dropped, not a space).
             return list(chain.from_iterable(map(self._chunks.__getitem__, text.split(" "))))
+        text = text.encode("utf-8", "replace").decode()
         return self._model.encode(text.lower() if self.vocabulary.lower_case else text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:

@@ -83,7 +83,7 @@ def _sample(sources: list[readers.Source], chars: int) -> Iterator[readers.Text]
     unsized = sum(source.size_bytes is None for source in sources)
     for source in sources:
         # Sources of unknown size share evenly, each as much as all files together.
-        budget = chars / (unsized + (total > 0))
+        budget = chars / max(1, unsized + (total > 0))
         if source.size_bytes is not None:
             budget *= source.size_bytes / max(total, 1)
         # What is wrong with the text is counted when the corpus is made of it.

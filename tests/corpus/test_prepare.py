@@ -1,0 +1,359 @@
+"""The corpus on disk: what was read is in it, once, on one side, in the same bytes, or nothing is there at all."""
+
+import errno
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertjax.corpus import datasets, docstrings, heldout, output, prepare, readers, sentences, store
+from bertjax.corpus.tokenizer import SPECIAL_PIECES, Tokenizer, load_vocabulary
+from bertjax.errors import BertjaxError, UsageError
+
+WORDS = ["river", "stone", "walk", "green", "lamp", "quiet", "seven", "under", "paper", "north"]
+
+
+def make_text(documents, seed=0):
+    draw = random.Random(seed)
+    return [
+        [
+            " ".join(draw.choice(WORDS) for _ in range(draw.randrange(3, 9))) + f" {document}.{i} ."
+            for i in range(draw.randrange(1, 8))
+        ]
+        for document in range(documents)
+    ]
+
+
+def write_text(path, documents):
+    path.write_text("\n\n".join("\n".join(sentences) for sentences in documents) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    path.write_text("\n".join([*SPECIAL_PIECES, *WORDS, *letters, *(f"##{c}" for c in letters), "."]) + "\n")
+    return path
+
+
+def run(tmp_path, *inputs, name="corpus", **settings):
+    settings = {"workers": 1, "progress": False, **settings}
+    return prepare.prepare(list(inputs), tmp_path / name, **settings)
+
+
+def documents_of(split):
+    """Documents as lists of sentences as tuples of ids."""
+    return [
+        [
+            tuple(split.tokens[int(split.sentences[s]) : int(split.sentences[s + 1])].tolist())
+            for s in range(int(split.documents[d]), int(split.documents[d + 1]))
+        ]
+        for d in range(split.documents.size - 1)
+    ]
+
+
+def bytes_of(directory):
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def leftovers(tmp_path):
+    return sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+
+
+def test_every_sentence_once_in_order_on_one_side(tmp_path, vocabulary):
+    documents = make_text(400)
+    write_text(tmp_path / "a.txt", documents)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=0.2)
+    corpus = store.open_corpus(tmp_path / "corpus")
+    tokenizer = Tokenizer(load_vocabulary(vocabulary))
+    expected = [[tuple(tokenizer.encode(sentence)) for sentence in sentences] for sentences in documents]
+    train, held = documents_of(corpus.train), documents_of(corpus.heldout)
+    chosen = [document in held for document in expected]
+    assert held == [d for d, c in zip(expected, chosen, strict=True) if c]
+    assert train == [d for d, c in zip(expected, chosen, strict=True) if not c]
+    assert 40 < len(held) < 120
+    for name, split in ("train", corpus.train), ("heldout", corpus.heldout):
+        counts = manifest["splits"][name]
+        assert counts["tokens"] == split.tokens.size == int(split.sentences[-1])
+        assert counts["sentences"] == split.sentences.size - 1 == int(split.documents[-1])
+        assert counts["documents"] == split.documents.size - 1
+    total = sum(split["text_bytes"] for split in manifest["splits"].values())
+    assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # The last newline.
+    assert manifest["problems"] == {}
+
+
+def test_equal_documents_fall_on_the_same_side(tmp_path, vocabulary):
+    documents = make_text(100)
+    write_text(tmp_path / "a.txt", documents + documents[::-1])
+    write_text(tmp_path / "b.txt", documents)
+    run(tmp_path, f"text:{tmp_path}/*.txt", vocabulary=vocabulary, heldout_share=0.3)
+    corpus = store.open_corpus(tmp_path / "corpus")
+    train, held = ({repr(d) for d in documents_of(split)} for split in (corpus.train, corpus.heldout))
+    assert held and train and not held & train and len(held) + len(train) == 100
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(prepare.encoding, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(readers, "MAX_PIECE_CHARS", 900)
+    for place in "here", "there":
+        (tmp_path / place).mkdir()
+        write_text(tmp_path / place / "a.txt", make_text(150))
+        (tmp_path / place / "b.txt").write_text(" ".join(s for d in make_text(90, seed=1) for s in d))
+    settings = {"vocabulary_kind": kind, "vocabulary_size": 80}
+    for place, workers in ("here", 1), ("there", 2):
+        inputs = [f"text:{tmp_path}/{place}/a.txt", f"prose:{tmp_path}/{place}/b.txt"]
+        run(tmp_path, *inputs, name=f"{place}/corpus", workers=workers, **settings)
+    first, second = (bytes_of(tmp_path / place / "corpus") for place in ("here", "there"))
+    assert first == second
+    assert len(first) == 8  # Six arrays, a vocabulary, a manifest.
+
+
+def test_document_in_many_pieces_is_one(tmp_path, vocabulary, monkeypatch):
+    monkeypatch.setattr(prepare.encoding, "BATCH_CHARS", 500)
+    monkeypatch.setattr(readers, "MAX_PIECE_CHARS", 300)
+    documents = make_text(12, seed=5)
+    documents[3] *= 60
+    documents[7] *= 40
+    write_text(tmp_path / "a.txt", documents)
+    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=0.3)
+    corpus = store.open_corpus(tmp_path / "corpus")
+    sizes = sorted(len(d) for split in (corpus.train, corpus.heldout) for d in documents_of(split))
+    assert sizes == sorted(map(len, documents))
+
+
+@pytest.mark.parametrize("documents", [2, 5])
+@pytest.mark.parametrize("share", [1e-9, 0.999999])
+def test_small_corpus_has_both_splits(tmp_path, vocabulary, documents, share):
+    text = make_text(documents)
+    write_text(tmp_path / "a.txt", [*text, text[0]])
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=share)
+    corpus = store.open_corpus(tmp_path / "corpus")
+    train, held = documents_of(corpus.train), documents_of(corpus.heldout)
+    assert min(len(train), len(held)) >= heldout.fewest_documents(documents)
+    tokenizer = Tokenizer(load_vocabulary(vocabulary))
+    expected = [[tuple(tokenizer.encode(sentence)) for sentence in sentences] for sentences in [*text, text[0]]]
+    assert sorted(train + held) == sorted(expected)
+    assert not {repr(d) for d in train} & {repr(d) for d in held}
+    sizes = {repr(e): len("\n".join(s)) for e, s in zip(expected, [*text, text[0]], strict=True)}
+    for split, found in ("train", train), ("heldout", held):
+        assert abs(manifest["splits"][split]["text_bytes"] - sum(sizes[repr(d)] for d in found)) <= 1
+        assert manifest["splits"][split]["tokens"] == sum(len(s) for d in found for s in d)
+    assert "no_heldout_document" not in manifest["problems"]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.999999])
+def test_one_document_cannot_be_held_out(tmp_path, vocabulary, share):
+    write_text(tmp_path / "a.txt", make_text(1))
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=share)
+    assert manifest["problems"] == {"no_heldout_document": 1}
+    assert manifest["splits"]["train"]["documents"] == 1 and manifest["splits"]["heldout"]["documents"] == 0
+    assert "no document could be held out" in prepare.summary("corpus", manifest)
+
+
+def test_bad_input_is_counted_and_the_rest_kept(tmp_path, vocabulary):
+    (tmp_path / "bad.txt").write_bytes(b"river \xff\xfestone\n\nlamp\x00\n\n\x01\x02\n\nwalk\n\n" + b"quiet " * 5000)
+    (tmp_path / "empty.txt").write_bytes(b"")
+    manifest = run(tmp_path, f"text:{tmp_path}/*.txt", f"text:{tmp_path}/bad.txt", vocabulary=vocabulary)
+    assert manifest["problems"] == {
+        "documents_without_sentences": 1,
+        "empty_files": 1,
+        "files_named_again": 1,
+        "invalid_utf8_bytes": 2,
+        "long_sentence_cuts": 3,
+        "nul_characters": 1,
+        "sentences_without_tokens": 1,
+    }
+    corpus = store.open_corpus(tmp_path / "corpus")
+    tokens = np.concatenate([corpus.train.tokens, corpus.heldout.tokens])
+    vocabulary = load_vocabulary(vocabulary)
+    assert (tokens == vocabulary.pieces.index("quiet")).sum() == 5000 and tokens.size == 5004
+    text = prepare.summary("corpus", manifest)
+    assert len(text.splitlines()) == 3 + len(manifest["problems"]) and "2 bytes were not UTF-8" in text
+
+
+def test_every_problem_can_be_told():
+    modules = readers, output, docstrings, sentences, prepare.encoding, datasets
+    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
+    counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
+    assert counted == set(prepare._PROBLEMS)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\x00\x01"])
+def test_no_text_is_one_error(tmp_path, vocabulary, content):
+    (tmp_path / "a.txt").write_bytes(content)
+    for given in vocabulary, None:
+        with pytest.raises(BertjaxError, match="no text"):
+            run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=given)
+    assert leftovers(tmp_path) == []
+
+
+def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(5))
+    spec = f"text:{tmp_path}/a.txt"
+    run(tmp_path, spec, vocabulary=vocabulary)
+    before = bytes_of(tmp_path / "corpus")
+    with pytest.raises(UsageError, match="--overwrite"):
+        run(tmp_path, spec, vocabulary=vocabulary)
+    (tmp_path / "bad.txt.gz").write_bytes(b"no gzip")
+    with pytest.raises(BertjaxError, match="bad.txt.gz"):
+        run(tmp_path, f"text:{tmp_path}/*", vocabulary=vocabulary, overwrite=True)
+    assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
+    write_text(tmp_path / "a.txt", make_text(6))
+    run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
+    assert bytes_of(tmp_path / "corpus") != before and leftovers(tmp_path) == ["corpus"]
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    with pytest.raises(UsageError, match="is no corpus"):
+        run(tmp_path, spec, vocabulary=vocabulary, overwrite=True, name="home")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"heldout_share": 1.0}, "held-out share 1.0"),
+        ({"vocabulary_kind": "bpe"}, "'bpe'"),
+        ({"vocabulary_size": 10}, "10 pieces"),
+        ({"workers": -1}, "-1 workers"),
+    ],
+)
+def test_unusable_settings(tmp_path, settings, says):
+    write_text(tmp_path / "a.txt", make_text(2))
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path, f"text:{tmp_path}/a.txt", **settings)
+    assert leftovers(tmp_path) == []
+
+
+def test_full_disk_is_one_error(tmp_path, vocabulary, monkeypatch):
+    write_text(tmp_path / "a.txt", make_text(50))
+
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output._SplitWriter, "_write", write)
+    with pytest.raises(BertjaxError, match="No space left on device") as caught:
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert str(tmp_path / "corpus") in str(caught.value)
+    assert leftovers(tmp_path) == []
+
+
+def test_interrupt_cleans_up(tmp_path, vocabulary, monkeypatch):
+    write_text(tmp_path / "a.txt", make_text(50))
+
+    def add(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output.CorpusWriter, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
+
+
+def test_killed_worker_is_one_error(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(200_000))
+    before = set(multiprocessing.active_children())
+
+    def kill():
+        while not (workers := set(multiprocessing.active_children()) - before):
+            time.sleep(0.01)
+        os.kill(workers.pop().pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(BertjaxError, match="a worker process was killed"):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    killer.join()
+    assert leftovers(tmp_path) == []
+
+
+PREPARE = """
+import sys
+from bertjax.corpus.prepare import prepare
+if __name__ == "__main__":
+    prepare([sys.argv[1]], sys.argv[2], vocabulary=sys.argv[3], workers=2, progress=False)
+"""
+
+
+def children(pid):
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [int(child) for child in listing.split()]
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(200_000))
+    (tmp_path / "prepare.py").write_text(PREPARE)
+    spec = f"text:{tmp_path}/a.txt"
+    process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
+    tokens = tmp_path / ".corpus.partial" / "train.tokens.bin"
+    while not (tokens.exists() and tokens.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.01)
+    with pytest.raises(UsageError, match="another `bertjax prepare`"):
+        run(tmp_path, spec, vocabulary=vocabulary)
+    workers = children(process.pid)
+    process.kill()
+    process.wait()
+    assert workers
+    assert not (tmp_path / "corpus").exists()
+    with pytest.raises(UsageError):
+        store.open_corpus(tmp_path / ".corpus.partial")
+    deadline = time.monotonic() + 10
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.05)
+    write_text(tmp_path / "a.txt", make_text(10))
+    run(tmp_path, spec, vocabulary=vocabulary)
+    assert leftovers(tmp_path) == ["corpus"]
+    store.open_corpus(tmp_path / "corpus")
+
+
+def test_run_killed_while_it_replaces_is_undone(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(5))
+    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    before = bytes_of(tmp_path / "corpus")
+    (tmp_path / "corpus").rename(tmp_path / ".corpus.old")
+    with pytest.raises(UsageError, match="--overwrite"):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert bytes_of(tmp_path / "corpus") == before
+
+
+def test_docstrings(tmp_path, vocabulary, monkeypatch):
+    (tmp_path / "one.py").write_text(
+        '"""The green river is quiet."""\ndef f():\n    """Walk under the seven lamps."""\n'
+    )
+    (tmp_path / "two.py").write_text('"""The green river is quiet."""\nclass C:\n    """Paper and stone, once."""\n')
+    (tmp_path / "three.py").write_text('"""This is not Python any more.""" ((\n')
+    monkeypatch.setattr(docstrings, "modules", lambda: [str(tmp_path / f"{n}.py") for n in ("one", "two", "three")])
+    manifest = run(tmp_path, "docs:", vocabulary=vocabulary, heldout_share=0)
+    corpus = store.open_corpus(tmp_path / "corpus")
+    tokenizer = Tokenizer(load_vocabulary(vocabulary))
+    expected = [["The green river is quiet.", "Walk under the seven lamps."], ["Paper and stone, once."]]
+    assert documents_of(corpus.train) == [[tuple(tokenizer.encode(s)) for s in d] for d in expected]
+    assert manifest["problems"] == {"unparsable_modules": 1}
+    assert len(bytes_of(tmp_path / "corpus")) == 8
+
+
+def test_released_style_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(5))
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, lower_case=False)
+    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == vocabulary.read_bytes()
+    assert manifest["vocabulary"]["sha256"] == manifest["files"]["vocab.txt"]["sha256"]
+    assert manifest["vocabulary"]["special_ids"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert manifest["vocabulary"]["lower_case"] is False
