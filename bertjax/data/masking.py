@@ -52,7 +52,7 @@ def masker(
     script also takes a continuation at the start of B for the end of A's last word, here it is a word of its own.
 
     Returns:
-      A function of ids int32 [B, S], row lengths int32 [B] (0 for a padding row) and uniforms float32
+      A function of ids int32 [B, S], row lengths int32 [B] and uniforms float32
       [B, uniforms_per_row] in [0, 1) to `Masked`.
     """
     # A table, because Python's rounding of its 64-bit product decides in the script.

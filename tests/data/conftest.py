@@ -1,0 +1,32 @@
+"""Corpora for the tests of this folder."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from small_corpora import SPECIAL_PIECES, random_documents, write_corpus
+
+from bertjax.corpus import store
+
+
+@pytest.fixture(scope="session")
+def make_corpus(tmp_path_factory) -> Callable[..., store.Corpus]:
+    """Makes a corpus in a new folder; `unique` gives every token of a split an id of its own, so rows can be traced."""
+
+    def make(train: list[list[int]], heldout: list[list[int]] | None = None, unique: bool = False) -> store.Corpus:
+        path = tmp_path_factory.mktemp("corpora") / "corpus"
+        heldout = heldout if heldout is not None else [[5, 6, 7], [8, 9]]
+        counts = [sum(map(sum, documents)) for documents in (train, heldout)]
+        size = max(counts) + 50 if unique else 500
+        ordinary = np.array([i for i in range(size) if i not in SPECIAL_PIECES])
+        rng = np.random.default_rng(0)
+        tokens = [rng.permutation(ordinary)[:count] if unique else rng.choice(ordinary, count) for count in counts]
+        return write_corpus(path, {"train": (tokens[0], train), "heldout": (tokens[1], heldout)}, size)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def traced(make_corpus) -> store.Corpus:
+    """A corpus whose tokens are all different; tests must not change it."""
+    return make_corpus(random_documents(60, 1), random_documents(25, 2), unique=True)

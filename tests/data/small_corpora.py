@@ -1,0 +1,49 @@
+"""Small corpora in the on-disk format, written directly."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bertjax.corpus import store
+
+SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
+
+
+def write_pieces(path: Path, size: int) -> np.ndarray:
+    """A WordPiece vocabulary, special pieces scattered at its beginning, a quarter continuations.
+
+    Returns:
+      The ids that are not special.
+    """
+    pieces = [SPECIAL_PIECES.get(i, f"##p{i}" if i % 4 == 0 else f"p{i}") for i in range(size)]
+    path.write_text("".join(f"{piece}\n" for piece in pieces))
+    return np.array([i for i in range(size) if i not in SPECIAL_PIECES])
+
+
+def write_corpus(
+    path: Path, splits: dict[str, tuple[np.ndarray, list[list[int]]]], vocabulary_size: int
+) -> store.Corpus:
+    """Writes and opens a corpus of token arrays and, for each document, the lengths of its sentences."""
+    path.mkdir(parents=True)
+    write_pieces(path / "vocab.txt", vocabulary_size)
+    dtype = store.token_dtype(vocabulary_size)
+    for split, (tokens, documents) in splits.items():
+        lengths = [length for document in documents for length in document]
+        assert sum(lengths) == len(tokens)
+        arrays = {
+            "tokens": np.asarray(tokens, dtype),
+            "sentences": np.cumsum([0, *lengths]).astype(store.OFFSET_DTYPE),
+            "documents": np.cumsum([0, *(len(document) for document in documents)]).astype(store.OFFSET_DTYPE),
+        }
+        for name, array in arrays.items():
+            array.tofile(path / store.array_file(split, name))
+    files = {file.name: store.describe_file(file) for file in sorted(path.iterdir())}
+    store.write_manifest(path, {"files": files, "token_dtype": dtype.str, "vocabulary": {"file": "vocab.txt"}})
+    return store.open_corpus(path)
+
+
+def random_documents(count: int, seed: int) -> list[list[int]]:
+    """Sentence lengths of documents; both spread as widely as in an encyclopaedia."""
+    rng = np.random.default_rng(seed)
+    sizes = np.maximum(1, rng.lognormal(3.0, 1.0, count)).astype(int)
+    return [np.maximum(1, rng.lognormal(3.0, 0.6, size)).astype(int).tolist() for size in sizes]

@@ -1,0 +1,90 @@
+"""Batches as text and as files."""
+
+import numpy as np
+import pytest
+from small_corpora import write_pieces
+
+from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.bench import bench_input
+from bertjax.data.inspect import format_example, write_npz
+from bertjax.data.settings import Masking
+from bertjax.errors import BertjaxError, UsageError
+
+
+def test_an_example_shows_what_was_masked_and_how(tmp_path):
+    write_pieces(tmp_path / "vocab.txt", 60)
+    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+    cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
+    batch = {
+        "input_ids": np.array([[cls, 13, mask, sep, 17, 18, sep, 0, 0]]),
+        "input_mask": np.array([[1] * 7 + [0] * 2]),
+        "segment_ids": np.array([[0] * 4 + [1] * 3 + [0] * 2]),
+        "masked_lm_positions": np.array([[2, 4, 5, 0]]),
+        "masked_lm_ids": np.array([[20, 30, 18, 0]]),
+        "masked_lm_weights": np.array([[1, 1, 1, 0.0]]),
+        "next_sentence_labels": np.array([1]),
+    }
+    assert format_example(batch, 0, vocabulary).splitlines() == [
+        "NotNext, 7 tokens + 2 padding, 3 predictions",
+        "A: [CLS] p13 [MASK]←##p20 [SEP]",
+        "B: p17←p30 (random) p18 (kept) [SEP]",
+    ]
+    alone = batch | {"segment_ids": np.zeros((1, 9), int), "next_sentence_labels": np.array([-1])}
+    lines = format_example(alone, 0, vocabulary).splitlines()
+    assert lines[0].startswith("no next sentence")
+    assert len(lines) == 2
+
+
+def example_batches(seq_len: int, count: int) -> list[dict[str, np.ndarray]]:
+    return [{"input_ids": np.full((2, seq_len), step), "labels": np.array([step, 0])} for step in range(count)]
+
+
+def test_npz_stacks_the_batches_of_a_phase(tmp_path):
+    write_npz(tmp_path / "one.npz", iter(example_batches(4, 3)))
+    with np.load(tmp_path / "one.npz") as arrays:
+        assert set(arrays) == {"input_ids", "labels"}
+        assert arrays["input_ids"].shape == (3, 2, 4)
+        np.testing.assert_array_equal(arrays["labels"], [[0, 0], [1, 0], [2, 0]])
+
+
+def test_npz_keeps_phases_apart(tmp_path):
+    write_npz(tmp_path / "two.npz", example_batches(4, 3) + example_batches(8, 2))
+    with np.load(tmp_path / "two.npz") as arrays:
+        assert {name: arrays[name].shape for name in arrays} == {
+            "phase_0/input_ids": (3, 2, 4),
+            "phase_0/labels": (3, 2),
+            "phase_1/input_ids": (2, 2, 8),
+            "phase_1/labels": (2, 2),
+        }
+
+
+def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "batches.npz"
+    path.write_text("what was there")
+
+    def full(file, **_):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(BertjaxError, match="batches.npz: No space left"):
+        write_npz(path, example_batches(4, 1))
+    assert [file.name for file in tmp_path.iterdir()] == ["batches.npz"]
+    assert path.read_text() == "what was there"
+
+
+def test_npz_refuses_what_cannot_be(tmp_path):
+    with pytest.raises(UsageError, match="at least one step"):
+        write_npz(tmp_path / "none.npz", [])
+    with pytest.raises(UsageError, match="no folder"):
+        write_npz(tmp_path / "missing" / "x.npz", example_batches(4, 1))
+
+
+def test_bench_counts_what_it_says(traced):
+    result = bench_input(
+        traced, seq_len=32, batch_size=4, max_predictions=5, objective="nsp", masking=Masking(), seconds=0.2
+    )
+    assert result["tokens_per_second"] == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
+    cost = 1 - result["tokens_per_second"] / result["sequential_tokens_per_second"]
+    assert result["random_access_cost"] == pytest.approx(cost)
+    assert 0.3 < result["fill"] <= 1

@@ -1,0 +1,134 @@
+"""Which tokens are masked, and how."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_corpora import write_pieces
+
+from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.masking import masker, uniforms_per_row
+from bertjax.data.settings import Masking
+from bertjax.errors import UsageError
+
+VOCABULARY_SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    write_pieces(path, VOCABULARY_SIZE)
+    return load_vocabulary(path)
+
+
+def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of random lengths with every kind of special token inside the text."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, VOCABULARY_SIZE, (rows, seq_len), np.int32)
+    ids[:, 0] = vocabulary.cls_id
+    lengths = rng.integers(4, seq_len + 1, rows, np.int32)
+    ids[np.arange(seq_len) >= lengths[:, None]] = vocabulary.pad_id
+    ids[np.arange(rows), lengths - 1] = vocabulary.sep_id
+    return ids, lengths
+
+
+def masked(vocabulary, masking, max_predictions, rows=2000, seq_len=40):
+    ids, lengths = example_rows(vocabulary, rows, seq_len)
+    uniforms = np.random.default_rng(1).random((rows, uniforms_per_row(seq_len, max_predictions)), np.float32)
+    function = tf.function(masker(vocabulary, masking, seq_len, max_predictions))
+    result = function(tf.constant(ids), tf.constant(lengths), tf.constant(uniforms))
+    return ids, lengths, *(tensor.numpy() for tensor in result)
+
+
+def expected_number(lengths, rate, max_predictions):
+    return np.array([min(max_predictions, max(1, round(int(n) * rate))) for n in lengths])
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("rate", [0.15, 0.25, 1.0])
+def test_only_ordinary_tokens_are_chosen_and_all_else_stays(vocabulary, whole_word, rate):
+    masking = Masking(rate=rate, whole_word=whole_word)
+    ids, lengths, inputs, positions, originals, weights = masked(vocabulary, masking, 12)
+    used = weights == 1
+    assert set(np.unique(weights)) <= {0.0, 1.0}
+    chosen = np.zeros_like(ids, bool)
+    chosen[np.nonzero(used)[0], positions[used]] = True
+    assert chosen.sum() == used.sum()
+    assert not np.isin(ids[chosen], vocabulary.special_ids).any()
+    np.testing.assert_array_equal(inputs[~chosen], ids[~chosen])
+    np.testing.assert_array_equal(originals[used], np.take_along_axis(ids, positions, 1)[used])
+    # Ascending, unused at the end and zero.
+    assert (np.diff(np.where(used, positions, 1000), axis=1)[used[:, 1:]] > 0).all()
+    assert (np.diff(weights, axis=1) <= 0).all()
+    assert not positions[~used].any() and not originals[~used].any()
+
+
+@pytest.mark.parametrize("rate, max_predictions", [(0.15, 20), (0.25, 20), (0.15, 3), (1.0, 40)])
+def test_number_of_predictions(vocabulary, rate, max_predictions):
+    ids, lengths, _, _, _, weights = masked(vocabulary, Masking(rate=rate), max_predictions)
+    candidates = (~np.isin(ids, vocabulary.special_ids)).sum(axis=1)
+    expected = np.minimum(expected_number(lengths, rate, max_predictions), candidates)
+    np.testing.assert_array_equal(weights.sum(axis=1), expected)
+
+
+def test_every_ordinary_position_is_as_likely(vocabulary):
+    ids, lengths, _, positions, _, weights = masked(vocabulary, Masking(rate=0.2), 8, rows=20_000)
+    candidates = ~np.isin(ids, vocabulary.special_ids)
+    chosen = np.zeros_like(ids)
+    rows, columns = np.nonzero(weights)
+    chosen[rows, positions[rows, columns]] = 1
+    expected = (candidates * (weights.sum(axis=1) / np.maximum(1, candidates.sum(axis=1)))[:, None]).sum(axis=0)
+    assert chosen[:, 1:-1].sum(axis=0) == pytest.approx(expected[1:-1], rel=0.12)
+
+
+@pytest.mark.parametrize("shares", [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0, 0.2, 0.8), (0, 0, 1)])
+def test_shares_of_mask_same_and_random(vocabulary, shares):
+    masking = Masking(0.25, *shares)
+    _, _, inputs, positions, originals, weights = masked(vocabulary, masking, 10, rows=8000)
+    used = weights == 1
+    seen = np.take_along_axis(inputs, positions, 1)[used]
+    originals = originals[used]
+    ordinary = VOCABULARY_SIZE - 5
+    mask, same = seen == vocabulary.mask_id, seen == originals
+    assert mask.mean() == pytest.approx(shares[0], abs=0.01)
+    # A random token is the same one by chance.
+    assert same.mean() == pytest.approx(shares[1] + shares[2] / ordinary, abs=0.01)
+    replaced = seen[~mask & ~same]
+    assert not np.isin(replaced, vocabulary.special_ids).any()
+    if shares[2]:
+        assert len(np.unique(replaced)) == ordinary
+
+
+def test_whole_words_are_chosen_whole_and_never_too_many(vocabulary):
+    max_predictions = 8
+    masking = Masking(rate=0.2, whole_word=True)
+    ids, lengths, _, positions, _, weights = masked(vocabulary, masking, max_predictions)
+    numbers = expected_number(lengths, 0.2, max_predictions)
+    assert (weights.sum(axis=1) <= numbers).all()
+    partly = both = 0
+    candidates = ~np.isin(ids, vocabulary.special_ids)
+    continues = vocabulary.is_continuation[ids]
+    for row in range(len(ids)):
+        chosen = set(positions[row, weights[row] == 1].tolist())
+        for position in range(1, ids.shape[1]):
+            if continues[row, position] and candidates[row, position - 1]:
+                partly += (position in chosen) != (position - 1 in chosen)
+                both += position in chosen
+    assert partly == 0
+    assert both > 1000
+    # Words that do not fit are passed over, so hardly a prediction is lost.
+    possible = np.minimum(numbers, candidates.sum(axis=1))
+    assert weights.sum() > 0.93 * possible.sum()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"rate": 0.0}, "rate is 0.0"),
+        ({"rate": 1.5}, "rate is 1.5"),
+        ({"mask_share": 0.7}, "add up to 0.9"),
+        ({"mask_share": 1.1, "same_share": -0.2}, "mask_share is 1.1"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        Masking(**arguments)

@@ -1,0 +1,128 @@
+"""The vectorised pair rule against the same rule written one document at a time."""
+
+import random
+
+import numpy as np
+import pytest
+from small_corpora import random_documents
+
+from bertjax.data.pairs import document_pairs, target_lengths
+from bertjax.errors import BertjaxError
+
+
+def offsets(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    sentences = np.cumsum([0, *(length for document in documents for length in document)])
+    return sentences, np.cumsum([0, *(len(document) for document in documents)])
+
+
+def one_pass(documents: list[list[int]], max_tokens: int, seed: int, pass_index: int) -> np.ndarray:
+    sentences, firsts = offsets(documents)
+    lengths = np.array([sum(document) for document in documents])
+    targets = target_lengths(lengths, max_tokens, pass_index, np.random.default_rng(seed))
+    rng = np.random.default_rng([seed, pass_index])
+    return np.concatenate(list(document_pairs(sentences, firsts, 0, targets, rng)))
+
+
+def expected_pairs(documents: list[list[int]], max_tokens: int, rng: random.Random) -> list[tuple[int, int, bool]]:
+    """Lengths of A and B before truncation, and whether B is random, document by document."""
+    pairs = []
+    for own, document in enumerate(documents):
+        target = rng.randint(2, max_tokens) if rng.random() < 0.1 else max_tokens
+        position = 0
+        while position < len(document):
+            stop = position + 1
+            while stop < len(document) and sum(document[position:stop]) < target:
+                stop += 1
+            a_stop = position + 1 if stop == position + 1 else rng.randint(position + 1, stop - 1)
+            a = sum(document[position:a_stop])
+            if stop == position + 1 or rng.random() < 0.5:
+                other = documents[rng.choice([d for d in range(len(documents)) if d != own])]
+                start = rng.randrange(len(other))
+                b = 0
+                for length in other[start:]:
+                    b += length
+                    if b >= target - a:
+                        break
+                pairs.append((a, b, True))
+                position = a_stop
+            else:
+                pairs.append((a, sum(document[a_stop:stop]), False))
+                position = stop
+    return pairs
+
+
+@pytest.mark.parametrize("max_tokens", [61, 253])
+def test_distributions_equal_those_of_the_rule_one_document_at_a_time(max_tokens):
+    documents, passes = random_documents(200, 0), 20
+    rng = random.Random(5)
+    expected = np.array([p for _ in range(passes) for p in expected_pairs(documents, max_tokens, rng)])
+    ours = np.concatenate([one_pass(documents, max_tokens, 3, index) for index in range(passes)])
+    ours = np.stack([ours["a_length"], ours["b_length"], ours["label"]], axis=1)
+
+    assert len(ours) == pytest.approx(len(expected), rel=0.03)
+    assert ours[:, 2].mean() == pytest.approx(expected[:, 2].mean(), abs=0.02)
+    for random_next in (0, 1):
+        ours_part, expected_part = ours[ours[:, 2] == random_next], expected[expected[:, 2] == random_next]
+        for column in (0, 1):
+            assert ours_part[:, column].mean() == pytest.approx(expected_part[:, column].mean(), rel=0.03)
+            quantiles = np.linspace(0.05, 0.95, 10)
+            found = np.quantile(ours_part[:, column], quantiles)
+            assert found == pytest.approx(np.quantile(expected_part[:, column], quantiles), rel=0.1, abs=2)
+
+
+@pytest.mark.parametrize("max_tokens", [13, 125])
+def test_every_sentence_is_once_in_a_or_in_a_b_that_is_next(max_tokens):
+    documents = [*random_documents(80, 4), [9], [200, 1]]
+    sentences, _ = offsets(documents)
+    for pass_index in range(3):
+        records = one_pass(documents, max_tokens, 0, pass_index)
+        spans = [(r["a_start"], r["a_length"]) for r in records]
+        spans += [(r["b_start"], r["b_length"]) for r in records if r["label"] == 0]
+        spans.sort()
+        starts, lengths = np.array(spans).T
+        assert starts[0] == 0
+        np.testing.assert_array_equal(starts[1:], starts[:-1] + lengths[:-1])
+        assert starts[-1] + lengths[-1] == sentences[-1]
+        assert np.isin(starts, sentences).all()
+
+
+def test_b_is_next_or_from_another_document():
+    documents = random_documents(40, 6)
+    sentences, firsts = offsets(documents)
+    records = one_pass(documents, 61, 0, 0)
+    bounds = sentences[firsts]
+
+    def document(offset: np.ndarray) -> np.ndarray:
+        return np.searchsorted(bounds, offset, side="right") - 1
+
+    a, b, b_last = (
+        document(records["a_start"]),
+        document(records["b_start"]),
+        document(records["b_start"] + records["b_length"] - 1),
+    )
+    is_random = records["label"] == 1
+    assert (a[is_random] != b[is_random]).all()
+    np.testing.assert_array_equal(b, b_last)
+    following = records["a_start"] + records["a_length"]
+    np.testing.assert_array_equal(following[~is_random], records["b_start"][~is_random])
+    np.testing.assert_array_equal(a[~is_random], b[~is_random])
+    assert (records["b_length"] > 0).all()
+    assert len(set(b[is_random].tolist())) > 20
+
+
+def test_one_document_in_ten_is_short_and_each_once_in_ten_passes():
+    lengths = np.random.default_rng(0).integers(5, 5000, 1000)
+    targets = np.stack([target_lengths(lengths, 61, index, np.random.default_rng(1)) for index in range(10)])
+    # A short target may be the longest by chance.
+    assert (targets < 61).sum(axis=0).max() == 1
+    short = targets[targets < 61]
+    assert len(short) == pytest.approx(1000 * 59 / 60, abs=2)
+    counts = np.bincount(short)[2:]
+    assert len(counts) == 59
+    assert counts.min() >= 15 and counts.max() <= 18
+
+
+def test_an_empty_sentence_is_an_error():
+    sentences, documents = np.array([0, 3, 3, 5]), np.array([0, 2, 3])
+    with pytest.raises(BertjaxError, match="empty document or sentence"):
+        list(document_pairs(sentences, documents, 0, np.array([9, 9]), np.random.default_rng(0)))

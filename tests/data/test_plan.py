@@ -1,0 +1,136 @@
+"""The pair plan on disk: repeatable, found again, and rebuilt where it is damaged."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from small_corpora import random_documents
+
+from bertjax.data import pairs, plan
+from bertjax.data.plan import pair_plan
+from bertjax.errors import BertjaxError, UsageError
+
+
+@pytest.fixture
+def corpus(make_corpus):
+    return make_corpus(random_documents(50, 3))
+
+
+def files(corpus):
+    return {file.name: file for file in (corpus.path / "plans").iterdir()}
+
+
+def test_passes_are_independent_cuts_of_the_whole_split(corpus):
+    made = pair_plan(corpus, "train", 64, 0, 3)
+    assert made.pass_ends[-1] == len(made.records)
+    starts = np.concatenate([[0], made.pass_ends[:-1]])
+    passes = [made.records[a:b] for a, b in zip(starts, made.pass_ends, strict=True)]
+    for records in passes:
+        used = records["a_length"].sum() + records["b_length"][records["label"] == 0].sum()
+        assert used == corpus.train.sentences[-1]
+    assert not np.array_equal(passes[0][:50], passes[1][:50])
+    other_seed = pair_plan(corpus, "train", 64, 1, 3)
+    assert not np.array_equal(passes[0][:50], other_seed.records[:50])
+
+
+def test_a_stored_plan_is_used_again(corpus):
+    first = pair_plan(corpus, "train", 64, 0, 2)
+    before = {name: file.stat().st_ino for name, file in files(corpus).items()}
+    second = pair_plan(corpus, "train", 64, 0, 2)
+    assert {name: file.stat().st_ino for name, file in files(corpus).items()} == before
+    assert isinstance(second.records, np.memmap)
+    np.testing.assert_array_equal(first.records, second.records)
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header"])
+def test_a_damaged_plan_is_made_again(corpus, damage):
+    good = np.array(pair_plan(corpus, "train", 64, 0, 2).records)
+    by_suffix = {file.suffix: file for file in files(corpus).values()}
+    data = bytearray(by_suffix[".bin"].read_bytes())
+    if damage == "changed":
+        data[len(data) // 2] ^= 1
+        by_suffix[".bin"].write_bytes(data)
+    elif damage == "cut":
+        by_suffix[".bin"].write_bytes(data[:-1])
+    elif damage == "no header":
+        by_suffix[".json"].unlink()
+    else:
+        by_suffix[".json"].write_text('{"pass_ends": [')
+    np.testing.assert_array_equal(pair_plan(corpus, "train", 64, 0, 2).records, good)
+    assert by_suffix[".bin"].stat().st_size == good.nbytes
+
+
+def test_blocks_bound_memory_and_keep_the_promise(corpus, monkeypatch):
+    monkeypatch.setattr(plan, "_BLOCK_SENTENCES", 20)
+    monkeypatch.setattr(pairs, "_ROWS_AT_ONCE", 7)
+    records = pair_plan(corpus, "train", 64, 0, 1).records
+    spans = [(r["a_start"], r["a_length"]) for r in records]
+    spans += [(r["b_start"], r["b_length"]) for r in records if r["label"] == 0]
+    starts, lengths = np.array(sorted(spans)).T
+    np.testing.assert_array_equal(starts, np.concatenate([[0], np.cumsum(lengths)[:-1]]))
+    assert starts[-1] + lengths[-1] == corpus.train.sentences[-1]
+
+
+def test_a_plan_goes_to_the_temporary_folder_where_the_corpus_is_read_only(corpus, tmp_path, monkeypatch):
+    # A file where the folder should be: even the superuser cannot write into it.
+    (corpus.path / "plans").write_text("")
+    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = pair_plan(corpus, "train", 64, 0, 1)
+    assert tmp_path in made.records.filename.parents
+    again = pair_plan(corpus, "train", 64, 0, 1)
+    np.testing.assert_array_equal(made.records, again.records)
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(plan, "_write_all", full)
+    with pytest.raises(BertjaxError, match="No space left on device") as error:
+        pair_plan(corpus, "train", 64, 0, 1)
+    assert "\n" not in str(error.value)
+    assert not files(corpus)
+
+
+def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(corpus):
+    folder = corpus.path / "plans"
+    folder.mkdir()
+    abandoned, live = folder / ".pairs-a.bin-x.unfinished", folder / ".pairs-b.bin-y.unfinished"
+    for file in (abandoned, live):
+        file.write_bytes(b"0")
+    day_ago = time.time() - 86_400
+    os.utime(abandoned, (day_ago, day_ago))
+    pair_plan(corpus, "train", 64, 0, 1)
+    assert not abandoned.exists()
+    assert live.exists()
+
+
+def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
+    code = (
+        "import sys, hashlib; from bertjax.corpus.store import open_corpus; from bertjax.data.plan import pair_plan;"
+        "corpus = open_corpus(sys.argv[1]); print('ready', flush=True); sys.stdin.readline();"
+        "print(hashlib.sha256(pair_plan(corpus, 'train', 32, 0, 8).records.tobytes()).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(corpus.path)]
+    processes = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    hashes = {process.communicate(timeout=60)[0] for process in processes}
+    assert len(hashes) == 1 and len(hashes.pop().strip()) == 64
+    assert len(files(corpus)) == 2
+
+
+@pytest.mark.parametrize("documents", [[], [[3, 4, 5]]])
+def test_pairs_need_two_documents(make_corpus, documents):
+    corpus = make_corpus([[3, 4], [5]], documents)
+    with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document"):
+        pair_plan(corpus, "heldout", 64, 0, 1)

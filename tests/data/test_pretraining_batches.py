@@ -1,0 +1,349 @@
+"""Batches as a pure function of corpus, seed and step; what an epoch and an evaluation hold."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from bertjax.corpus.store import Split, read_manifest
+from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.pretraining import eval_dataset, train_dataset
+from bertjax.data.rows import epoch_order, stream_key, without_copy
+from bertjax.data.settings import Masking, Phase
+from bertjax.errors import UsageError
+
+SEQ_LEN, BATCH, PREDICTIONS = 48, 8, 8
+PHASE = Phase(SEQ_LEN, BATCH, PREDICTIONS, start_step=0, stop_step=1 << 40)
+NAMES_AND_DTYPES = {
+    "input_ids": np.int32,
+    "input_mask": np.int32,
+    "segment_ids": np.int32,
+    "masked_lm_positions": np.int32,
+    "masked_lm_ids": np.int32,
+    "masked_lm_weights": np.float32,
+    "next_sentence_labels": np.int32,
+}
+
+
+def train(corpus, steps, phase=PHASE, start_step=0, objective="nsp", masking=None, seed=0, pair_passes=2, **arguments):
+    dataset = train_dataset(
+        corpus,
+        phase,
+        objective=objective,
+        masking=masking or Masking(),
+        seed=seed,
+        pair_passes=pair_passes,
+        start_step=start_step,
+        **arguments,
+    )
+    return list(itertools.islice(dataset.as_numpy_iterator(), steps))
+
+
+def evaluate(corpus, objective="nsp", batch_size=BATCH, **arguments):
+    dataset = eval_dataset(
+        corpus,
+        seq_len=SEQ_LEN,
+        batch_size=batch_size,
+        max_predictions=PREDICTIONS,
+        objective=objective,
+        masking=Masking(),
+        **arguments,
+    )
+    return list(dataset.as_numpy_iterator())
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        assert batch.keys() == other.keys()
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], other[name], err_msg=name)
+
+
+def joined(batches):
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def original_rows(batches) -> np.ndarray:
+    """All rows with their masks undone."""
+    rows = joined(batches)
+    ids = rows["input_ids"].copy()
+    row, column = np.nonzero(rows["masked_lm_weights"])
+    ids[row, rows["masked_lm_positions"][row, column]] = rows["masked_lm_ids"][row, column]
+    return ids
+
+
+def traced_offsets(corpus, split, batches) -> list[np.ndarray]:
+    """For each row of a corpus of unique tokens, the token offsets of its text, specials left out."""
+    tokens = getattr(corpus, split).tokens
+    offset = np.full(load_vocabulary(corpus.vocabulary_path).size, -1)
+    offset[tokens] = np.arange(len(tokens))
+    return [offset[row][offset[row] >= 0] for row in original_rows(batches)]
+
+
+def test_names_shapes_and_dtypes(traced):
+    for objective in ("nsp", "none"):
+        (batch,) = train(traced, 1, objective=objective, phase=dataclasses.replace(PHASE, max_predictions=7))
+        assert {name: array.dtype for name, array in batch.items()} == NAMES_AND_DTYPES
+        assert batch["input_ids"].shape == (BATCH, SEQ_LEN)
+        assert batch["masked_lm_ids"].shape == (BATCH, 7)
+        assert batch["next_sentence_labels"].shape == (BATCH,)
+
+
+@pytest.mark.parametrize("objective", ["nsp", "none"])
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_together_make_the_rows_of_one(traced, objective, hosts):
+    whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
+    parts = [
+        train(
+            traced, 5, objective=objective, masking=Masking(whole_word=True), process_index=index, process_count=hosts
+        )
+        for index in range(hosts)
+    ]
+    assert_same(whole, [joined(step) for step in zip(*parts, strict=True)])
+
+
+@pytest.mark.parametrize("objective", ["nsp", "none"])
+def test_a_resumed_stream_is_the_stream(traced, objective):
+    stream = train(traced, 40, objective=objective)
+    for step in (1, 17, 39):
+        assert_same(stream[step:], train(traced, 40 - step, objective=objective, start_step=step))
+
+
+def test_phases_have_streams_of_their_own_that_end_and_resume(traced):
+    phases = (
+        Phase(SEQ_LEN, 8, PREDICTIONS, start_step=0, stop_step=6),
+        Phase(SEQ_LEN, 8, PREDICTIONS, start_step=6, stop_step=10),
+    )
+    first, second = (train(traced, 100, phase=phase, start_step=phase.start_step) for phase in phases)
+    assert (len(first), len(second)) == (6, 4)
+    assert not np.array_equal(first[0]["input_ids"], second[0]["input_ids"])
+    assert_same(second[2:], train(traced, 100, phase=phases[1], start_step=8))
+
+
+@pytest.mark.parametrize("objective", ["nsp", "none"])
+def test_a_jump_to_a_late_step(traced, objective):
+    late = train(traced, 3, objective=objective, start_step=1_000_000)
+    assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
+    # The epoch and the place in it follow from the step alone: so many epochs later, the passes are in the same turn.
+    assert not np.array_equal(late[0]["input_ids"], late[1]["input_ids"])
+    assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
+
+
+def test_seeds_differ(traced):
+    (a,), (b,) = (train(traced, 1, seed=seed) for seed in (0, 1))
+    assert not np.array_equal(a["input_ids"], b["input_ids"])
+
+
+def test_an_epoch_is_a_permutation_and_each_another_one():
+    pass_ends = np.array([1000, 1900, 3001])
+    rows, epochs = epoch_order(pass_ends, stream_key(0), shuffle=True)(np.arange(6002))
+    rows, epochs = rows.numpy(), epochs.numpy()
+    starts = [0, 1000, 1900]
+    orders = []
+    for epoch in range(6):
+        found = rows[epochs == epoch]
+        start, end = starts[epoch % 3], pass_ends[epoch % 3]
+        np.testing.assert_array_equal(np.sort(found), np.arange(start, end))
+        orders.append((found - start) / (end - start))
+    np.testing.assert_array_equal(epochs, np.repeat(np.arange(6), np.diff([0, *pass_ends]).tolist() * 2))
+    for order, other in itertools.combinations(orders, 2):
+        size = min(len(order), len(other))
+        assert abs(np.corrcoef(order[:size], other[:size])[0, 1]) < 0.15
+
+
+def test_neighbours_in_an_epoch_are_unrelated_in_the_corpus():
+    count = 1_000_000
+    order = epoch_order(np.array([count]), stream_key(0), shuffle=True)
+    rows = order(np.arange(100_000))[0].numpy()
+    assert abs(np.corrcoef(rows[1:], rows[:-1])[0, 1]) < 0.02
+    distances = np.bincount((rows[1:] - rows[:-1]) % count * 20 // count)
+    assert distances == pytest.approx(5000, rel=0.08)
+    later = order(np.arange(100_000) + count)[0].numpy()
+    assert abs(np.corrcoef(rows, later)[0, 1]) < 0.02
+
+
+def test_an_epoch_of_pairs_visits_every_sentence(traced):
+    records = pair_records(traced)
+    owner = np.full(len(traced.train.tokens), -1)
+    for index, record in enumerate(records):
+        owner[record["a_start"] : record["a_start"] + record["a_length"]] = index
+        if record["label"] == 0:
+            owner[record["b_start"] : record["b_start"] + record["b_length"]] = index
+    # Every token, hence every sentence, belongs to one row.
+    assert (owner >= 0).all()
+    epochs = 3
+    batches = train(traced, -(-epochs * len(records) // BATCH), pair_passes=1)
+    rows = traced_offsets(traced, "train", batches)[: epochs * len(records)]
+    labels = joined(batches)["next_sentence_labels"][: len(rows)]
+    segments = joined(batches)["segment_ids"][: len(rows)]
+    found = np.array([owner[row[0]] for row in rows]).reshape(epochs, -1)
+    for epoch in found:
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(len(records)))
+    assert not np.array_equal(found[0], found[1])
+    for index, row, label, segment in zip(found.ravel(), rows, labels, segments, strict=True):
+        record = records[index]
+        assert label == record["label"]
+        b_length = segment.sum() - 1
+        a, b = row[: len(row) - b_length], row[len(row) - b_length :]
+        for span, side in ((a, "a"), (b, "b")):
+            start, length = record[f"{side}_start"], record[f"{side}_length"]
+            assert len(span) > 0
+            np.testing.assert_array_equal(span, np.arange(span[0], span[0] + len(span)))
+            assert start <= span[0] and span[-1] < start + length
+        whole = record["a_length"] + record["b_length"]
+        assert len(row) == min(whole, SEQ_LEN - 3)
+
+
+def pair_records(corpus):
+    from bertjax.data.plan import pair_plan
+
+    return pair_plan(corpus, "train", SEQ_LEN, 0, 1).records
+
+
+def test_masks_and_cuts_are_drawn_anew_when_a_pass_is_used_again(traced):
+    count = len(pair_records(traced))
+    batches = train(traced, -(-2 * count // BATCH), pair_passes=1)
+    rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
+    first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
+    for index in range(2 * count):
+        # The middle token of A survives truncation and tells which row it is.
+        key = offsets[index][0] // 4
+        masks = frozenset(rows["masked_lm_positions"][index].tolist())
+        if index < count:
+            first_seen[key] = (offsets[index][0], masks)
+        elif key in first_seen:
+            compared += 1
+            same_cut += first_seen[key][0] == offsets[index][0]
+            same_mask += first_seen[key][1] == masks
+    assert compared > count / 4
+    assert same_cut < 0.95 * compared
+    assert same_mask < 0.05 * compared
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_special_tokens_and_padding_are_never_masked(traced, whole_word):
+    batch = joined(train(traced, 30, masking=Masking(rate=0.3, whole_word=whole_word)))
+    vocabulary = load_vocabulary(traced.vocabulary_path)
+    used = batch["masked_lm_weights"] > 0
+    assert not np.isin(batch["masked_lm_ids"][used], vocabulary.special_ids).any()
+    lengths = batch["input_mask"].sum(axis=1)
+    assert (batch["masked_lm_positions"] < lengths[:, None]).all()
+    seen = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], 1)[used]
+    assert set(np.unique(seen[np.isin(seen, vocabulary.special_ids)])) == {vocabulary.mask_id}
+    for position, name in ((np.zeros_like(lengths), "cls_id"), (lengths - 1, "sep_id")):
+        assert (batch["input_ids"][np.arange(len(lengths)), position] == getattr(vocabulary, name)).all()
+    assert (batch["input_ids"][batch["input_mask"] == 0] == vocabulary.pad_id).all()
+
+
+def test_an_epoch_without_pairs_holds_every_token_once(traced):
+    size, width = len(traced.train.tokens), SEQ_LEN - 2
+    count = -(-size // width)
+    batches = train(traced, -(-2 * count // BATCH), objective="none")
+    rows = traced_offsets(traced, "train", batches)
+    epochs = [rows[:count], rows[count : 2 * count]]
+    for epoch in epochs:
+        np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(size))
+        assert sum(len(row) != width for row in epoch) == 1
+        for row in epoch:
+            np.testing.assert_array_equal(row, (row[0] + np.arange(len(row))) % size)
+    starts = [{int(row[0]) for row in epoch} for epoch in epochs]
+    assert len(starts[0] & starts[1]) <= count // 10
+    assert (joined(batches)["next_sentence_labels"] == -1).all()
+    assert not joined(batches)["segment_ids"].any()
+
+
+@pytest.mark.parametrize("objective", ["nsp", "none"])
+def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
+    batches = evaluate(traced, objective)
+    whole = joined(batches)
+    real = whole["input_mask"].any(axis=1)
+    count = int(real.sum())
+    assert real[:count].all() and count % BATCH != 0
+    for name, array in whole.items():
+        assert (array[~real] == (-1 if name == "next_sentence_labels" else 0)).all()
+    first_tokens = [row[0] for row in traced_offsets(traced, "heldout", batches)[:count]]
+    assert len(set(first_tokens)) == count
+    assert (np.diff(first_tokens) > 0).all()
+    if objective == "none":
+        tokens = np.concatenate(traced_offsets(traced, "heldout", batches))
+        np.testing.assert_array_equal(tokens, np.arange(len(traced.heldout.tokens)))
+    # Neither the batch size nor the number of hosts changes a row.
+    for name, array in joined(evaluate(traced, objective, batch_size=2 * BATCH)).items():
+        np.testing.assert_array_equal(array[:count], whole[name][:count])
+    parts = [evaluate(traced, objective, process_index=index, process_count=4) for index in range(4)]
+    assert_same(batches, [joined(step) for step in zip(*parts, strict=True)])
+
+
+def test_a_limited_evaluation_is_spread_over_the_split(traced):
+    batches = evaluate(traced, max_rows=11)
+    real = joined(batches)["input_mask"].any(axis=1)
+    assert real.sum() == 11 and len(real) == 2 * BATCH
+    first_tokens = np.array([row[0] for row in traced_offsets(traced, "heldout", batches)[:11]])
+    assert (np.diff(first_tokens) > 0).all()
+    assert first_tokens[-1] > 0.8 * len(traced.heldout.tokens)
+
+
+def test_a_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens")
+    array = np.memmap(tmp_path / "tokens", np.uint16, mode="c")
+    tensor = without_copy(array)
+    array[500] = 7
+    assert tensor[500].numpy() == 7
+
+
+def test_a_corpus_larger_than_what_may_be_read_is_not_read(traced, tmp_path):
+    resource = pytest.importorskip("resource")
+    size = 1 << 32
+    with open(tmp_path / "tokens", "wb") as file:
+        file.truncate(2 * size)
+    tokens = np.memmap(tmp_path / "tokens", np.uint16, mode="c")
+    huge = dataclasses.replace(traced, train=Split(tokens, traced.train.sentences, traced.train.documents))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    batches = train(huge, 50, phase=dataclasses.replace(PHASE, seq_len=512), objective="none", start_step=1_000_000)
+    assert len(batches) == 50
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert kibibytes < 1 << 19
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"objective": "mlm"}, "unknown objective 'mlm'; known: nsp, none"),
+        ({"seed": -1}, "seed is -1"),
+        ({"pair_passes": 0}, "pair_passes is 0"),
+        ({"process_count": 3}, "batch_size 8 cannot be split over 3 processes"),
+        ({"process_index": 2, "process_count": 2}, "process 2 of 2"),
+        ({"phase": dataclasses.replace(PHASE, start_step=5), "start_step": 4}, "step 4 is outside its phase"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(traced, change, message):
+    with pytest.raises(UsageError, match=message) as error:
+        train(traced, 1, **change)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((7, 8, 2, 0, 1), "seq_len is 7"),
+        ((64, 0, 2, 0, 1), "batch_size is 0"),
+        ((64, 8, 0, 0, 1), "max_predictions is 0"),
+        ((64, 8, 65, 0, 1), "max_predictions is 65"),
+        ((64, 8, 10, 5, 4), "steps 5 to 4"),
+    ],
+)
+def test_impossible_phases_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        Phase(*arguments)
+
+
+def test_an_empty_heldout_split_is_refused(make_corpus):
+    corpus = make_corpus([[3, 4], [5]], [])
+    assert read_manifest(corpus.path)
+    for objective in ("nsp", "none"):
+        with pytest.raises(UsageError, match="heldout split"):
+            evaluate(corpus, objective)
+    with pytest.raises(UsageError, match="max_rows"):
+        evaluate(corpus, max_rows=0)
