@@ -33,10 +33,12 @@ def texts(
       UsageError: no such dataset or split, or no single text feature.
       BertjaxError: the dataset cannot be had or read.
     """
-    import tensorflow_datasets as tfds
-
     try:
+        import tensorflow_datasets as tfds
+
         builder = tfds.builder(name, data_dir=data_dir)
+    except ImportError as error:
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
     except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
         raise UsageError(f"tfds has no dataset {name!r}: {_first_line(error)}") from error
     try:
@@ -50,6 +52,8 @@ def texts(
                 yield _decode(data, problems)
     except BertjaxError:
         raise
+    except ImportError as error:
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
     except ValueError as error:
         raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {_first_line(error)}") from error
     except Exception as error:

@@ -210,7 +210,8 @@ class CorpusWriter:
         for split in self._splits.values():
             problems["documents_without_sentences"] += split.finish()
         if not self.documents:
-            raise BertjaxError("the inputs hold no text, so there is no corpus to write; check the --input specs")
+            met = "; ".join(f"{name}: {count:,}" for name, count in sorted(problems.items()) if count)
+            raise BertjaxError(f"the inputs hold no text, so no corpus was written ({met}); check the --input specs")
         if self._heldout_share:
             self._fill_both(problems)
         for split in self._splits.values():

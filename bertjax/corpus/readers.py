@@ -308,8 +308,14 @@ def _wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
                 problems["characters_outside_doc"] += len(between.strip())
                 inside = True
                 position = _after_title(buffer, tag)
+        if not inside and position < ready and not tag:
+            problems["characters_outside_doc"] += len(buffer[position:ready].strip())
+            position = ready
         buffer = buffer[position:]
-        if inside and len(buffer) > MAX_PIECE_CHARS:
+        if not inside and len(buffer) > MAX_PIECE_CHARS:
+            problems["characters_outside_doc"] += len(buffer.strip())
+            buffer = ""
+        while inside and len(buffer) > MAX_PIECE_CHARS:
             at = _cut(buffer, problems)
             yield Text(buffer[:at], PARAGRAPHS, continues)
             buffer = buffer[at:]
@@ -317,8 +323,6 @@ def _wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     if inside:
         problems["unclosed_doc"] += 1
         yield Text(buffer, PARAGRAPHS, continues)
-    else:
-        problems["characters_outside_doc"] += len(buffer.strip())
 
 
 def _after_title(buffer: str, tag: re.Match[str]) -> int:

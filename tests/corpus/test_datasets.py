@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from bertjax.corpus import datasets, readers, store
@@ -22,7 +23,7 @@ def data_dir(tmp_path_factory):
             version="1.0.0",
             config="plain",
             features=tfds.features.FeaturesDict(features),
-            split_datasets={"train": examples},
+            split_datasets={"train": list(enumerate(examples))},
             data_dir=directory,
             disable_shuffling=True,
         )
@@ -33,7 +34,9 @@ def data_dir(tmp_path_factory):
     return {
         "stories": build("stories", {"title": text, "text": text}, examples),
         "pairs": build("pairs", {"question": text, "answer": text}, [{"question": "Q?", "answer": "A."}]),
-        "single": build("single", {"body": text, "label": tfds.features.Scalar("int64")}, [{"body": "B.", "label": 1}]),
+        "single": build(
+            "single", {"body": text, "label": tfds.features.Scalar(np.int64)}, [{"body": "B.", "label": 1}]
+        ),
     }
 
 
