@@ -11,7 +11,7 @@ from bertjax.data.pretraining import train_dataset
 from bertjax.data.settings import Masking, Phase
 
 _WARM_UP_BATCHES = 10
-_ROUNDS = 4
+_ROUNDS = 2
 
 
 def bench_input(

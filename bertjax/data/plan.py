@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from bertjax.corpus.mapping import map_file
 from bertjax.corpus.store import Corpus, Split, sample_sha256
 from bertjax.data.files import UNFINISHED_SUFFIX, replacing
 from bertjax.data.pairs import RECORD, document_pairs, target_lengths
@@ -115,8 +116,7 @@ def _read(path: Path, settings: dict[str, Any]) -> PairPlan | None:
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-    # Copy-on-write rather than read-only: TensorFlow takes the array without a copy only if it looks writable.
-    return PairPlan(np.memmap(records, RECORD, mode="c"), ends) if whole else None
+    return PairPlan(map_file(records, RECORD), ends) if whole else None
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:

@@ -42,7 +42,7 @@ def test_a_stored_plan_is_used_again(corpus):
     before = {name: file.stat().st_ino for name, file in files(corpus).items()}
     second = pair_plan(corpus, "train", 64, 0, 2)
     assert {name: file.stat().st_ino for name, file in files(corpus).items()} == before
-    assert isinstance(second.records, np.memmap)
+    assert not second.records.flags.owndata
     np.testing.assert_array_equal(first.records, second.records)
 
 
@@ -80,7 +80,7 @@ def test_a_plan_goes_to_the_temporary_folder_where_the_corpus_is_read_only(corpu
     (corpus.path / "plans").write_text("")
     monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
     made = pair_plan(corpus, "train", 64, 0, 1)
-    assert tmp_path in made.records.filename.parents
+    assert len(list(tmp_path.glob("bertjax-plans-*/*.bin"))) == 1
     again = pair_plan(corpus, "train", 64, 0, 1)
     np.testing.assert_array_equal(made.records, again.records)
 
