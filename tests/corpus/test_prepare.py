@@ -121,6 +121,7 @@ def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monk
 def test_document_in_many_pieces_is_one(tmp_path, vocabulary, monkeypatch):
     monkeypatch.setattr(prepare.encoding, "BATCH_CHARS", 500)
     monkeypatch.setattr(readers, "MAX_PIECE_CHARS", 300)
+    monkeypatch.setattr(readers, "_READ_BYTES", 200)
     documents = make_text(12, seed=5)
     documents[3] *= 60
     documents[7] *= 40
