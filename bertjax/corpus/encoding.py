@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 
 import numpy as np
 
-from bertjax.corpus.readers import Text
+from bertjax.corpus.layouts import Text
 from bertjax.corpus.sentences import split_sentences
 from bertjax.corpus.store import SPLITS, token_dtype
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary

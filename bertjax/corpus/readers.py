@@ -1,7 +1,7 @@
 """Input specs to documents, streamed: memory stays bounded whatever the size of a file or a document.
 
     text:GLOB               one sentence a line, a blank line between documents (google-research/bert's form)
-    prose:GLOB              running text; see `_prose` for what is a document
+    prose:GLOB              running text; see `layouts.prose` for what is a document
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
     tfds:NAME/CONFIG:SPLIT  a TensorFlow Datasets text dataset, one example a document
     docs:                   the docstrings of the standard library and of the installed distributions
@@ -13,7 +13,6 @@ import codecs
 import dataclasses
 import glob
 import gzip
-import html
 import lzma
 import os
 import re
@@ -22,35 +21,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from bertjax.corpus import datasets, docstrings
-from bertjax.corpus.sentences import LINES, PARAGRAPHS, WRAPPED, cut_point, is_wrapped
+from bertjax.corpus import datasets, docstrings, layouts
+from bertjax.corpus.layouts import Text
+from bertjax.corpus.sentences import LINES, PARAGRAPHS
 from bertjax.errors import BertjaxError, UsageError
 
 FORMS = ("text", "prose", "wiki", "tfds", "docs")
-# A longer document goes on in pieces of this size.
-MAX_PIECE_CHARS = 1 << 20
-
 _READ_BYTES = 1 << 20
-_BLANK_LINE = re.compile(r"\n\s*\n")
-_DOC_OPEN = re.compile(r"^<doc\b[^\n]*>[^\S\n]*(?:\n|\Z)", re.MULTILINE)
-_DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
-_TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """A document, or a piece of one.
-
-    Attributes:
-      text: as the source has it.
-      form: how it is to be split into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
-      continues: the text goes on with the document of the `Text` before it.
-    """
-
-    text: str
-    form: str
-    continues: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +133,8 @@ def read(source: Source, problems: Counter[str], advance: Callable[[int], None])
         return (Text(text, PARAGRAPHS) for text in texts)
     chunks = _chunks(source, problems, advance)
     if source.kind in ("text", "paragraphs"):
-        return _blocks(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
-    return _prose(chunks, problems) if source.kind == "prose" else _wiki(chunks, problems)
+        return layouts.blocks(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
+    return layouts.prose(chunks, problems) if source.kind == "prose" else layouts.wiki(chunks, problems)
 
 
 def _one_line(error: BaseException) -> str:
@@ -211,124 +189,3 @@ def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
         decoder.errors = "strict"
         problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
         return _ESCAPED_BYTES.sub("\ufffd", text)
-
-
-def _whole(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
-    """The chunks as one document."""
-    buffer = ""
-    continues = False
-    for chunk in chunks:
-        buffer += chunk
-        while len(buffer) > MAX_PIECE_CHARS:
-            at = _cut(buffer, problems)
-            yield Text(buffer[:at], form, continues)
-            buffer = buffer[at:]
-            continues = True
-    if buffer.strip():
-        yield Text(buffer, form, continues)
-
-
-def _blocks(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
-    """The chunks as documents parted by blank lines."""
-    buffer = ""
-    continues = False
-    for chunk in chunks:
-        buffer += chunk
-        *complete, buffer = _BLANK_LINE.split(buffer)
-        for document in complete:
-            if continues or document.strip():
-                yield Text(document, form, continues)
-            continues = False
-        while len(buffer) > MAX_PIECE_CHARS:
-            at = _cut(buffer, problems)
-            yield Text(buffer[:at], form, continues)
-            buffer = buffer[at:]
-            continues = True
-    if buffer.strip():
-        yield Text(buffer, form, continues)
-
-
-def _cut(buffer: str, problems: Counter[str]) -> int:
-    at = cut_point(buffer, MAX_PIECE_CHARS)
-    # A newline stays at the head of the rest: with one that follows, it may be a blank line.
-    if buffer[at - 1] == "\n":
-        return at - 1
-    problems["long_sentence_cuts"] += 1
-    return at
-
-
-def _prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Running text, in the layouts people keep it in, told apart by a file's first megabyte:
-
-    - lines wrapped at a fixed width: paragraphs end at blank or short lines, the file is one document;
-    - a paragraph a line, blank lines parting single paragraphs (or none at all): the file is one document;
-    - a paragraph a line, blank lines parting (for the most part) groups of paragraphs: each group is a document.
-    """
-    first = next(chunks, "")
-    blocks = [block.split("\n") for block in _BLANK_LINE.split(first.strip())]
-    lines = [line.strip() for block in blocks for line in block]
-    grouped = sum(len(block) > 1 for block in blocks)
-
-    def rejoined() -> Iterator[str]:
-        yield first
-        yield from chunks
-
-    if is_wrapped(lines):
-        return _whole(rejoined(), WRAPPED, problems)
-    if len(blocks) > 1 and 2 * grouped > len(blocks):
-        return _blocks(rejoined(), PARAGRAPHS, problems)
-    return _whole(rejoined(), PARAGRAPHS, problems)
-
-
-def _wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """WikiExtractor articles, without the line that repeats the title. Section titles stay."""
-    buffer = ""
-    inside = continues = False
-    ended = False
-    while not ended:
-        chunk = next(chunks, None)
-        ended = chunk is None
-        buffer += chunk or ""
-        # The last line may be half a tag.
-        ready = len(buffer) if ended else buffer.rfind("\n") + 1
-        position = 0
-        while True:
-            tag = (_DOC_CLOSE if inside else _DOC_OPEN).search(buffer, position, ready)
-            if not tag:
-                break
-            if not inside and not ended and buffer.find("\n", tag.end()) < 0:
-                break  # The line after the tag may be the title.
-            between = buffer[position : tag.start()]
-            position = tag.end()
-            if inside:
-                if between.strip() or continues:
-                    yield Text(between, PARAGRAPHS, continues)
-                inside = continues = False
-            else:
-                problems["characters_outside_doc"] += len(between.strip())
-                inside = True
-                position = _after_title(buffer, tag)
-        if not inside and position < ready and not tag:
-            problems["characters_outside_doc"] += len(buffer[position:ready].strip())
-            position = ready
-        buffer = buffer[position:]
-        if not inside and len(buffer) > MAX_PIECE_CHARS:
-            problems["characters_outside_doc"] += len(buffer.strip())
-            buffer = ""
-        while inside and len(buffer) > MAX_PIECE_CHARS:
-            at = _cut(buffer, problems)
-            yield Text(buffer[:at], PARAGRAPHS, continues)
-            buffer = buffer[at:]
-            continues = True
-    if inside:
-        problems["unclosed_doc"] += 1
-        yield Text(buffer, PARAGRAPHS, continues)
-
-
-def _after_title(buffer: str, tag: re.Match[str]) -> int:
-    title = _TITLE.search(tag.group())
-    end = buffer.find("\n", tag.end())
-    line = buffer[tag.end() : end if end >= 0 else None]
-    if title and line.strip() and line.strip() in (title[1].strip(), html.unescape(title[1]).strip()):
-        return tag.end() + len(line)
-    return tag.end()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from bertjax.corpus import readers
 from bertjax.corpus.encoding import batches
+from bertjax.corpus.layouts import Text
 from bertjax.corpus.sentences import MAX_SENTENCE_CHARS, split_sentences
 from bertjax.corpus.tokenizer import (
     MAX_WORD_CHARS,
@@ -78,7 +79,7 @@ def ordered_map(
         yield pending.popleft().result()
 
 
-def _sample(sources: list[readers.Source], chars: int) -> Iterator[readers.Text]:
+def _sample(sources: list[readers.Source], chars: int) -> Iterator[Text]:
     total = sum(source.size_bytes or 0 for source in sources)
     unsized = sum(source.size_bytes is None for source in sources)
     for source in sources:
@@ -94,7 +95,7 @@ def _sample(sources: list[readers.Source], chars: int) -> Iterator[readers.Text]
                 break
 
 
-def _count_words(texts: list[readers.Text], lower_case: bool) -> Counter[str]:
+def _count_words(texts: list[Text], lower_case: bool) -> Counter[str]:
     tokenizer = BasicTokenizer(lower_case)
     chunks = Counter(itertools.chain.from_iterable(text.text.replace("\n", " ").split(" ") for text in texts))
     words: Counter[str] = Counter()
@@ -105,7 +106,7 @@ def _count_words(texts: list[readers.Text], lower_case: bool) -> Counter[str]:
     return words
 
 
-def _sentences(texts: list[readers.Text]) -> list[str]:
+def _sentences(texts: list[Text]) -> list[str]:
     return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
 
 

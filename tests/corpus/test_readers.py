@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bertjax.corpus import readers
+from bertjax.corpus import layouts, readers
 from bertjax.corpus.docstrings import modules, prose_of
 from bertjax.corpus.sentences import LINES, PARAGRAPHS, WRAPPED
 from bertjax.errors import BertjaxError, UsageError
@@ -98,7 +98,7 @@ def test_prose_layouts(tmp_path, text, form, documents):
 
 @pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
 def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_PIECE_CHARS", 1000)
+    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
     monkeypatch.setattr(readers, "_READ_BYTES", 700)
     body = [" ".join(f"{line}.{i}" for i in range(10)) + "." for line in range(400)]
     inner = "\n".join(body)
@@ -116,7 +116,7 @@ def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
 
 
 def test_one_endless_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_PIECE_CHARS", 1000)
+    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
     text = " ".join(str(i) for i in range(5000))
     (tmp_path / "f").write_text(text, encoding="utf-8")
     documents, problems = read(f"text:{tmp_path}/f")
