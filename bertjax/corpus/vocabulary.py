@@ -24,7 +24,7 @@ from bertjax.errors import BertjaxError, UsageError
 
 MIN_SIZE = 32
 
-# Word counts change little beyond this; SentencePiece's suffix arrays take some 60 bytes a character.
+# SentencePiece holds its sample in memory several times over and takes long; WordPiece needs only word counts.
 _SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
 # Characters beyond the most frequent become [UNK] rather than fill the vocabulary twice, alone and as ##x.
 _MAX_ALPHABET = 1000
