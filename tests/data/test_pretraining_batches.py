@@ -95,8 +95,7 @@ def test_names_shapes_and_dtypes(traced):
         assert batch["next_sentence_labels"].shape == (BATCH,)
 
 
-@pytest.mark.parametrize("objective", ["nsp", "none"])
-@pytest.mark.parametrize("hosts", [2, 4])
+@pytest.mark.parametrize("objective, hosts", [("nsp", 2), ("nsp", 4), ("none", 4)])
 def test_hosts_together_make_the_rows_of_one(traced, objective, hosts):
     whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
     parts = [

@@ -1,0 +1,37 @@
+"""A Mini BERT from scratch on two CPU cores: enough text to see both objectives being learnt.
+
+    bertjax prepare --input wiki:'wikipedia/AA/*' prose:'novels/*.txt' --vocab vocab.txt --output runs/corpus
+    bertjax train --config experiments/pretrain_cpu.py:corpus=runs/corpus --workdir runs/mini
+
+Hardware and time: two CPU cores, float32, between one and two hours for 4,000 steps of 32 x 128 tokens.
+Expected: see the curve in README.md. 16 million tokens are a hundredth of a percent of the paper's pre-training.
+
+It differs from the paper's setting where a run that sees each sentence once at most asks for it: no dropout, a
+learning rate of 1e-3, and 400 steps of warm-up.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.config import base_config, parse_arguments
+
+
+def get_config(arguments: str | None = None) -> ConfigDict:
+    """The config for `size=mini,corpus=DIR,steps=4000,quick=false`."""
+    given = parse_arguments(arguments, size="mini", corpus="", steps=4000, quick=False)
+    config = base_config(given.size)
+    config.data.corpus = given.corpus
+    config.data.batch_size = 32
+    config.data.eval_rows = 1024
+    config.steps = 10 if given.quick else given.steps
+    config.log_every = 5 if given.quick else 50
+    config.eval_every = 5 if given.quick else 400
+    config.checkpoint_every = 5 if given.quick else 400
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = config.steps // 10
+    config.model.dtype = "float32"
+    config.model.hidden_dropout = 0.0
+    config.model.attention_dropout = 0.0
+    if given.quick:
+        config.data.batch_size = 8
+        config.data.eval_rows = 32
+    return config

@@ -1,0 +1,48 @@
+"""Set before JAX is imported anywhere: eight fake devices on the CPU, quick compilation, and a quiet TensorFlow."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        # Tiny models compile longer than they run.
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import random  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+_WORDS = (
+    "sun moon river stone bird tree house wind salt light road hand night door green old cold far slow deep".split()
+)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """A prepared corpus of 60 short documents, each with words of its own kind, and a vocabulary trained on them."""
+    from bertjax.corpus.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(0)
+    documents = []
+    for _ in range(60):
+        words = rng.sample(_WORDS, 6)
+        sentences = [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(rng.randint(4, 12))]
+        documents.append("\n".join(sentences))
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+    prepare(
+        [f"text:{folder}/text.txt"],
+        folder / "corpus",
+        vocabulary_size=70,
+        heldout_share=0.1,
+        workers=1,
+        progress=False,
+    )
+    return folder / "corpus"

@@ -1,0 +1,201 @@
+"""The model against an independent forward pass, and each of its switches against the plain way."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference_bert import encode_row, pretraining_logits
+
+from bertjax.data.settings import Phase
+from bertjax.model.attention import dot_product_attention
+from bertjax.model.config import ModelConfig
+from bertjax.model.encoder import Encoder
+from bertjax.model.heads import PretrainingModel
+from bertjax.model.layers import dropout
+from bertjax.tasks.pretraining import sums, synthetic_batch
+
+CONFIG = ModelConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    mlp_size=32,
+    max_positions=24,
+    vocab_multiple=16,
+    dtype="float32",
+    initializer_range=0.3,
+)
+PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_step=1)
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, np.ndarray]:
+    """Rows of different lengths, both segments, padding at the end."""
+    batch = synthetic_batch(PHASE, CONFIG)
+    lengths = np.array([24, 20, 11, 7])[:, None]
+    batch["input_mask"] = (np.arange(24) < lengths).astype(np.int32)
+    batch["masked_lm_positions"] = np.tile(np.array([1, 2, 4, 6], np.int32), (4, 1))
+    return batch
+
+
+@pytest.fixture(scope="module")
+def params(batch) -> dict:
+    """Random everywhere, biases and scales too, so that no term can be missing unnoticed."""
+    params = nn.unbox(jax.jit(PretrainingModel(CONFIG).init)(jax.random.key(0), batch)["params"])
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return tree.unflatten([x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+
+
+def run(config: ModelConfig, params: dict, batch: dict) -> tuple[jax.Array, jax.Array]:
+    return jax.jit(PretrainingModel(config).apply)({"params": params}, batch)
+
+
+def loss_and_gradient(config: ModelConfig, params: dict, batch: dict) -> tuple[jax.Array, dict]:
+    """With dropout on."""
+
+    def loss(params: dict) -> jax.Array:
+        values = sums(PretrainingModel(config), params, batch, jax.random.key(7))
+        return values["mlm_loss"][0] + values["nsp_loss"][0]
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+def assert_trees_close(a: dict, b: dict) -> None:
+    # Against the largest gradient: that of the key biases is zero but for rounding.
+    scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(a[1]))
+    for (path, x), (_, y) in zip(*map(jax.tree_util.tree_leaves_with_path, (a, b)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * scale, err_msg=str(path))
+
+
+def test_logits_equal_an_independent_forward_pass(params, batch):
+    ours = run(CONFIG, params, batch)
+    exact = pretraining_logits(jax.tree.map(lambda x: np.asarray(x, np.float64), params), batch, CONFIG.vocab_size)
+    np.testing.assert_allclose(ours[0][..., : CONFIG.vocab_size], exact[0], atol=5e-5)
+    np.testing.assert_allclose(ours[1], exact[1], atol=5e-5)
+
+
+def test_all_layers_hidden_states_equal_the_reference_padding_included(params, batch):
+    apply = jax.jit(Encoder(CONFIG).apply, static_argnames="collect_layers")
+    row = (batch["input_ids"], batch["segment_ids"], batch["input_mask"])
+    _, layers = apply({"params": params["encoder"]}, *row, collect_layers=True)
+    double = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    for row in range(4):
+        exact = encode_row(double, *(batch[name][row] for name in ("input_ids", "segment_ids", "input_mask")))
+        np.testing.assert_allclose(layers[:, row], np.array(exact), atol=5e-5)
+
+
+def test_padding_tokens_change_nothing(params, batch):
+    other = {**batch, "input_ids": np.where(batch["input_mask"] == 1, batch["input_ids"], 3)}
+    for a, b in zip(run(CONFIG, params, batch), run(CONFIG, params, other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_padded_vocabulary_changes_no_probability(params, batch):
+    assert CONFIG.padded_vocab_size == 64
+    plain = dataclasses.replace(CONFIG, vocab_multiple=1)
+    cut = jax.tree.map(lambda x: x, params)
+    cut["encoder"]["embeddings"]["token"] = params["encoder"]["embeddings"]["token"][:50]
+    cut["masked_lm"]["bias"] = params["masked_lm"]["bias"][:50]
+    padded = jax.nn.softmax(run(CONFIG, params, batch)[0])
+    assert float(padded[..., 50:].max()) == 0.0
+    np.testing.assert_allclose(padded[..., :50], jax.nn.softmax(run(plain, cut, batch)[0]), rtol=1e-5)
+
+
+def test_unrolled_and_scanned_layers_agree(params, batch):
+    scanned = loss_and_gradient(CONFIG, params, batch)
+    unrolled = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers=False), params, batch)
+    assert_trees_close(scanned, unrolled)
+
+
+@pytest.mark.parametrize(("remat", "scan_layers"), [("dots", True), ("full", False)])
+def test_remat_agrees_and_recomputes(params, batch, remat, scan_layers):
+    plain = dataclasses.replace(CONFIG, scan_layers=scan_layers)
+    again = dataclasses.replace(plain, remat=remat)
+    assert_trees_close(loss_and_gradient(plain, params, batch), loss_and_gradient(again, params, batch))
+
+    def tanhs(config: ModelConfig) -> int:
+        def loss(params: dict) -> jax.Array:
+            return sums(PretrainingModel(config), params, batch, None)["mlm_loss"][0]
+
+        return str(jax.make_jaxpr(jax.grad(loss))(params)).count("tanh")
+
+    # The activation is computed once more on the way back: proof that the switch reaches the layers.
+    assert tanhs(again) > tanhs(plain)
+
+
+def test_packed_sequences_equal_rows_of_their_own(params):
+    rng = np.random.default_rng(3)
+    lengths = [9, 6, 5]
+    ids = [rng.integers(0, 50, n) for n in lengths]
+    segments = [rng.integers(0, 2, n) for n in lengths]
+    apply = jax.jit(Encoder(CONFIG).apply)
+
+    def padded(parts: list[np.ndarray]) -> np.ndarray:
+        joined = np.concatenate(parts)
+        return np.pad(joined, (0, 24 - len(joined)))[None].astype(np.int32)
+
+    packed, _ = apply(
+        {"params": params["encoder"]},
+        padded(ids),
+        padded(segments),
+        padded([np.full(n, i + 1) for i, n in enumerate(lengths)]),
+        padded([np.arange(n) for n in lengths]),
+    )
+    start = 0
+    for i, n in enumerate(lengths):
+        alone, _ = apply(
+            {"params": params["encoder"]},
+            padded([ids[i]]),
+            padded([segments[i]]),
+            padded([np.ones(n)]),
+            padded([np.arange(n)]),
+        )
+        np.testing.assert_allclose(packed[0, start : start + n], alone[0, :n], atol=2e-5)
+        start += n
+
+
+def test_attention_can_be_replaced(params, batch):
+    calls = []
+
+    def spy(query, key, value, sequence_ids, **options):
+        calls.append(query.shape)
+        return dot_product_attention(query, key, value, sequence_ids, **options)
+
+    replaced = jax.jit(PretrainingModel(CONFIG, attention=spy).apply)({"params": params}, batch)
+    np.testing.assert_allclose(replaced[0], run(CONFIG, params, batch)[0], atol=1e-5)
+    assert set(calls) == {(4, 24, 2, 8)}
+
+
+def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
+    products = [line for line in text.splitlines() if "= dot_general[" in line]
+    in_float32 = [line for line in products if ":f32[" in line]
+    # The logits are added up in float32, the segment and bias products are outer products of parameters.
+    assert len(products) - len(in_float32) >= 8
+    assert all(":f32[4,24,16]" in line or ":f32[4,4,64]" in line for line in in_float32)
+    exponentials = [line for line in text.splitlines() if "= exp " in line or "= rsqrt " in line]
+    assert len(exponentials) >= 4 and all(":f32[" in line for line in exponentials)
+    initial = jax.eval_shape(PretrainingModel(config).init, jax.random.key(0), batch)["params"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(initial)} == {jnp.dtype("float32")}
+    exact, rough = run(CONFIG, params, batch), run(config, params, batch)
+    assert rough[0].dtype == jnp.float32
+    assert float(jnp.abs(exact[1] - rough[1]).max()) < 0.1
+
+
+@pytest.mark.parametrize("width", [64, 63])
+def test_dropout_drops_a_tenth_and_keeps_the_mean(width):
+    x = jnp.ones((2000, width))
+    dropped = dropout(x, 0.1, jax.random.key(0))
+    share = float((dropped == 0).mean())
+    # Five standard deviations of a share of 126,000 draws.
+    assert abs(share - 0.1) < 5 * (0.09 / x.size) ** 0.5
+    assert float(dropped.max()) == pytest.approx(1 / 0.9, rel=1e-4)
+    neighbours = np.asarray(dropped == 0)
+    both = (neighbours[:, :-1] & neighbours[:, 1:]).mean()
+    assert abs(both - 0.01) < 0.002
+    assert dropout(x, 0.1, None) is x

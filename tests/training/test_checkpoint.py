@@ -1,0 +1,138 @@
+"""Checkpoints: what is saved comes back on any mesh, and damage is found, named and passed over."""
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from test_step import CONFIG, OPTIMIZER, make_task
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, fingerprint, load_params
+from bertjax.training.sharding import MeshConfig, make_mesh
+from bertjax.training.step import abstract_state, init_state
+
+ONE = (1, 1, 1)
+
+
+def mesh_of(sizes):
+    return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
+
+
+def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE):
+    """Checkpoints of states that differ in a parameter and the step."""
+    state = init_state(make_task(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
+    checkpoints = Checkpoints(epath.Path(workdir), keep)
+    for step in steps:
+        state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
+        checkpoints.save(state)
+    checkpoints.wait()
+    checkpoints.close()
+    return state
+
+
+def restored(workdir, sizes=ONE):
+    said = []
+    checkpoints = Checkpoints(epath.Path(workdir), 3)
+    state = checkpoints.restore_latest(abstract_state(make_task(CONFIG), OPTIMIZER, mesh_of(sizes)), said.append)
+    checkpoints.close()
+    return state, said
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+def test_a_state_comes_back_bit_for_bit_on_another_mesh(tmp_path):
+    state = saved(tmp_path, sizes=(2, 2, 2))
+    for sizes in (ONE, (4, 2, 1)):
+        back, said = restored(tmp_path, sizes)
+        assert said == []
+        assert_equal(state, back)
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    saved(tmp_path, steps=(1, 2, 3, 4), keep=2)
+    assert sorted(child.name for child in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+def data_files(step_folder):
+    files = [file for file in (step_folder / "params").rglob("*") if file.is_file() and "d" in file.parent.name]
+    return sorted(files, key=lambda file: file.stat().st_size, reverse=True)
+
+
+def truncate(folder):
+    for file in data_files(folder):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip_a_bit(folder):
+    file = data_files(folder)[0]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def lose_metadata(folder):
+    (folder / "meta" / "metadata").unlink()
+
+
+def empty(folder):
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lose_metadata, empty])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, damage):
+    saved(tmp_path)
+    damage(tmp_path / "checkpoints" / "3")
+    state, said = restored(tmp_path)
+    assert int(state.step) == 2
+    assert len(said) == 1 and str(tmp_path / "checkpoints" / "3") in said[0] and "damaged" in said[0]
+    assert (tmp_path / DAMAGED / "3").is_dir()
+
+
+def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path):
+    saved(tmp_path)
+    for step in (1, 2, 3):
+        truncate(tmp_path / "checkpoints" / str(step))
+    with pytest.raises(BertjaxError, match="all checkpoints"):
+        restored(tmp_path)
+
+
+def test_the_fingerprint_sees_a_bit_and_an_exchange():
+    tree = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.int32)}
+    plain = int(fingerprint(tree))
+    flipped = {**tree, "a": tree["a"].copy()}
+    flipped["a"].view(np.uint32)[1, 2] ^= 1
+    exchanged = {**tree, "a": tree["a"][:, [1, 0, 2]]}
+    rows = {**tree, "a": tree["a"][::-1]}
+    assert len({plain, *(int(fingerprint(other)) for other in (flipped, exchanged, rows))}) == 4
+
+
+def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
+    state = saved(tmp_path)
+    target = abstract_state(make_task(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
+        assert_equal(load_params(path, target, print), state.params)
+    with pytest.raises(UsageError, match="no checkpoint at"):
+        find_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_shape_that_differs_is_named_with_both_sides(tmp_path):
+    saved(tmp_path)
+    target = abstract_state(make_task(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
+    with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\).*\(16, 8\)"):
+        load_params(tmp_path, target, print)
+
+
+def test_a_new_output_layer_keeps_its_own_values_and_is_named(tmp_path):
+    state = saved(tmp_path)
+    target = {"encoder": state.params["encoder"], "new": {"bias": np.full(3, 7.0, np.float32)}}
+    said = []
+    loaded = load_params(tmp_path, target, said.append)
+    assert_equal(loaded["encoder"], state.params["encoder"])
+    np.testing.assert_array_equal(loaded["new"]["bias"], 7.0)
+    assert "new, not in" in said[0] and "new/bias" in said[0]
+    assert "not used here" in said[1] and "pooler/dense/kernel" in said[1]

@@ -1,0 +1,143 @@
+"""The train step: the same numbers on any mesh, for any number of micro-batches, scanned or not."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.data.settings import Phase
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import PretrainingModel
+from bertjax.tasks import pretraining
+from bertjax.tasks.task import Task
+from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.sharding import MeshConfig, make_mesh, put_batch
+from bertjax.training.step import abstract_state, init_state, make_eval_step, make_train_step, means
+
+CONFIG = ModelConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    mlp_size=32,
+    max_positions=16,
+    vocab_multiple=8,
+    dtype="float32",
+)
+PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
+OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 10)
+
+
+def make_task(config: ModelConfig) -> Task:
+    model = PretrainingModel(config)
+    return Task(
+        model=model,
+        metrics=pretraining.METRICS,
+        losses=pretraining.LOSSES,
+        denominators=pretraining.denominators,
+        sums=partial(pretraining.sums, model),
+        phases=(PHASE,),
+        abstract_batch=pretraining.abstract_batch,
+        train_batches=lambda phase, step: iter(()),
+        eval_batches=lambda: iter(()),
+        synthetic_batch=partial(pretraining.synthetic_batch, model=config),
+    )
+
+
+def uneven_batch(seed: int) -> dict[str, np.ndarray]:
+    """Rows with one to three predictions, so that parts of the batch have different weights; one row is padding."""
+    batch = pretraining.synthetic_batch(PHASE, CONFIG, seed)
+    batch["masked_lm_weights"] = (np.arange(3) < np.array([3, 1, 1, 1, 3, 3, 2, 0])[:, None]).astype(np.float32)
+    batch["next_sentence_labels"][-1] = -1
+    batch["input_mask"][-1] = 0
+    return batch
+
+
+def run(mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig, steps: int = 3):
+    task = make_task(config)
+    devices = jax.devices()[: int(np.prod(mesh_sizes))]
+    mesh = make_mesh(MeshConfig(*mesh_sizes), devices)
+    state = init_state(task, OPTIMIZER, mesh, jax.random.key(0))
+    step = make_train_step(task, OPTIMIZER, mesh, accumulate)
+    for seed in range(steps):
+        state = step(state, put_batch(uneven_batch(seed), mesh), jax.random.key(1))
+    return state
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return jax.device_get(run((1, 1, 1), 1, CONFIG))
+
+
+def assert_states_close(a, b, atol: float = 2e-6):
+    for (path, x), (_, y) in zip(
+        *map(jax.tree_util.tree_leaves_with_path, (a.params, jax.device_get(b).params)), strict=True
+    ):
+        np.testing.assert_allclose(x, y, atol=atol, err_msg=str(path))
+    for name, (total, weight) in a.sums.items():
+        np.testing.assert_allclose(b.sums[name], [total, weight], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("mesh_sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
+    state = run(mesh_sizes, 1, CONFIG)
+    assert_states_close(alone, state)
+    if mesh_sizes == (2, 2, 2):
+        kernel = state.params["encoder"]["layers"]["mlp_in"]["kernel"]
+        assert kernel.sharding.shard_shape(kernel.shape) == (2, 8, 16)
+        moment = state.opt_state[1][0].mu["encoder"]["layers"]["mlp_in"]["kernel"]
+        assert moment.sharding == kernel.sharding
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_accumulated_gradients_are_those_of_the_whole_batch(accumulate):
+    config = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
+    whole = jax.device_get(run((1, 1, 1), 1, config))
+    assert_states_close(whole, run((2, 1, 1), accumulate, config))
+
+
+def test_a_mean_of_micro_batch_means_would_be_something_else():
+    # Guards the test above: the batch is uneven enough for the wrong way of adding up to show.
+    batch = uneven_batch(0)
+    weights = batch["masked_lm_weights"].sum(1)
+    halves = [weights[i::2].sum() for i in range(2)]
+    assert halves[0] != halves[1]
+
+
+def test_state_shapes_are_known_without_computing():
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    abstract = abstract_state(make_task(CONFIG), OPTIMIZER, mesh)
+    state = init_state(make_task(CONFIG), OPTIMIZER, mesh, jax.random.key(0))
+    assert jax.tree.structure(abstract) == jax.tree.structure(state)
+    for leaf, shape in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
+        assert (leaf.shape, leaf.dtype, leaf.sharding) == (shape.shape, shape.dtype, shape.sharding)
+
+
+def test_a_gradient_that_is_not_finite_is_remembered_with_its_step():
+    task, mesh = make_task(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    state = init_state(task, OPTIMIZER, mesh, jax.random.key(0))
+    step = make_train_step(task, OPTIMIZER, mesh, 1)
+    for seed in range(4):
+        batch = uneven_batch(seed)
+        if seed == 2:
+            batch["masked_lm_weights"][0, 0] = np.inf
+        state = step(state, put_batch(batch, mesh), jax.random.key(1))
+    assert int(state.bad_step) == 3
+
+
+def test_evaluation_counts_padding_rows_for_nothing():
+    task, mesh = make_task(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    params = init_state(task, OPTIMIZER, mesh, jax.random.key(0)).params
+    evaluate = make_eval_step(task, mesh)
+    zeros = {name: jnp.zeros(2) for name in task.metrics}
+    batch = uneven_batch(0)
+    whole = means(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)))
+    other = {**batch, "input_ids": batch["input_ids"].copy(), "masked_lm_ids": batch["masked_lm_ids"].copy()}
+    other["input_ids"][-1] = 5
+    other["masked_lm_ids"][-1] = 5
+    again = means(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)))
+    assert whole == again
+    assert jax.device_get(evaluate(params, put_batch(batch, mesh), zeros))["nsp_loss"][1] == 7
