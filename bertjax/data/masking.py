@@ -13,7 +13,7 @@ from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.data.settings import Masking
 
 # How many words too long for what is left of a row's predictions are passed over before choosing stops.
-_SKIPPED_WORDS = 4
+_SKIPPED_WORDS = 2
 
 
 class Masked(NamedTuple):
@@ -48,7 +48,7 @@ def masker(
     random token (the script draws from the whole vocabulary).
 
     Whole words (runs of a piece and its continuations) are taken in random order while they fit, never exceeding that
-    number. The script passes over any number of words that do not fit, here the choice ends at the fifth of a row; the
+    number. The script passes over any number of words that do not fit, here the choice ends at the third of a row; the
     script also takes a continuation at the start of B for the end of A's last word, here it is a word of its own.
 
     Returns:
