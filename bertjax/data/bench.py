@@ -1,5 +1,6 @@
 """How fast pre-training batches are made."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,20 +17,19 @@ _ROUNDS = 2
 
 def bench_input(
     corpus: Corpus,
+    phase: Phase,
     *,
-    seq_len: int,
-    batch_size: int,
-    max_predictions: int,
     objective: str,
     masking: Masking,
-    seed: int = 0,
-    pair_passes: int = 5,
+    seed: int,
+    pair_passes: int,
     seconds: float = 10.0,
     parallel_calls: int | None = None,
 ) -> dict[str, Any]:
     """Measures the training input by iterating over it, in training's order and, in turns, in the corpus's order.
 
     Args:
+      phase: shape of the batch; its steps do not matter.
       seconds: for each of the two orders.
       Others as in `pretraining.train_dataset`.
 
@@ -40,13 +40,13 @@ def bench_input(
       seconds_to_first_batch: with the pair plan, whether made or read.
       batches, seconds: measured in training's order.
       fill: share of positions that are not padding.
-      seq_len, batch_size: as asked for.
+      seq_len, batch_size: of the phase.
 
     Raises:
       UsageError, BertjaxError: as `pretraining.train_dataset`.
     """
     # More steps than any measurement reaches.
-    phase = Phase(seq_len, batch_size, max_predictions, start_step=0, stop_step=1 << 40)
+    phase = dataclasses.replace(phase, start_step=0, stop_step=1 << 40)
 
     def batches(shuffle: bool) -> Iterator[dict[str, np.ndarray]]:
         return train_dataset(
@@ -72,7 +72,7 @@ def bench_input(
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
         count[shuffle] += batch_count
         spent[shuffle] += batch_seconds
-    rate = {shuffle: count[shuffle] * batch_size * seq_len / spent[shuffle] for shuffle in count}
+    rate = {shuffle: count[shuffle] * phase.batch_size * phase.seq_len / spent[shuffle] for shuffle in count}
     return {
         "tokens_per_second": rate[True],
         "sequential_tokens_per_second": rate[False],
@@ -81,8 +81,8 @@ def bench_input(
         "batches": count[True],
         "seconds": spent[True],
         "fill": float(first_batch["input_mask"].mean()),
-        "seq_len": seq_len,
-        "batch_size": batch_size,
+        "seq_len": phase.seq_len,
+        "batch_size": phase.batch_size,
     }
 
 

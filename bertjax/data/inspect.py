@@ -64,7 +64,7 @@ def _shown(seen: int, original: int | None, vocabulary: Vocabulary) -> str:
     return f"{piece}←{vocabulary.pieces[original]}" + ("" if seen == vocabulary.mask_id else " (random)")
 
 
-def write_npz(path: str | Path, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
+def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path) -> None:
     """Writes the batches of consecutive steps to one `.npz` file, whole or not at all.
 
     Each array has the batches stacked, [N, ...] under its name in the batch. Where batches change their shape, as

@@ -6,8 +6,8 @@ from small_corpora import write_pieces
 
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.bench import bench_input
-from bertjax.data.inspect import format_example, write_npz
-from bertjax.data.settings import Masking
+from bertjax.data.inspect import format_example, write_batches
+from bertjax.data.settings import Masking, Phase
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -40,7 +40,7 @@ def example_batches(seq_len: int, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def test_npz_stacks_the_batches_of_a_phase(tmp_path):
-    write_npz(tmp_path / "one.npz", iter(example_batches(4, 3)))
+    write_batches(iter(example_batches(4, 3)), tmp_path / "one.npz")
     with np.load(tmp_path / "one.npz") as arrays:
         assert set(arrays) == {"input_ids", "labels"}
         assert arrays["input_ids"].shape == (3, 2, 4)
@@ -48,7 +48,7 @@ def test_npz_stacks_the_batches_of_a_phase(tmp_path):
 
 
 def test_npz_keeps_phases_apart(tmp_path):
-    write_npz(tmp_path / "two.npz", example_batches(4, 3) + example_batches(8, 2))
+    write_batches(example_batches(4, 3) + example_batches(8, 2), tmp_path / "two.npz")
     with np.load(tmp_path / "two.npz") as arrays:
         assert {name: arrays[name].shape for name in arrays} == {
             "phase_0/input_ids": (3, 2, 4),
@@ -68,21 +68,21 @@ def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez_compressed", full)
     with pytest.raises(BertjaxError, match="batches.npz: No space left"):
-        write_npz(path, example_batches(4, 1))
+        write_batches(example_batches(4, 1), path)
     assert [file.name for file in tmp_path.iterdir()] == ["batches.npz"]
     assert path.read_text() == "what was there"
 
 
 def test_npz_refuses_what_cannot_be(tmp_path):
     with pytest.raises(UsageError, match="at least one step"):
-        write_npz(tmp_path / "none.npz", [])
+        write_batches([], tmp_path / "none.npz")
     with pytest.raises(UsageError, match="no folder"):
-        write_npz(tmp_path / "missing" / "x.npz", example_batches(4, 1))
+        write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
 
 
 def test_bench_counts_what_it_says(traced):
     result = bench_input(
-        traced, seq_len=32, batch_size=4, max_predictions=5, objective="nsp", masking=Masking(), seconds=0.2
+        traced, Phase(32, 4, 5, 10, 20), objective="nsp", masking=Masking(), seed=0, pair_passes=1, seconds=0.2
     )
     assert result["tokens_per_second"] == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
     cost = 1 - result["tokens_per_second"] / result["sequential_tokens_per_second"]
