@@ -14,14 +14,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import random  # noqa: E402
-from pathlib import Path  # noqa: E402
+import random
+from pathlib import Path
 
-import pytest  # noqa: E402
-
-_WORDS = (
-    "sun moon river stone bird tree house wind salt light road hand night door green old cold far slow deep".split()
-)
+import pytest
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +27,10 @@ def corpus(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("corpus")
     rng = random.Random(0)
+    all_words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
     documents = []
     for _ in range(60):
-        words = rng.sample(_WORDS, 6)
+        words = rng.sample(all_words, 6)
         sentences = [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(rng.randint(4, 12))]
         documents.append("\n".join(sentences))
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.corpus.mapping import map_file
 from bertjax.errors import UsageError
 
 FORMAT = 1
@@ -147,13 +148,6 @@ def _verify(path: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-def _map(file: Path, dtype: np.dtype) -> np.ndarray:
-    if file.stat().st_size == 0:
-        return np.zeros(0, dtype)
-    # Copy-on-write rather than read-only: TensorFlow takes the array without a copy only if it looks writable.
-    return np.memmap(file, dtype, mode="c")
-
-
 def open_corpus(path: str | Path, verify: bool = True) -> Corpus:
     """Opens a corpus, checking sizes and sampled checksums first.
 
@@ -171,4 +165,4 @@ def open_corpus(path: str | Path, verify: bool = True) -> Corpus:
 def open_split(directory: Path, split: str, dtype: np.dtype) -> Split:
     """Memory-maps the files of one split, unchecked."""
     dtypes = {"tokens": dtype, "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
-    return Split(**{array: _map(directory / array_file(split, array), dtypes[array]) for array in ARRAYS})
+    return Split(**{array: map_file(directory / array_file(split, array), dtypes[array]) for array in ARRAYS})

@@ -22,11 +22,13 @@ class MaskedLmHead(nn.Module):
         width = config.hidden_size
         x = Dense(config, (width, width), ("embed", "pooled"), name="transform")(hidden)
         x = LayerNorm(config, name="norm")(activation(config)(x))
+        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
         logits = jnp.einsum("BPD,VD->BPV", x, token_table.astype(config.dtype), preferred_element_type=jnp.float32)
         bias = self.param("bias", constant_init(0.0, ("vocab",)), (config.padded_vocab_size,))
         # An outer product rather than a broadcast: its gradient is a matrix product, which XLA's CPU backend does 30
         # times faster than the sum over so many columns.
         logits += jnp.einsum("BP,V->BPV", jnp.ones(logits.shape[:2]), bias)
+        logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
         if config.padded_vocab_size > config.vocab_size:
             real = jnp.arange(config.padded_vocab_size) < config.vocab_size
             logits = jnp.where(real, logits, jnp.finfo(jnp.float32).min)

@@ -52,20 +52,33 @@ class LayerNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", constant_init(1.0, ("norm",)), (x.shape[-1],))
         bias = self.param("bias", constant_init(0.0, ("norm",)), (x.shape[-1],))
-        x = x.astype(jnp.float32)
-        mean = jnp.mean(x, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-        y = (x - mean) * jax.lax.rsqrt(variance + self.config.layer_norm_eps) * scale + bias
-        return y.astype(self.config.dtype)
+
+        def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+            x = x.astype(jnp.float32)
+            mean = jnp.mean(x, axis=-1, keepdims=True)
+            variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+            y = (x - mean) * jax.lax.rsqrt(variance + self.config.layer_norm_eps) * scale + bias
+            return y.astype(self.config.dtype)
+
+        return keeping_inputs(normalise, self.config)(x, scale, bias)
+
+
+def keeping_inputs(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
+    """Has the backward pass keep a cheap function's inputs alone, and compute its intermediate values again.
+
+    Left to itself, a gelu keeps six arrays of the feed-forward width, and a LayerNorm float32 copies of its input.
+    """
+    return jax.checkpoint(function, prevent_cse=not config.scan_layers)
 
 
 def activation(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
     """The feed-forward non-linearity that the config names."""
-    return {
+    function = {
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
     }[config.activation]
+    return keeping_inputs(function, config)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

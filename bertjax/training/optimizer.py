@@ -61,6 +61,23 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return schedule
 
 
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
+    """Scales all gradients by min(1, max_norm / norm), as `tf.clip_by_global_norm` does.
+
+    optax's own selects between two arrays, which XLA does not fuse with what follows: on a CPU the update of BASE
+    takes 0.4 s with it and 0.1 s with one factor.
+    """
+
+    def update(
+        grads: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params
+        factor = max_norm / jnp.maximum(optax.tree.norm(grads), max_norm)
+        return jax.tree.map(lambda g: g * factor, grads), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 class AdamState(NamedTuple):
     """First and second moments, each shaped like the parameters."""
 
@@ -110,5 +127,5 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             optax.add_decayed_weights(**decay),
             optax.scale_by_learning_rate(schedule),
         )
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    clip = clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, update)

@@ -21,7 +21,8 @@ RULES = (
     ("heads", "tensor"),
     ("mlp", "tensor"),
     ("vocab", "tensor"),
-    ("pooled", "tensor"),
+    # Whole: a LayerNorm over an axis that `tensor` splits gets a wrong gradient from XLA 0.10 on some meshes.
+    ("pooled", None),
     ("head", None),
     ("layers", None),
     ("length", None),

@@ -110,7 +110,7 @@ def make_train_step(
         denominators = task.denominators(batch)
         compute = gradients if accumulate == 1 else accumulated
         grads, sums = compute(state.params, batch, denominators, key)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         loss = sum(sums[name][0] / denominators[name] for name in task.losses)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm)) & (state.bad_step < 0)
