@@ -79,15 +79,16 @@ class Checkpoints:
         if step == self.latest_step():
             return
         meta = {"step": step, "fingerprints": {"params": params_print, "training": training_print}}
-        self._reporting(
-            lambda: self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(params),
-                    training=ocp.args.StandardSave(training),
-                    meta=ocp.args.JsonSave(meta),
-                ),
-            )
+        self._reporting(lambda: self._start(step, params, training, meta))
+
+    def _start(self, step: int, params: Any, training: Any, meta: dict[str, Any]) -> None:
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(params),
+                training=ocp.args.StandardSave(training),
+                meta=ocp.args.JsonSave(meta),
+            ),
         )
 
     def wait(self) -> None:

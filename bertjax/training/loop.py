@@ -1,6 +1,7 @@
 """The one loop every task runs through: start or resume, step, log, evaluate, save."""
 
 import contextlib
+import json
 import math
 import signal
 import time
@@ -191,6 +192,9 @@ class _Run:
                     say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
                     return self.evaluation
         self.checkpoints.wait()
+        if self.writers:
+            results = {"step": step, "seed": self.config.seed, **self.evaluation}
+            workdirs.write_atomically(self.workdir / RESULTS, json.dumps(results, indent=1) + "\n")
         say(f"done: {step:,} steps; curves in {self.workdir / 'curves.png'}")
         return self.evaluation
 

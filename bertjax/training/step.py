@@ -145,7 +145,7 @@ def in_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Traces `function` with the mesh and the rules for activations' logical axes in force."""
 
     def traced(*args: Any) -> Any:
-        with mesh, nn.logical_axis_rules(ACTIVATION_RULES):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(ACTIVATION_RULES):
             return function(*args)
 
     return traced

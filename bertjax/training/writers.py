@@ -59,7 +59,7 @@ class Writers:
 
     def write(self, name: str, step: int, values: dict[str, float]) -> None:
         """One line of `metrics.jsonl` or `timing.jsonl`, on disk when this returns, and the same to TensorBoard."""
-        rounded = {key: float(f"{value:.7g}") if math.isfinite(value) else str(value) for key, value in values.items()}
+        rounded = {key: _rounded(value) for key, value in values.items()}
         line = json.dumps({"step": step, **rounded})
         with (self._workdir / name).open("a") as file:
             file.write(line + "\n")
@@ -68,6 +68,13 @@ class Writers:
 
     def close(self) -> None:
         self._tensorboard.close()
+
+
+def _rounded(value: float) -> float | int | str:
+    """Seven digits, all a float32 has; JSON has no NaN."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else str(value)
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,215 @@
+"""Runs from start to end in one process: resuming, stopping, refusing, and what is left in the workdir."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.config import check, load_config
+from bertjax.corpus.store import open_corpus
+from bertjax.data.plan import pair_plan
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks import pretraining
+from bertjax.tasks.task import Task
+from bertjax.training import loop, workdir
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.training.evaluation import abstract_params
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
+# Logged every 3 steps and saved every 4: most checkpoints fall between two log lines.
+SCHEDULE = {
+    "steps": 14,
+    "log_every": 3,
+    "eval_every": 7,
+    "checkpoint_every": 4,
+    "model.num_layers": 1,
+    "data.seq_len": 16,
+    "data.eval_rows": 0,
+    "optimizer.learning_rate": 1e-2,
+}
+
+
+def make(corpus: Path, **changes):
+    fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
+    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
+    config = load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides)
+    check(config)
+    return config, pretraining.build(config)
+
+
+def spoiled(task: Task, at: int, spoil) -> Task:
+    """The task with the batch of step `at` (counted from 0) passed through `spoil`."""
+
+    def batches(phase, start):
+        for step, batch in enumerate(task.train_batches(phase, start), start):
+            yield spoil(batch) if step == at else batch
+
+    return dataclasses.replace(task, train_batches=batches)
+
+
+def stopped(task: Task, at: int) -> Task:
+    """The task in a process that gets SIGTERM while step `at` is prepared."""
+
+    def send(batch):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+    return spoiled(task, at, send)
+
+
+def final_params(path: Path, config, task):
+    return jax.device_get(load_params(path, abstract_params(task), print))
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> Path:
+    """The workdir of a run that nothing disturbed; tests must not change it."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    config, task = make(corpus)
+    loop.train(config, task, str(path))
+    return path
+
+
+def test_the_workdir_holds_all_that_is_promised(whole):
+    names = {child.name for child in whole.iterdir()}
+    assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert sorted(child.name for child in (whole / "checkpoints").iterdir()) == ["12", "14", "8"]
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12, 14]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 7, 14]
+    assert lines[-1]["eval_mlm_loss"] < lines[0]["eval_mlm_loss"]
+    last = next(line for line in reversed(lines) if "loss" in line)
+    assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
+    assert last["tokens"] == 14 * 8 * 16
+    assert json.loads((whole / "results.json").read_text())["step"] == 14
+
+
+def test_evaluation_takes_each_held_out_row_once(corpus):
+    rows = len(pair_plan(open_corpus(corpus), "heldout", 16, 0, 1).records)
+    _, task = make(corpus, data__batch_size=rows - 3)
+    labels = [batch["next_sentence_labels"] for batch in task.eval_batches()]
+    assert len(labels) == 2
+    assert (np.concatenate(labels) >= 0).sum() == rows
+
+
+@pytest.mark.parametrize("at", [2, 7, 9])
+def test_a_stopped_run_goes_on_to_the_same_bits(corpus, whole, tmp_path, at, capfd):
+    config, task = make(corpus)
+    loop.train(config, stopped(task, at), str(tmp_path))
+    assert f"stopped by a signal at step {at + 1}; saved" in capfd.readouterr().err
+    assert find_checkpoint(tmp_path).name == str(at + 1)
+    loop.train(config, task, str(tmp_path))
+    assert f"going on from step {at + 1}" in capfd.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    jax.tree.map(np.testing.assert_array_equal, final_params(tmp_path, config, task), final_params(whole, config, task))
+
+
+def test_lines_beyond_the_checkpoint_are_written_again_and_not_twice(corpus, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for step in ("12", "14"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 14, "lo')
+    config, task = make(corpus)
+    loop.train(config, task, str(tmp_path / "run"))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+
+
+def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole):
+    config, task = make(corpus, optimizer__learning_rate=5e-3)
+    with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
+        loop.train(config, task, str(whole))
+
+
+def test_how_often_to_log_may_change(corpus, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    config, task = make(corpus, log_every=5, keep_checkpoints=2)
+    loop.train(config, task, str(tmp_path / "run"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
+    config, task = make(corpus)
+
+    def poison(batch):
+        return {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
+
+    with pytest.raises(BertjaxError, match=r"of step 6 is not finite; the last good checkpoint is .*/checkpoints/4\b"):
+        loop.train(config, spoiled(task, 5, poison), str(tmp_path))
+    assert find_checkpoint(tmp_path).name == "4"
+
+
+def test_a_diverging_loss_stops_the_run(corpus, tmp_path):
+    config, task = make(corpus, divergence_factor=0.9)
+    with pytest.raises(BertjaxError, match=r"diverged at step 3.*none was saved yet"):
+        loop.train(config, task, str(tmp_path))
+
+
+def test_init_from_takes_parameters_alone(corpus, whole, tmp_path, capfd):
+    config, task = make(corpus, steps=1)
+    # The first update of BERT's schedule has learning rate 0: what is saved after it is what was loaded.
+    loop.train(config, task, str(tmp_path), init_from=str(whole))
+    assert "starting at step 0 with the parameters of" in capfd.readouterr().err
+    jax.tree.map(np.testing.assert_array_equal, final_params(tmp_path, config, task), final_params(whole, config, task))
+
+
+def test_a_run_of_its_own_comes_before_init_from(corpus, whole, tmp_path, capfd):
+    config, task = make(corpus)
+    loop.train(config, stopped(task, 4), str(tmp_path))
+    loop.train(config, task, str(tmp_path), init_from=str(whole))
+    assert "going on from step 5" in capfd.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+
+
+def test_a_workdir_that_cannot_be_written_is_an_error_before_any_step(corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    config, task = make(corpus)
+    with pytest.raises(BertjaxError, match="cannot write in the workdir"):
+        loop.train(config, task, str(tmp_path / "file" / "run"))
+
+
+def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(workdir.shutil, "disk_usage", lambda path: usage)
+    config, task = make(corpus)
+    with pytest.raises(BertjaxError, match="MB free, two checkpoints take"):
+        loop.train(config, task, str(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):
+    config, task = make(corpus)
+    save = Checkpoints._start
+
+    def full(self, step, *args):
+        if step >= 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(self, step, *args)
+
+    monkeypatch.setattr(Checkpoints, "_start", full)
+    with pytest.raises(BertjaxError, match=r"No space left on device.*the last good one is .*/checkpoints/4"):
+        loop.train(config, task, str(tmp_path))
+
+
+def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
+    config, task = make(corpus)
+    tmp_path.mkdir(exist_ok=True)
+    with workdir.lock(loop.epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
+        loop.train(config, task, str(tmp_path))
+
+
+def test_two_phases_run_under_one_schedule(corpus, tmp_path):
+    config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
+    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in task.phases] == [(16, 16, 7), (32, 8, 14)]
+    loop.train(config, task, str(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] for line in lines if "loss" in line]
+    np.testing.assert_allclose(rates[2:], [1e-2 * (1 - step / 14) for step in (8, 11, 13)], rtol=1e-5)
+    assert lines[-1]["tokens"] == 14 * 256
