@@ -1,4 +1,6 @@
-"""What a model without context reaches on the held-out text: the line a masked LM has to get below."""
+"""What no context at all reaches on the held-out rows: the line a model has to get beyond."""
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -7,27 +9,34 @@ from bertjax.corpus.store import Corpus
 _BLOCK_TOKENS = 1 << 24
 
 
-def unigram_baseline(corpus: Corpus) -> dict[str, float]:
-    """Loss and accuracy of always predicting by token frequency.
+def context_free_baseline(corpus: Corpus, eval_batches: Iterable[dict[str, np.ndarray]]) -> dict[str, float]:
+    """Metrics of guessing by frequency, on the same masked positions and pairs that a model is evaluated on.
 
     Returns:
-      unigram_entropy: nats, of the held-out tokens' own frequencies: no context-free guess has a lower loss there.
-      unigram_loss: nats, cross-entropy of the held-out tokens under training frequencies (one added to each count).
-      unigram_accuracy: share of the held-out tokens that are the most frequent training token.
+      mlm_loss: nats, cross-entropy of the masked tokens under training frequencies (one added to each count).
+      mlm_accuracy: share of the masked tokens that are the most frequent training token.
+      nsp_accuracy: share of the more frequent of IsNext and NotNext; left out without pairs.
+      heldout_entropy: nats, of the held-out tokens' own frequencies: no guess without context has a lower mean loss.
     """
     size = corpus.manifest["vocabulary"]["size"]
-    train, heldout = (_counts(split.tokens, size) for split in (corpus.train, corpus.heldout))
-    share = heldout / heldout.sum()
-    probability = (train + 1) / (train + 1).sum()
-    seen = share > 0
-    return {
-        "unigram_entropy": float(-(share[seen] * np.log(share[seen])).sum()),
-        "unigram_loss": float(-(share[seen] * np.log(probability[seen])).sum()),
-        "unigram_accuracy": float(share[train.argmax()]),
+    train, heldout = (token_counts(split.tokens, size) for split in (corpus.train, corpus.heldout))
+    masked, labels = np.zeros(size, np.int64), np.zeros(2, np.int64)
+    for batch in eval_batches:
+        masked += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=size)
+        known = batch["next_sentence_labels"]
+        labels += np.bincount(known[known >= 0], minlength=2)
+    share, own_share = masked / masked.sum(), heldout / heldout.sum()
+    own_share = own_share[own_share > 0]
+    values = {
+        "mlm_loss": float(-(share * np.log((train + 1) / (train + 1).sum())).sum()),
+        "mlm_accuracy": float(share[train.argmax()]),
+        "heldout_entropy": float(-(own_share * np.log(own_share)).sum()),
     }
+    return values | ({"nsp_accuracy": float(labels.max() / labels.sum())} if labels.sum() else {})
 
 
-def _counts(tokens: np.ndarray, size: int) -> np.ndarray:
+def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
+    """[tokens] ids to int64 [size] counts, block by block, since the array may be larger than RAM."""
     counts = np.zeros(size, np.int64)
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         counts += np.bincount(tokens[start : start + _BLOCK_TOKENS], minlength=size)

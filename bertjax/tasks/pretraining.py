@@ -44,6 +44,7 @@ def build(config: ConfigDict) -> Task:
         train_batches=partial(_train_batches, config, corpus),
         eval_batches=partial(_eval_batches, config, corpus),
         synthetic_batch=partial(synthetic_batch, model=model.config),
+        baseline=partial(_baseline, config, corpus),
         files=_workdir_files(corpus) if corpus else {},
     )
 
@@ -63,6 +64,12 @@ def _needed(corpus: Corpus | None) -> Corpus:
             "`bertjax prepare --input docs: --output DIR` makes one"
         )
     return corpus
+
+
+def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
+    from bertjax.data.baseline import context_free_baseline
+
+    return context_free_baseline(_needed(corpus), _eval_batches(config, corpus))
 
 
 def _train_batches(config: ConfigDict, corpus: Corpus | None, phase: Phase, start_step: int) -> Iterator[NumpyBatch]:

@@ -32,6 +32,7 @@ class Task:
       train_batches: (phase, first step) to this process's rows of the batches of that step and those after.
       eval_batches: this process's rows of the evaluation batches; every example exactly once, padding has weight 0.
       synthetic_batch: a phase to a batch of random numbers, for benchmarks.
+      baseline: metrics of the best guess that looks at no input, on the evaluation batches.
       files: name to content of what the workdir keeps, so that its checkpoints can be used without the corpus.
     """
 
@@ -45,4 +46,5 @@ class Task:
     train_batches: Callable[[Phase, int], Iterator[NumpyBatch]]
     eval_batches: Callable[[], Iterator[NumpyBatch]]
     synthetic_batch: Callable[[Phase], NumpyBatch]
+    baseline: Callable[[], dict[str, float]] = dict
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)

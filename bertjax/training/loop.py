@@ -193,10 +193,21 @@ class _Run:
                     return self.evaluation
         self.checkpoints.wait()
         if self.writers:
-            results = {"step": step, "seed": self.config.seed, **self.evaluation}
-            workdirs.write_atomically(self.workdir / RESULTS, json.dumps(results, indent=1) + "\n")
-        say(f"done: {step:,} steps; curves in {self.workdir / 'curves.png'}")
+            self.report(step)
+        say(f"done: {step:,} steps; curves in {self.workdir / 'curves.png'}, numbers in {self.workdir / METRICS}")
         return self.evaluation
+
+    def report(self, step: int) -> None:
+        """Writes `results.json` and prints the first and the last evaluation beside the baseline."""
+        baseline = self.task.baseline()
+        results = {"step": step, "seed": self.config.seed, **self.evaluation, "baseline": baseline}
+        workdirs.write_atomically(self.workdir / RESULTS, json.dumps(results, indent=1) + "\n")
+        first = next((_evaluation(line) for line in self.writers.history() if "eval_loss" in line), {})
+        say(f"{'held out':<18}{'before':>10}{'after':>10}{'no context':>12}")
+        for name in self.task.metrics:
+            if name in self.evaluation:
+                guess = f"{baseline[name]:.4f}" if name in baseline else ""
+                say(f"{name:<18}{first.get(name, math.nan):>10.4f}{self.evaluation[name]:>10.4f}{guess:>12}")
 
     def after_step(self, state: TrainState, step: int, phase: Phase) -> TrainState:
         """Logs, evaluates and saves where it is time to; in this order, so that a checkpoint has all before it."""
