@@ -143,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
         "--workdir", required=True, metavar="DIR", help="checkpoints, metrics, curves; resumed if it exists"
     )
     sub.add_argument("--init_from", metavar="CKPT", help="start a new run with the parameters of this checkpoint")
+    sub.add_argument(
+        "--distributed", action="store_true", help="one process of several: the same command on every host"
+    )
 
     sub = command(
         "evaluate",
@@ -246,9 +249,29 @@ def describe(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     from bertjax.training.loop import train as run
 
+    if args.distributed:
+        _join_the_others()
     config, task = _config_and_task(args)
     results = run(config, task, args.workdir, args.init_from)
     print(json.dumps(results))
+
+
+def _join_the_others() -> None:
+    """Connects the processes of a run; TPU pods and Slurm tell JAX all it needs, elsewhere three variables do."""
+    import jax
+
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    given = {name: os.environ[name] for name in names if name in os.environ}
+    try:
+        if len(given) == len(names):
+            address, count, index = given.values()
+            jax.distributed.initialize(address, int(count), int(index))
+        else:
+            jax.distributed.initialize()
+    except (ValueError, RuntimeError) as error:
+        raise BertjaxError(
+            f"--distributed found no cluster ({error}); off TPU pods and Slurm, set {', '.join(names)}"
+        ) from error
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -13,8 +13,8 @@ from bertjax.config import base_config, parse_arguments
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
-    """The config for `size=tiny,corpus=DIR,steps=2000,quick=false`."""
-    given = parse_arguments(arguments, size="tiny", corpus="", steps=2000, quick=False)
+    """The config for `size=tiny,corpus=DIR,steps=1500,quick=false`."""
+    given = parse_arguments(arguments, size="tiny", corpus="", steps=1500, quick=False)
     config = base_config(given.size)
     config.steps = 10 if given.quick else given.steps
     config.data.corpus = given.corpus

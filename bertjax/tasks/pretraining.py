@@ -69,7 +69,8 @@ def _needed(corpus: Corpus | None) -> Corpus:
 def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
     from bertjax.data.baseline import context_free_baseline
 
-    return context_free_baseline(_needed(corpus), _eval_batches(config, corpus))
+    # All rows, whichever process asks.
+    return context_free_baseline(_needed(corpus), _eval_batches(config, corpus, 0, 1))
 
 
 def _train_batches(config: ConfigDict, corpus: Corpus | None, phase: Phase, start_step: int) -> Iterator[NumpyBatch]:
@@ -90,7 +91,9 @@ def _train_batches(config: ConfigDict, corpus: Corpus | None, phase: Phase, star
     return iter(dataset.as_numpy_iterator())
 
 
-def _eval_batches(config: ConfigDict, corpus: Corpus | None) -> Iterator[NumpyBatch]:
+def _eval_batches(
+    config: ConfigDict, corpus: Corpus | None, process_index: int | None = None, process_count: int | None = None
+) -> Iterator[NumpyBatch]:
     from bertjax.data.pretraining import eval_dataset
 
     phase = phases(config)[0]
@@ -102,8 +105,8 @@ def _eval_batches(config: ConfigDict, corpus: Corpus | None) -> Iterator[NumpyBa
         objective=config.data.objective,
         masking=Masking(**config.data.masking),
         max_rows=config.data.eval_rows or None,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=jax.process_index() if process_index is None else process_index,
+        process_count=process_count or jax.process_count(),
     )
     return iter(dataset.as_numpy_iterator())
 

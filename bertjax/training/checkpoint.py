@@ -173,7 +173,7 @@ def find_checkpoint(path: str | Path) -> epath.Path:
     Raises:
       UsageError: there is none.
     """
-    given = epath.Path(path)
+    given = epath.Path(path).resolve()
     if (given / "params").exists():
         return given
     for directory in (given, given / CHECKPOINTS):

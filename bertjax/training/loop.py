@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from etils import epath
 from jax.experimental import multihost_utils
@@ -85,7 +85,7 @@ def evaluate(task: Task, mesh: Mesh, params: Any) -> dict[str, float]:
 
 
 def _evaluate(task: Task, mesh: Mesh, eval_step: Callable, params: Any) -> dict[str, float]:
-    sums = jax.device_put({name: np.zeros(2, np.float32) for name in task.metrics}, replicated(mesh))
+    sums = jax.jit(lambda: {name: jnp.zeros(2) for name in task.metrics}, out_shardings=replicated(mesh))()
     for batch in task.eval_batches():
         sums = eval_step(params, put_batch(batch, mesh), sums)
     values = means(jax.device_get(sums))
@@ -170,7 +170,7 @@ class _Run:
             self.first_loss = next((line["loss"] for line in history if "loss" in line), None)
             self.evaluation = next((_evaluation(line) for line in reversed(history) if "eval_loss" in line), {})
         self.clock = _Clock(step)
-        key = jax.device_put(_key(self.config.seed, "dropout"), replicated(self.mesh))
+        key = jax.jit(lambda: _key(self.config.seed, "dropout"), out_shardings=replicated(self.mesh))()
         if step == 0:
             self.evaluate(state, 0)
         for phase in self.task.phases:
@@ -178,9 +178,10 @@ class _Run:
                 continue
             batches = self.task.train_batches(phase, max(step, phase.start_step))
             for batch in batches:
-                # A step moves its batch to the devices and nothing else in either direction.
+                rows = put_batch(batch, self.mesh)
+                # The batch is all that moves between host and devices.
                 with jax.transfer_guard("disallow"):
-                    state = self.train_step(state, put_batch(batch, self.mesh), key)
+                    state = self.train_step(state, rows, key)
                 step += 1
                 if self.clock.first_step_seconds is None:
                     jax.block_until_ready(state.step)

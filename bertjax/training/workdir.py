@@ -39,7 +39,8 @@ def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
       UsageError: the workdir belongs to another config.
       BertjaxError: it cannot be written, or its disk is too full for two checkpoints.
     """
-    workdir = epath.Path(path)
+    # Orbax takes absolute paths alone.
+    workdir = epath.Path(path).resolve()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe = workdir / ".write_probe"

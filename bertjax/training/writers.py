@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+import jax
 from etils import epath
 
 from bertjax.training.workdir import write_atomically
@@ -20,8 +21,9 @@ TIMING = "timing.jsonl"
 
 
 def say(text: str) -> None:
-    """One line to the terminal, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """One line to the terminal, at once, from the first process of a run alone."""
+    if jax.process_index() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:

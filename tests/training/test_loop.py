@@ -205,6 +205,13 @@ def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
         loop.train(config, task, str(tmp_path))
 
 
+def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, task = make(corpus, steps=4)
+    loop.train(config, task, "run")
+    assert find_checkpoint("run") == loop.epath.Path(tmp_path / "run" / "checkpoints" / "4")
+
+
 def test_two_phases_run_under_one_schedule(corpus, tmp_path):
     config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
     assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in task.phases] == [(16, 16, 7), (32, 8, 14)]
