@@ -252,6 +252,12 @@ def train(args: argparse.Namespace) -> None:
     if args.distributed:
         _join_the_others()
     config, task = _config_and_task(args)
+    if not config.data.corpus:
+        # Before the workdir is made: one with another corpus in its config would refuse the right command.
+        raise UsageError(
+            "`bertjax train` needs a corpus: --config FILE:corpus=DIR; `bertjax prepare --input docs: --output DIR` "
+            "makes one"
+        )
     results = run(config, task, args.workdir, args.init_from)
     print(json.dumps(results))
 

@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bertjax.data.settings import Phase
+from bertjax.data.settings import Masking, Phase, check_objective
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.training.optimizer import OptimizerConfig
@@ -170,6 +170,8 @@ def check(config: ConfigDict) -> None:
     for name in ("steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "accumulate"):
         if config[name] < 1:
             raise UsageError(f"config.{name} is {config[name]}; it must be at least 1")
+    check_objective(config.data.objective)
+    Masking(**config.data.masking)
     reading = config.long_phase.batch_reading
     if reading not in BATCH_READINGS:
         raise UsageError(f"config.long_phase.batch_reading is {reading!r}; known: {', '.join(BATCH_READINGS)}")

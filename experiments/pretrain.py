@@ -16,6 +16,8 @@ LARGE on held-out text (Table 6).
 from ml_collections import ConfigDict
 
 from bertjax.config import base_config, parse_arguments
+from bertjax.data.settings import check_shape
+from bertjax.errors import UsageError
 
 _TOKENS_A_BATCH = 131_072
 _ROWS_A_BATCH = 256
@@ -26,6 +28,9 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     given = parse_arguments(
         arguments, size="base", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False
     )
+    check_shape(given.seq_len, batch_size=1, max_predictions=1)
+    if given.phases not in (1, 2):
+        raise UsageError(f"phases={given.phases}; known: 1, and 2 for the paper's schedule")
     config = base_config(given.size)
     config.data.corpus = given.corpus
     config.data.seq_len = given.seq_len

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
 # Log lines, evaluations and checkpoints fall on different steps, so that a checkpoint holds unfinished sums.
@@ -57,7 +58,7 @@ class Run:
     def training(self) -> bool:
         return STARTED in self.log.read_bytes()
 
-    def wait_for(self, reached: Callable[[], bool]) -> None:
+    def wait_for(self, reached: Callable[[], Any]) -> None:
         """Returns when `reached` says so, with the process still alive."""
         while not reached():
             if self.process.poll() is not None:
@@ -147,11 +148,14 @@ def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual
         run.wait_for(run.training)
         usual["start"] = min(usual["start"], run.seconds)
     if kind == "steps":
-        moment = run.seconds + rng.uniform(0, usual["steps"])
+        moment = run.seconds + rng.uniform(0, 2 * usual["steps"])
         run.wait_for(lambda: run.seconds > moment)
     if kind == "save":
+        reached = (newest_checkpoint(workdir) or 0) + rng.randrange(4) * OVERRIDES["checkpoint_every"]
         while True:
-            run.wait_for(lambda: bool(checkpoint_entries(workdir, unfinished=True)))
+            run.wait_for(
+                lambda: (newest_checkpoint(workdir) or 0) >= reached and checkpoint_entries(workdir, unfinished=True)
+            )
             begun = checkpoint_entries(workdir, unfinished=True)
             moment = run.seconds + rng.uniform(0, SAVE_SECONDS)
             run.wait_for(lambda until=moment: run.seconds > until)
@@ -255,7 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments to kill in")
-    parser.add_argument("--steps", type=int, help="of both runs (default: 20 a kill)")
+    parser.add_argument("--steps", type=int, help="of both runs (default: 25 a kill)")
     parser.add_argument("--limit", type=float, default=1200.0, metavar="SECONDS", help="fails after this time")
     args = parser.parse_args()
     began = time.monotonic()
@@ -265,7 +269,7 @@ def main() -> None:
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         try:
-            steps = args.steps or 20 * args.kills
+            steps = args.steps or 25 * args.kills
             outcome = kill_and_compare(Path(folder), args.kills, steps, args.seed, began + args.limit)
         except Failure as failure:
             print(f"FAIL after {time.monotonic() - began:.0f} s: {failure}")

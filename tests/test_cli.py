@@ -1,0 +1,281 @@
+"""The command line as a user meets it: exit codes, errors of one line, examples that work, and what each prints."""
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertjax import cli
+from bertjax.config import check, load_config
+from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.errors import UsageError
+from bertjax.tasks import pretraining
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENT = ROOT / "experiments" / "pretrain.py"
+TINY = f"{EXPERIMENT}:size=L1_H16,quick=true"
+BATCH_KEYS = {
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "masked_lm_weights",
+    "next_sentence_labels",
+}
+
+
+def commands(
+    parser: argparse.ArgumentParser, name: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], argparse.ArgumentParser]:
+    """Every command that does something, by its words, such as ("bench", "step")."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        return {name: parser}
+    return {
+        key: sub for word, child in groups[0].choices.items() for key, sub in commands(child, (*name, word)).items()
+    }
+
+
+COMMANDS = list(commands(cli._parser()))
+
+
+def ends(capfd, *arguments) -> tuple[int, str]:
+    """Exit code and stderr of a command that does not succeed."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    return end.value.code, capfd.readouterr().err
+
+
+def refused(capfd, *arguments, code: int = 2) -> str:
+    """The error of a command that ends with `code`, after checking that it is one line."""
+    found, error = ends(capfd, *arguments)
+    assert found == code, error
+    assert re.fullmatch(r"bertjax: [^\n]+\n", error), error
+    return error
+
+
+def printed(capfd, *arguments) -> str:
+    """The stdout of a command that succeeds."""
+    capfd.readouterr()
+    cli.main([str(argument) for argument in arguments])
+    return capfd.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def workdir(corpus, tmp_path_factory) -> Path:
+    """A run of four steps, evaluated and saved at 0, 2 and 4; tests must not change it."""
+    path = tmp_path_factory.mktemp("cli") / "run"
+    every = [f"--config.{name}={value}" for name, value in (("steps", 4), ("eval_every", 2), ("checkpoint_every", 2))]
+    rate = ["--config.optimizer.warmup_steps=0", "--config.optimizer.learning_rate=1e-2"]
+    cli.main(["train", f"--config={TINY},corpus={corpus},seq_len=16", f"--workdir={path}", *every, *rate])
+    return path
+
+
+@pytest.mark.parametrize("arguments", [(), ("nosuch",), ("bench",), ("bench", "steps")])
+def test_a_missing_or_unknown_command_is_wrong_use_and_the_known_ones_are_shown(capfd, arguments):
+    code, error = ends(capfd, *arguments)
+    assert code == 2
+    assert "Traceback" not in error
+    if arguments and arguments[-1] in ("nosuch", "steps"):
+        known = {words[len(arguments) - 1] for words in COMMANDS if words[: len(arguments) - 1] == arguments[:-1]}
+        assert all(f"'{name}'" in error for name in known)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_an_unknown_flag_is_wrong_use(capfd, words, tmp_path):
+    needed = {
+        "prepare": ["--input", "docs:", "--output", tmp_path / "corpus"],
+        "train": ["--config", TINY, "--workdir", tmp_path / "run"],
+        "evaluate": ["--config", TINY, "--checkpoint", tmp_path],
+        "fill": ["--checkpoint", tmp_path, "a [MASK]"],
+    }
+    (tmp_path / "params").mkdir()
+    error = refused(capfd, *words, *needed.get(words[0], ["--config", TINY]), "--nosuch=1")
+    assert "nosuch" in error
+    assert not (tmp_path / "run").exists() and not (tmp_path / "corpus").exists()
+
+
+def test_an_unknown_config_argument_is_refused_with_the_known_ones(capfd):
+    error = refused(capfd, "describe", "--config", f"{EXPERIMENT}:sise=base")
+    assert "'sise'" in error
+    assert "known: size, seq_len, objective, corpus, phases, batch, quick" in error
+
+
+def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
+    error = refused(capfd, "describe", "--config", TINY, "--config.optimizer.lr=1")
+    assert "'optimizer.lr'" in error
+    assert re.search(r"known: .*learning_rate.*warmup_steps", error)
+    assert "known: " in refused(capfd, "describe", "--config", TINY, "--config.seed.deep=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is not of type int"),
+        (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is not of type bool"),
+        (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len is 0"),
+        (["--config", f"{EXPERIMENT}:phases=3"], "phases=3"),
+        (["--config", f"{EXPERIMENT}:batch=rows"], "'rows'; known: tokens, sequences"),
+        (["--config", TINY, "--config.steps=many"], "--config.steps=many"),
+        (["--config", TINY, "--config.steps=0"], "config.steps is 0"),
+        (["--config", TINY, "--config.data.objective=sop"], "'sop'; known: nsp, none"),
+        (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
+        (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
+        (["--config", TINY, "stray"], "'stray'"),
+        (["--config", "nosuch.py"], "no config file nosuch.py"),
+        ([], "needs --config"),
+    ],
+)
+def test_a_wrong_value_is_named_before_anything_is_done(capfd, arguments, named):
+    assert named in refused(capfd, "describe", *arguments)
+
+
+def test_a_run_without_a_corpus_is_refused_and_leaves_no_workdir(capfd, tmp_path):
+    assert "needs a corpus" in refused(capfd, "train", "--config", TINY, "--workdir", tmp_path / "run")
+    missing = f"{TINY},corpus={tmp_path}/nothing"
+    assert f"{tmp_path}/nothing" in refused(capfd, "train", "--config", missing, "--workdir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert "no corpus" in refused(capfd, "inspect", "--config", TINY)
+    assert "needs a corpus" in refused(capfd, "bench", "input", "--config", TINY)
+
+
+@pytest.mark.parametrize("file", ["train.tokens.bin", "heldout.documents.bin", "manifest.json"])
+def test_a_damaged_corpus_is_refused_with_the_file(capfd, corpus, tmp_path, file):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    damaged = tmp_path / "corpus" / file
+    damaged.write_bytes(damaged.read_bytes()[:-1] if file != "manifest.json" else b'{"format": 1')
+    config = f"{TINY},corpus={tmp_path}/corpus"
+    error = refused(capfd, "train", "--config", config, "--workdir", tmp_path / "run")
+    assert file in error and "damaged" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_checkpoint_is_a_failure_and_not_wrong_use(capfd, workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    error = ends(capfd, "evaluate", "--checkpoint", tmp_path / "run")
+    assert error[0] == 1
+    assert "checkpoints/4 is damaged" in error[1].splitlines()[-1]
+    assert "Traceback" not in error[1]
+
+
+def test_debug_shows_the_traceback(capfd):
+    with pytest.raises(UsageError, match=r"no config file nosuch\.py"):
+        cli.main(["describe", "--debug", "--config", "nosuch.py"])
+
+
+def test_an_unexpected_error_is_one_line_and_tells_of_debug(capfd, monkeypatch):
+    def broken(args):
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr(cli, "describe", broken)
+    error = refused(capfd, "describe", code=1)
+    assert "RuntimeError: first" in error and "--debug" in error
+    with pytest.raises(RuntimeError):
+        cli.main(["describe", "--debug"])
+
+
+def test_ctrl_c_is_told_apart_from_a_failure(capfd, monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "describe", interrupted)
+    assert refused(capfd, "describe", code=130) == "bertjax: interrupted\n"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, "--help"])
+    assert end.value.code == 0
+    example = re.search(r"^example:\n  (bertjax .+)$", capfd.readouterr().out, re.MULTILINE)
+    assert example, "no example"
+    program, *arguments = shlex.split(example[1])
+    args, overrides = cli._parser().parse_known_args(arguments)
+    assert tuple(arguments[: len(words)]) == words
+    if getattr(args, "config", None):
+        check(load_config(args.config, overrides))
+    else:
+        assert overrides == []
+
+
+@pytest.mark.parametrize(("size", "count"), [("base", "109,482,240"), ("large", "335,141,888")])
+def test_describe_prints_the_papers_count(capfd, size, count):
+    text = printed(capfd, "describe", "--config", f"{EXPERIMENT}:size={size}")
+    assert re.search(rf"encoder and pooler +{count}$", text, re.MULTILINE)
+
+
+def test_bench_step_needs_no_tensorflow_and_ends_with_json():
+    code = "import sys; from bertjax.cli import main; main(sys.argv[1:]); sys.exit(3 * ('tensorflow' in sys.modules))"
+    arguments = ["bench", "step", f"--config={TINY},seq_len=16", "--steps=2"]
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert run.returncode == 0, f"exit code {run.returncode} (3: TensorFlow was imported)\n{run.stderr}"
+    figures = json.loads(run.stdout.splitlines()[-1])
+    for key in ("tokens_per_second", "mfu", "seconds_to_first_step", "peak_memory_bytes"):
+        assert figures[key] > 0
+    assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
+
+
+def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, corpus, tmp_path):
+    config = f"{TINY},corpus={corpus},seq_len=16"
+    text = printed(capfd, "inspect", "--config", config, "--steps", 3, "--rows", 2, "--npz", tmp_path / "batches.npz")
+    rows = re.findall(r"^step (\d), row (\d)$", text, re.MULTILINE)
+    assert rows == [(str(step), str(row)) for step in range(3) for row in range(2)]
+    assert text.count("A: [CLS]") == 6
+    written = np.load(tmp_path / "batches.npz")
+    assert set(written) == BATCH_KEYS
+    assert written["input_ids"].shape == (3, 8, 16)
+    task = pretraining.build(load_config(config, []))
+    for step in range(3):
+        batch = next(task.train_batches(task.phases[0], step))
+        for name in BATCH_KEYS:
+            np.testing.assert_array_equal(written[name][step], batch[name])
+
+
+def test_inspect_refuses_steps_beyond_the_run(capfd, corpus):
+    assert "--steps is 21" in refused(capfd, "inspect", "--config", f"{TINY},corpus={corpus}", "--steps", 21)
+
+
+def test_evaluate_prints_what_training_measured_at_that_step(capfd, workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    measured = {
+        line["step"]: {key.removeprefix("eval_"): value for key, value in line.items() if key.startswith("eval_")}
+        for line in lines
+        if "eval_loss" in line
+    }
+    assert measured[2] != measured[4]
+    for step, path in ((2, workdir / "checkpoints" / "2"), (4, workdir)):
+        found = json.loads(printed(capfd, "evaluate", "--checkpoint", path))
+        assert found == pytest.approx(measured[step], rel=1e-5)
+
+
+def test_fill_prints_the_best_pieces_of_each_mask(capfd, workdir):
+    text = "bana [MASK] kero [MASK]"
+    lines = printed(capfd, "fill", "--checkpoint", workdir, "--top", 4, text).splitlines()
+    assert lines[0] == text
+    pieces = load_vocabulary(workdir / "vocab.txt").pieces
+    assert len(lines) == 3
+    for line in lines[1:]:
+        found = [item.split(" ") for item in line.strip().split("   ")]
+        assert len(found) == 4
+        assert all(piece in pieces for piece, _ in found)
+        probabilities = [float(probability) for _, probability in found]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert 0 < sum(probabilities) <= 1
+
+
+def test_fill_needs_a_mask_and_a_checkpoint(capfd, workdir, tmp_path):
+    assert "no [MASK] in 'nothing to fill'" in refused(capfd, "fill", "--checkpoint", workdir, "nothing to fill")
+    assert f"no checkpoint at {tmp_path}" in refused(capfd, "fill", "--checkpoint", tmp_path, "a [MASK]")
+    assert "--top is 0" in refused(capfd, "fill", "--checkpoint", workdir, "--top", 0, "a [MASK]")

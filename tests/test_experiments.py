@@ -1,0 +1,76 @@
+"""Every experiment: its config is valid in full and in small, and its docstring says how to run it."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bertjax import cli
+from bertjax.config import check, load_config, phases
+from bertjax.errors import UsageError
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "experiments").glob("*.py"))
+every_experiment = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+
+
+def docstrings(file: Path) -> tuple[str, str]:
+    """Of the module, and of its `get_config`."""
+    module = ast.parse(file.read_text())
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    return ast.get_docstring(module) or "", ast.get_docstring(functions["get_config"]) or ""
+
+
+def tokens(config) -> int:
+    return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases(config))
+
+
+def test_there_are_experiments():
+    assert {"pretrain", "pretrain_cpu", "demo"} <= {file.stem for file in FILES}
+
+
+@every_experiment
+def test_the_config_is_valid_in_full_and_quick_in_small(file):
+    full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
+    for config in (full, quick):
+        check(config)
+        assert 0 < config.optimizer.warmup_steps < config.steps
+    assert quick.steps <= 20
+    assert tokens(quick) <= tokens(full) / 100
+
+
+@every_experiment
+def test_the_docstring_has_commands_that_are_valid_hardware_and_expectation(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text, _ = docstrings(file)
+    lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    assert lines and all(line.startswith("bertjax ") for line in lines)
+    trained = []
+    for line in lines:
+        args, overrides = cli._parser().parse_known_args(shlex.split(line)[1:])
+        if args.command == "train":
+            check(load_config(args.config, overrides))
+            trained.append(args.config.partition(":")[0])
+        else:
+            assert overrides == []
+    assert trained == [f"experiments/{file.name}"]
+    for word in ("Hardware and time:", "Expected:"):
+        assert word in text
+
+
+@every_experiment
+def test_an_unknown_argument_is_refused_and_the_known_ones_are_documented(file):
+    with pytest.raises(UsageError, match="unknown config argument 'nosuch'; known: ") as refusal:
+        load_config(f"{file}:nosuch=1", [])
+    known = str(refusal.value).partition("known: ")[2].split(", ")
+    assert {"size", "corpus", "quick"} <= set(known)
+    documented = re.findall(r"(\w+)=", docstrings(file)[1])
+    assert documented == known
+
+
+@every_experiment
+def test_an_unknown_field_is_refused(file):
+    with pytest.raises(UsageError, match=r"unknown field 'optimizer\.nosuch'"):
+        load_config(str(file), ["--config.optimizer.nosuch=1"])
