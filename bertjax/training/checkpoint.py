@@ -167,13 +167,18 @@ def _check_fingerprint(tree: Any, meta: dict[str, Any], name: str) -> None:
         raise BertjaxError(f"the fingerprint of {name} is {found:08x}, saved as {expected:08x}")
 
 
+def absolute(path: str | Path) -> epath.Path:
+    """The path as Orbax takes it; `gs://` ones are absolute already."""
+    return epath.Path(path) if "://" in str(path) else epath.Path(path).resolve()
+
+
 def find_checkpoint(path: str | Path) -> epath.Path:
     """The checkpoint a user means: a step's directory, or the newest one of a workdir or of its `checkpoints`.
 
     Raises:
       UsageError: there is none.
     """
-    given = epath.Path(path).resolve()
+    given = absolute(path)
     if (given / "params").exists():
         return given
     for directory in (given, given / CHECKPOINTS):

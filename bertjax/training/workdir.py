@@ -13,6 +13,7 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.checkpoint import absolute
 from bertjax.training.step import TrainState
 
 CONFIG = "config.json"
@@ -39,8 +40,7 @@ def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
       UsageError: the workdir belongs to another config.
       BertjaxError: it cannot be written, or its disk is too full for two checkpoints.
     """
-    # Orbax takes absolute paths alone.
-    workdir = epath.Path(path).resolve()
+    workdir = absolute(path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe = workdir / ".write_probe"
@@ -71,6 +71,13 @@ def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
     if jax.process_index() == 0:
         write_atomically(file, json.dumps(config, indent=1) + "\n")
     return workdir
+
+
+def keep_files(workdir: epath.Path, files: dict[str, bytes]) -> None:
+    """Writes what a task wants kept beside its checkpoints."""
+    if jax.process_index() == 0:
+        for name, content in files.items():
+            write_atomically(workdir / name, content)
 
 
 @contextlib.contextmanager

@@ -55,10 +55,6 @@ class Writers:
             write_atomically(workdir / name, "".join(json.dumps(line) + "\n" for line in kept))
         self._tensorboard = EventFileWriter(os.fspath(workdir))
 
-    def history(self) -> list[dict[str, Any]]:
-        """All metric lines so far."""
-        return read_lines(self._workdir / METRICS)
-
     def write(self, name: str, step: int, values: dict[str, float]) -> None:
         """One line of `metrics.jsonl` or `timing.jsonl`, on disk when this returns, and the same to TensorBoard."""
         rounded = {key: _rounded(value) for key, value in values.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from bertjax.config import check, load_config
 from bertjax.corpus.store import open_corpus
@@ -201,7 +202,7 @@ def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, m
 def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
     config, task = make(corpus)
     tmp_path.mkdir(exist_ok=True)
-    with workdir.lock(loop.epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
+    with workdir.lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
         loop.train(config, task, str(tmp_path))
 
 
@@ -209,7 +210,7 @@ def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, task = make(corpus, steps=4)
     loop.train(config, task, "run")
-    assert find_checkpoint("run") == loop.epath.Path(tmp_path / "run" / "checkpoints" / "4")
+    assert find_checkpoint("run") == epath.Path(tmp_path / "run" / "checkpoints" / "4")
 
 
 def test_two_phases_run_under_one_schedule(corpus, tmp_path):
