@@ -148,7 +148,7 @@ def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual
         run.wait_for(run.training)
         usual["start"] = min(usual["start"], run.seconds)
     if kind == "steps":
-        moment = run.seconds + rng.uniform(0, 2 * usual["steps"])
+        moment = run.seconds + rng.uniform(0, usual["steps"])
         run.wait_for(lambda: run.seconds > moment)
     if kind == "save":
         reached = (newest_checkpoint(workdir) or 0) + rng.randrange(4) * OVERRIDES["checkpoint_every"]
@@ -164,22 +164,19 @@ def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual
     run.kill()
 
 
-def last_checkpoint(workdir: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Name to dtype, shape and bytes of every array in the newest checkpoint."""
+def checkpoint_arrays(workdir: Path, step: int) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Name to dtype, shape and bytes of every array in a checkpoint."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
 
-    step = newest_checkpoint(workdir)
-    if step is None:
-        raise Failure(f"{workdir} has no checkpoint")
     arrays = {}
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         for item in ("params", "training"):
             tree = checkpointer.restore(workdir / "checkpoints" / str(step) / item)
             for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
                 value = np.asarray(leaf)
-                arrays[f"{step}/{item}{jax.tree_util.keystr(path)}"] = (str(value.dtype), value.shape, value.tobytes())
+                arrays[f"{item}{jax.tree_util.keystr(path)}"] = (str(value.dtype), value.shape, value.tobytes())
     return arrays
 
 
@@ -189,7 +186,10 @@ def compare(alone: Path, killed: Path) -> str:
     Raises:
       Failure: something differs.
     """
-    left, right = last_checkpoint(alone), last_checkpoint(killed)
+    steps = newest_checkpoint(alone), newest_checkpoint(killed)
+    if steps[0] is None or steps[0] != steps[1]:
+        raise Failure(f"the last checkpoints are of steps {steps[0]} and {steps[1]}")
+    left, right = checkpoint_arrays(alone, steps[0]), checkpoint_arrays(killed, steps[0])
     differing = sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
     if differing:
         raise Failure(f"{len(differing)} of {len(left)} arrays differ, such as {differing[0]}")
@@ -259,7 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments to kill in")
-    parser.add_argument("--steps", type=int, help="of both runs (default: 25 a kill)")
+    parser.add_argument("--steps", type=int, help="of both runs (default: 25 a kill, at least 200)")
     parser.add_argument("--limit", type=float, default=1200.0, metavar="SECONDS", help="fails after this time")
     args = parser.parse_args()
     began = time.monotonic()
@@ -269,7 +269,7 @@ def main() -> None:
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         try:
-            steps = args.steps or 25 * args.kills
+            steps = args.steps or max(200, 25 * args.kills)
             outcome = kill_and_compare(Path(folder), args.kills, steps, args.seed, began + args.limit)
         except Failure as failure:
             print(f"FAIL after {time.monotonic() - began:.0f} s: {failure}")
