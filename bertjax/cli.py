@@ -5,6 +5,7 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Orbax warns there of what is as it should be.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     if argv is None:
         _with_huge_pages()
     try:
