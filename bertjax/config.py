@@ -95,7 +95,9 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
         config = holder.value
     except UsageError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, flags.Error) as error:
+    except SyntaxError as error:
+        raise UsageError(f"the config file {file} is not valid Python: {error}") from error
+    except (AttributeError, ImportError, KeyError, NameError, TypeError, ValueError, flags.Error) as error:
         raise UsageError(f"cannot apply {' '.join(argv[1:])}: {' '.join(str(error).split())[:300]}") from error
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}; fields of the config are set with --config.FIELD=VALUE")

@@ -279,3 +279,12 @@ def test_fill_needs_a_mask_and_a_checkpoint(capfd, workdir, tmp_path):
     assert "no [MASK] in 'nothing to fill'" in refused(capfd, "fill", "--checkpoint", workdir, "nothing to fill")
     assert f"no checkpoint at {tmp_path}" in refused(capfd, "fill", "--checkpoint", tmp_path, "a [MASK]")
     assert "--top is 0" in refused(capfd, "fill", "--checkpoint", workdir, "--top", 0, "a [MASK]")
+
+
+def test_a_config_file_that_is_not_python_is_one_line_with_its_place(tmp_path, capsys):
+    (tmp_path / "broken.py").write_text("\ndef get_config(:\n")
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["describe", "--config", str(tmp_path / "broken.py")])
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert "broken.py" in said and "line 2" in said and said.count("\n") == 1
