@@ -64,8 +64,8 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     """Scales all gradients by min(1, max_norm / norm), as `tf.clip_by_global_norm` does.
 
-    optax's own selects between two arrays, which XLA does not fuse with what follows: on a CPU the update of BASE
-    takes 0.4 s with it and 0.1 s with one factor.
+    One factor is TensorFlow's formula, and XLA fuses it with the moments' update. optax's own selects between two
+    arrays, which is written out first: on two CPU cores the update of BASE takes 0.13 s with it and 0.09 s with this.
     """
 
     def update(
