@@ -46,6 +46,7 @@ def build(config: ConfigDict) -> Task:
         synthetic_batch=partial(synthetic_batch, model=model.config),
         baseline=partial(_baseline, config, corpus),
         files=_workdir_files(corpus) if corpus else {},
+        data_hash=corpus.fingerprint if corpus else "",
     )
 
 

@@ -34,6 +34,8 @@ class Task:
       synthetic_batch: a phase to a batch of random numbers, for benchmarks.
       baseline: metrics of the best guess that looks at no input, on the evaluation batches.
       files: name to content of what the workdir keeps, so that its checkpoints can be used without the corpus.
+      data_hash: SHA-256 that changes with the data, so that no run goes on with other data at the same path; "" where
+        there is none.
     """
 
     model: nn.Module
@@ -48,3 +50,4 @@ class Task:
     synthetic_batch: Callable[[Phase], NumpyBatch]
     baseline: Callable[[], dict[str, float]] = dict
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    data_hash: str = ""

@@ -41,14 +41,14 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
       init_from: checkpoint whose parameters a new run starts from, with step 0 and a fresh optimizer.
 
     Raises:
-      UsageError: the workdir belongs to another config, or the mesh does not fit the batch.
+      UsageError: the workdir belongs to another config or other data, or the mesh does not fit the batch.
       BertjaxError: workdir or disk unusable, all checkpoints damaged, or the loss is not finite or diverges.
     """
     mesh = make_mesh(MeshConfig(**config.mesh))
     check_batches(task, mesh, config.accumulate)
     optimizer = make_optimizer(OptimizerConfig(**config.optimizer), config.steps)
     abstract = abstract_state(task, optimizer, mesh)
-    workdir = workdirs.prepare(path, config.to_dict(), abstract)
+    workdir = workdirs.prepare(path, config.to_dict(), task.data_hash, abstract)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
         stop_requested = stack.enter_context(stop_requests())

@@ -17,6 +17,7 @@ from bertjax.training.checkpoint import absolute
 from bertjax.training.step import TrainState
 
 CONFIG = "config.json"
+DATA = "data.json"
 # May change when a run goes on: they do not change the numbers it computes.
 _MAY_CHANGE = ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor", "mesh")
 
@@ -28,16 +29,17 @@ def write_atomically(path: epath.Path, content: str | bytes) -> None:
     partial.replace(path)
 
 
-def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
-    """Makes the workdir, or checks that it belongs to the same config, and that a checkpoint fits on its disk.
+def prepare(path: str, config: dict[str, Any], data_hash: str, state: TrainState) -> epath.Path:
+    """Makes the workdir, or checks that it belongs to the same config and data, and that a checkpoint fits on its disk.
 
     Args:
       path: the workdir.
       config: the run's, as nested dictionaries.
+      data_hash: of what the run reads; the config has its path alone.
       state: abstract, for the size of a checkpoint.
 
     Raises:
-      UsageError: the workdir belongs to another config.
+      UsageError: the workdir belongs to another config, or to other data at the same path.
       BertjaxError: it cannot be written, or its disk is too full for two checkpoints.
     """
     workdir = absolute(path)
@@ -48,18 +50,19 @@ def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
         probe.unlink()
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
-    file = workdir / CONFIG
-    if file.exists():
-        try:
-            old = json.loads(file.read_text())
-        except ValueError as error:
-            raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
-        changed = [line for line in differences(old, config) if not line.startswith(_MAY_CHANGE)]
-        if changed:
-            raise UsageError(
-                f"the workdir {workdir} belongs to a run with another config ({'; '.join(changed)}); choose another "
-                "--workdir, or go back to that config"
-            )
+    old = _read(workdir / CONFIG)
+    changed = [] if old is None else [line for line in differences(old, config) if not line.startswith(_MAY_CHANGE)]
+    if changed:
+        raise UsageError(
+            f"the workdir {workdir} belongs to a run with another config ({'; '.join(changed)}); choose another "
+            "--workdir, or go back to that config"
+        )
+    data = {"sha256": data_hash}
+    if (_read(workdir / DATA) or data) != data:
+        raise UsageError(
+            f"the workdir {workdir} belongs to a run on other data: what its config names has changed since (see "
+            f"{DATA}); choose another --workdir, or bring that data back"
+        )
     if "://" not in str(path):
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(os.fspath(workdir)).free
@@ -69,8 +72,19 @@ def prepare(path: str, config: dict[str, Any], state: TrainState) -> epath.Path:
                 "free some space or choose another --workdir"
             )
     if jax.process_index() == 0:
-        write_atomically(file, json.dumps(config, indent=1) + "\n")
+        write_atomically(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
+        write_atomically(workdir / DATA, json.dumps(data) + "\n")
     return workdir
+
+
+def _read(file: epath.Path) -> dict[str, Any] | None:
+    """A JSON file of the workdir, None if it is not there."""
+    if not file.exists():
+        return None
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
 
 
 def keep_files(workdir: epath.Path, files: dict[str, bytes]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from etils import epath
 
 from bertjax.config import check, load_config
+from bertjax.corpus.prepare import prepare
 from bertjax.corpus.store import open_corpus
 from bertjax.data.plan import pair_plan
 from bertjax.errors import BertjaxError, UsageError
@@ -128,6 +129,15 @@ def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole)
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
         loop.train(config, task, str(whole))
+
+
+def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_path):
+    text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
+    prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_share=0.2, workers=1)
+    config, _ = make(corpus)
+    _, other = make(tmp_path / "corpus")
+    with pytest.raises(UsageError, match="belongs to a run on other data"):
+        loop.train(config, other, str(whole))
 
 
 def test_how_often_to_log_may_change(corpus, whole, tmp_path):
