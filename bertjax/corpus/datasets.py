@@ -24,6 +24,20 @@ def parse(spec: str, rest: str) -> tuple[str, str]:
     return match["name"], match["split"]
 
 
+def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
+    """Bytes of a split's records, little more than its text; None where the dataset is still to be downloaded.
+
+    Raises:
+      UsageError: no such dataset or split.
+      BertjaxError: TensorFlow Datasets does not run here.
+    """
+    info = _builder(name, data_dir).info
+    try:
+        return info.splits[split].num_bytes if info.splits else None
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; it has {', '.join(info.splits)}") from error
+
+
 def texts(
     name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], None]
 ) -> Iterator[str]:
@@ -33,14 +47,7 @@ def texts(
       UsageError: no such dataset or split, or no single text feature.
       BertjaxError: the dataset cannot be had or read.
     """
-    try:
-        import tensorflow_datasets as tfds
-
-        builder = tfds.builder(name, data_dir=data_dir)
-    except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
-    except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
-        raise UsageError(f"tfds has no dataset {name!r}: {_first_line(error)}") from error
+    builder = _builder(name, data_dir)
     try:
         if not builder.is_prepared():
             builder.download_and_prepare()
@@ -58,6 +65,17 @@ def texts(
         raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {_first_line(error)}") from error
     except Exception as error:
         raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {_first_line(error)}") from error
+
+
+def _builder(name: str, data_dir: str | None) -> Any:
+    try:
+        import tensorflow_datasets as tfds
+
+        return tfds.builder(name, data_dir=data_dir)
+    except ImportError as error:
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
+    except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
+        raise UsageError(f"tfds has no dataset {name!r}: {_first_line(error)}") from error
 
 
 def _text_feature(name: str, features: Any) -> str:

@@ -11,7 +11,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -27,17 +27,25 @@ _PROSE_SHARE = 0.75
 _MIN_WORDS = 4
 
 
-def documents(problems: Counter[str], pool: Executor | None = None) -> Iterator[str]:
+def documents(
+    names: list[str],
+    problems: Counter[str],
+    pool: Executor | None = None,
+    advance: Callable[[int], object] = lambda modules: None,
+) -> Iterator[str]:
     """The prose of one module after another, one paragraph a line, in a fixed order.
 
     Args:
+      names: of the files, from `modules`.
       problems: gains `unparsable_modules`.
       pool: parses in parallel where given.
+      advance: told how many modules were read, as they are read.
     """
-    batches = _batches()
+    batches = [names[start : start + _MODULES_A_CALL] for start in range(0, len(names), _MODULES_A_CALL)]
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)
     seen: set[bytes] = set()
     for batch in results:
+        advance(len(batch))
         for docstrings in batch:
             if docstrings is None:
                 problems["unparsable_modules"] += 1
@@ -50,11 +58,6 @@ def documents(problems: Counter[str], pool: Executor | None = None) -> Iterator[
                     fresh.append(docstring)
             if fresh:
                 yield "\n".join(fresh)
-
-
-def _batches() -> list[list[str]]:
-    names = modules()
-    return [names[start : start + _MODULES_A_CALL] for start in range(0, len(names), _MODULES_A_CALL)]
 
 
 def modules() -> list[str]:

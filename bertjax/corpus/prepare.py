@@ -5,7 +5,6 @@ import itertools
 import multiprocessing
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -13,10 +12,9 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from bertjax.corpus import docstrings, encoding, readers, store
 from bertjax.corpus.output import CorpusWriter, staged
+from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
@@ -93,7 +91,7 @@ def prepare(
 
     with staged(output, overwrite) as directory:
         with worker_pool(workers) as pool:
-            to_read = [_spooled(source, directory, problems, pool) for source in sources]
+            to_read = [_spooled(source, directory, problems, pool, progress) for source in sources]
             if given:
                 used = given
                 shutil.copyfile(given.path, directory / VOCABULARY_FILES[given.kind])
@@ -105,12 +103,13 @@ def prepare(
                     size=vocabulary_size,
                     lower_case=lower_case is not False,
                     pool=pool,
+                    progress=progress,
                 )
         encoder = encoding.Encoder(used, heldout_share, encoding.cache_entries(workers))
         with (
             worker_pool(workers, encoder) as pool,
             CorpusWriter(directory, used.size, heldout_share) as writer,
-            _progress(to_read, progress) as bar,
+            progress_bar("prepare", _total_bytes(to_read), "B", progress) as bar,
         ):
             texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in to_read)
             calls = ((batch,) for batch in encoding.batches(texts))
@@ -182,26 +181,24 @@ def _inputs_entry(sources: list[readers.Source]) -> dict[str, Any]:
     }
 
 
-def _progress(sources: list[readers.Source], shown: bool) -> tqdm:
+def _total_bytes(sources: list[readers.Source]) -> int | None:
     sizes = [source.size_bytes for source in sources]
-    return tqdm(
-        total=None if None in sizes else sum(sizes),
-        desc="prepare",
-        unit="B",
-        unit_scale=True,
-        disable=not shown,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
-        dynamic_ncols=True,
-    )
+    return None if None in sizes else sum(sizes)
 
 
-def _spooled(source: readers.Source, directory: Path, problems: Counter[str], pool: Executor) -> readers.Source:
+def _spooled(
+    source: readers.Source, directory: Path, problems: Counter[str], pool: Executor, progress: bool
+) -> readers.Source:
     """The source, or for docstrings, which take longest to find, a file of them that is quick to read twice."""
     if source.kind != "docs":
         return source
     path = directory / "docstrings.spool"
-    with open(path, "w", encoding="utf-8", errors="replace", newline="\n") as file:
-        for document in docstrings.documents(problems, pool):
+    names = docstrings.modules()
+    with (
+        open(path, "w", encoding="utf-8", errors="replace", newline="\n") as file,
+        progress_bar("docs: parse", len(names), " modules", progress) as bar,
+    ):
+        for document in docstrings.documents(names, problems, pool, bar.update):
             file.write(document + "\n\n")
     return readers.Source("paragraphs", str(path), path.stat().st_size)
 

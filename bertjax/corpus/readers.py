@@ -69,7 +69,7 @@ def expand(specs: list[str], data_dir: str | None = None) -> tuple[list[Source],
             found = [Source(kind, "docs:", None)]
         elif kind == "tfds":
             name, split = datasets.parse(spec, rest)
-            found = [Source(kind, name, None, split, data_dir)]
+            found = [Source(kind, name, datasets.size_bytes(name, split, data_dir), split, data_dir)]
         else:
             found = [Source(kind, name, size) for name, size in _files(spec, rest)]
         for source in found:
@@ -127,7 +127,7 @@ def read(source: Source, problems: Counter[str], advance: Callable[[int], None])
       BertjaxError: the source cannot be read to its end.
     """
     if source.kind == "docs":
-        return (Text(text, PARAGRAPHS) for text in docstrings.documents(problems))
+        return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))
     if source.kind == "tfds":
         texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)

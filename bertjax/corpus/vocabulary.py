@@ -2,15 +2,19 @@
 
 import io
 import itertools
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tqdm import tqdm
+
 from bertjax.corpus import readers
 from bertjax.corpus.encoding import batches
 from bertjax.corpus.layouts import Text
+from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.sentences import MAX_SENTENCE_CHARS, split_sentences
 from bertjax.corpus.tokenizer import (
     MAX_WORD_CHARS,
@@ -36,7 +40,14 @@ _T = TypeVar("_T")
 
 
 def train_vocabulary(
-    sources: list[readers.Source], path: Path, *, kind: str, size: int, lower_case: bool, pool: Executor
+    sources: list[readers.Source],
+    path: Path,
+    *,
+    kind: str,
+    size: int,
+    lower_case: bool,
+    pool: Executor,
+    progress: bool = False,
 ) -> Vocabulary:
     """Trains a vocabulary, [PAD] [UNK] [CLS] [SEP] [MASK] first, writes it to `path` and loads it.
 
@@ -46,6 +57,7 @@ def train_vocabulary(
     Args:
       size: pieces wanted; a text with fewer distinct pieces gives fewer.
       pool: processes that split the text.
+      progress: a progress bar of the sample on standard error.
 
     Raises:
       UsageError: the size is too small.
@@ -53,15 +65,20 @@ def train_vocabulary(
     """
     if size < MIN_SIZE:
         raise UsageError(f"a vocabulary of {size} pieces is too small; ask for at least {MIN_SIZE}")
-    sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
+    sample = batches(_sample(sources, _SAMPLE_CHARS[kind], progress))
     if kind == WORDPIECE:
         counts: Counter[str] = Counter()
         for counted in ordered_map(pool, _count_words, ((batch, lower_case) for batch in sample), _BATCHES_AHEAD):
             counts.update(counted)
+        if progress:
+            tqdm.write(f"vocabulary: choosing {size:,} pieces for {len(counts):,} words", file=sys.stderr)
         data = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
     else:
         split = ordered_map(pool, _sentences, ((batch,) for batch in sample), _BATCHES_AHEAD)
-        data = sentencepiece_model(itertools.chain.from_iterable(split), size, lower_case)
+        sentences = list(itertools.chain.from_iterable(split))
+        if progress:
+            tqdm.write(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences", file=sys.stderr)
+        data = sentencepiece_model(sentences, size, lower_case)
     path.write_bytes(data)
     return load_vocabulary(path, lower_case)
 
@@ -79,20 +96,23 @@ def ordered_map(
         yield pending.popleft().result()
 
 
-def _sample(sources: list[readers.Source], chars: int) -> Iterator[Text]:
+def _sample(sources: list[readers.Source], chars: int, progress: bool) -> Iterator[Text]:
     total = sum(source.size_bytes or 0 for source in sources)
     unsized = sum(source.size_bytes is None for source in sources)
-    for source in sources:
-        # Sources of unknown size share evenly, each as much as all files together.
-        budget = chars / max(1, unsized + (total > 0))
-        if source.size_bytes is not None:
-            budget *= source.size_bytes / max(total, 1)
-        # What is wrong with the text is counted when the corpus is made of it.
-        for text in readers.read(source, Counter(), lambda _: None):
-            yield text
-            budget -= len(text.text)
-            if budget <= 0:
-                break
+    whole = chars if unsized else min(chars, total)
+    with progress_bar("vocabulary: sample", whole, " characters", progress) as bar:
+        for source in sources:
+            # Sources of unknown size share evenly, each as much as all files together.
+            budget = chars / max(1, unsized + (total > 0))
+            if source.size_bytes is not None:
+                budget *= source.size_bytes / max(total, 1)
+            # What is wrong with the text is counted when the corpus is made of it.
+            for text in readers.read(source, Counter(), lambda _: None):
+                yield text
+                bar.update(len(text.text))
+                budget -= len(text.text)
+                if budget <= 0:
+                    break
 
 
 def _count_words(texts: list[Text], lower_case: bool) -> Counter[str]:

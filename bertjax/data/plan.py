@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from bertjax.corpus.mapping import map_file
+from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.store import Corpus, Split, sample_sha256
 from bertjax.data.files import UNFINISHED_SUFFIX, replacing
 from bertjax.data.pairs import RECORD, document_pairs, target_lengths
@@ -126,13 +126,11 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
         # Unbuffered: a full disk shows at the write that met it.
         with (
             open(unfinished, "wb", buffering=0) as file,
-            tqdm(
-                total=settings["passes"] * int(split.sentences[-1]),
-                desc=f"sentence pairs at length {settings['seq_len']}",
-                unit=" tokens",
-                unit_scale=True,
-                delay=_PROGRESS_AFTER_SECONDS,
-                leave=False,
+            progress_bar(
+                f"sentence pairs at length {settings['seq_len']}",
+                settings["passes"] * int(split.sentences[-1]),
+                " tokens",
+                after_seconds=_PROGRESS_AFTER_SECONDS,
             ) as progress,
         ):
             for pass_index in range(settings["passes"]):

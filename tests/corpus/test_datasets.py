@@ -48,6 +48,14 @@ def test_streams_the_examples_in_order(data_dir):
     assert sum(read_bytes) == len("".join(TEXTS).encode())
 
 
+def test_the_size_is_known_before_reading(data_dir):
+    (source,), _ = readers.expand(["tfds:stories/plain:train"], data_dir["stories"])
+    text = sum(len(text.text) for text in readers.read(source, Counter(), lambda _: None))
+    assert text <= source.size_bytes < 3 * text + 1000
+    with pytest.raises(UsageError, match="has no split 'dev'"):
+        readers.expand(["tfds:stories/plain:dev"], data_dir["stories"])
+
+
 def test_slices_and_versions(data_dir):
     for name in "stories/plain:train[:10]", "stories/plain:1.0.0:train[:10]":
         found = list(datasets.texts(*datasets.parse("", name), data_dir["stories"], Counter(), lambda _: None))
