@@ -48,9 +48,10 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     check_batches(task, mesh, config.accumulate)
     optimizer = make_optimizer(OptimizerConfig(**config.optimizer), config.steps)
     abstract = abstract_state(task, optimizer, mesh)
-    workdir = workdirs.prepare(path, config.to_dict(), task.data_hash, abstract)
+    workdir = workdirs.make(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
+        workdirs.claim(workdir, config.to_dict(), task.data_hash, abstract)
         stop_requested = stack.enter_context(stop_requests())
         workdirs.keep_files(workdir, task.files)
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, config.keep_checkpoints)))

@@ -13,7 +13,7 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.training.checkpoint import absolute
+from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.step import TrainState
 
 CONFIG = "config.json"
@@ -29,18 +29,11 @@ def write_atomically(path: epath.Path, content: str | bytes) -> None:
     partial.replace(path)
 
 
-def prepare(path: str, config: dict[str, Any], data_hash: str, state: TrainState) -> epath.Path:
-    """Makes the workdir, or checks that it belongs to the same config and data, and that a checkpoint fits on its disk.
-
-    Args:
-      path: the workdir.
-      config: the run's, as nested dictionaries.
-      data_hash: of what the run reads; the config has its path alone.
-      state: abstract, for the size of a checkpoint.
+def make(path: str) -> epath.Path:
+    """Makes the workdir where there is none, and finds out whether it can be written.
 
     Raises:
-      UsageError: the workdir belongs to another config, or to other data at the same path.
-      BertjaxError: it cannot be written, or its disk is too full for two checkpoints.
+      BertjaxError: it cannot.
     """
     workdir = absolute(path)
     try:
@@ -50,7 +43,25 @@ def prepare(path: str, config: dict[str, Any], data_hash: str, state: TrainState
         probe.unlink()
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
-    old = _read(workdir / CONFIG)
+    return workdir
+
+
+def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, state: TrainState) -> None:
+    """Writes down whose workdir it is, unless it holds checkpoints of another config or of other data.
+
+    Args:
+      workdir: locked by this process.
+      config: the run's, as nested dictionaries.
+      data_hash: of what the run reads; the config has its path alone.
+      state: abstract, for the size of a checkpoint.
+
+    Raises:
+      UsageError: the checkpoints are of another config, or of other data at the same path.
+      BertjaxError: the disk is too full for two checkpoints.
+    """
+    # A run that failed before its first checkpoint has left nothing to protect from the command that puts it right.
+    begun = any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
+    old = _read(workdir / CONFIG) if begun else None
     changed = [] if old is None else [line for line in differences(old, config) if not line.startswith(_MAY_CHANGE)]
     if changed:
         raise UsageError(
@@ -58,12 +69,12 @@ def prepare(path: str, config: dict[str, Any], data_hash: str, state: TrainState
             "--workdir, or go back to that config"
         )
     data = {"sha256": data_hash}
-    if (_read(workdir / DATA) or data) != data:
+    if begun and (_read(workdir / DATA) or data) != data:
         raise UsageError(
             f"the workdir {workdir} belongs to a run on other data: what its config names has changed since (see "
             f"{DATA}); choose another --workdir, or bring that data back"
         )
-    if "://" not in str(path):
+    if "://" not in str(workdir):
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(os.fspath(workdir)).free
         if free < 2 * size:
@@ -74,7 +85,6 @@ def prepare(path: str, config: dict[str, Any], data_hash: str, state: TrainState
     if jax.process_index() == 0:
         write_atomically(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
         write_atomically(workdir / DATA, json.dumps(data) + "\n")
-    return workdir
 
 
 def _read(file: epath.Path) -> dict[str, Any] | None:

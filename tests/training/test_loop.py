@@ -140,6 +140,21 @@ def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_p
         loop.train(config, other, str(whole))
 
 
+def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_right(corpus, tmp_path):
+    config, task = make(corpus, optimizer__learning_rate=5e-3)
+    with pytest.raises(RuntimeError, match="early"):
+        loop.train(config, spoiled(task, 0, _fail_early), str(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
+    config, task = make(corpus, steps=4)
+    loop.train(config, task, str(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
+    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
+
+
+def _fail_early(batch):
+    raise RuntimeError("early")
+
+
 def test_how_often_to_log_may_change(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     config, task = make(corpus, log_every=5, keep_checkpoints=2)
