@@ -4,13 +4,15 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 """
 
 import argparse
+import importlib.metadata
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bertjax.errors import BertjaxError, UsageError
 
@@ -27,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Orbax warns there of what is as it should be.
     logging.getLogger("absl").setLevel(logging.ERROR)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character shows its code instead.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     if argv is None:
         _with_huge_pages()
     try:
@@ -44,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if debug:
+            raise
+        _die(f"{error.filename or 'reading or writing'}: {error.strerror or error}", 1)
+    except MemoryError as error:
+        _die(f"not enough memory: {error}", 1)
     except Exception as error:
         if debug:
             raise
@@ -68,13 +80,28 @@ def _die(message: str, code: int) -> None:
     sys.exit(code)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in the one line that every error of the program is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and examples as they are typed."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bertjax",
         description="BERT pre-training in JAX and Flax, built for TPUs.",
         epilog="`bertjax COMMAND --help` shows each command with an example. --debug shows tracebacks.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"bertjax {importlib.metadata.version('bertjax')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, run: Any, does: str, example: str, config: bool = False) -> argparse.ArgumentParser:
@@ -83,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
             help=does,
             description=does,
             epilog=f"example:\n  {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         sub.set_defaults(run=run)
@@ -107,11 +134,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--output", required=True, metavar="DIR", help="the corpus; must not exist yet")
     sub.add_argument("--vocab", metavar="FILE", help="vocab.txt or SentencePiece .model; trained here if left out")
-    sub.add_argument("--vocab_kind", default="wordpiece", help="of a vocabulary trained here: wordpiece, sentencepiece")
+    sub.add_argument(
+        "--vocab_kind", default="wordpiece", help="of a vocabulary trained here: wordpiece or sentencepiece"
+    )
     sub.add_argument("--vocab_size", type=int, default=30522, help="of a vocabulary trained here")
     sub.add_argument("--cased", action="store_true", help="keep case and accents (default: as the vocabulary tells)")
     sub.add_argument("--uncased", action="store_true", help="lower-case, and strip accents")
-    sub.add_argument("--heldout", type=float, default=0.01, help="share of documents kept out of training")
+    sub.add_argument("--heldout", type=float, default=0.01, help="share of documents kept out of training, in [0, 1)")
     sub.add_argument("--workers", type=int, help="processes (default: one a core)")
     sub.add_argument("--data_dir", help="where TensorFlow Datasets keeps its data")
     sub.add_argument("--overwrite", action="store_true", help="replace an existing output when the new one is complete")
@@ -151,6 +180,17 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     sub = command(
+        "sweep",
+        sweep,
+        "Runs the trials of the config's sweep(), each with several seeds, and selects on dev.",
+        "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte",
+        config=True,
+    )
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="of the sweep; goes on where it stopped")
+    sub.add_argument("--init_from", metavar="CKPT", help="start each trial with the parameters of this checkpoint")
+    sub.add_argument("--seeds", type=int, default=1, help="random restarts of each setting")
+
+    sub = command(
         "evaluate",
         evaluate,
         "Prints a checkpoint's metrics on held-out data.",
@@ -158,6 +198,17 @@ def _parser() -> argparse.ArgumentParser:
         config=True,
     )
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+
+    sub = command(
+        "predict",
+        predict,
+        "Writes a checkpoint's predictions in the task's official format.",
+        "bertjax predict --checkpoint runs/mrpc --output runs/glue",
+        config=True,
+    )
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+    sub.add_argument("--output", required=True, metavar="DIR", help="gets the files, replacing those of the same name")
+    sub.add_argument("--split", default="test", help="test (the default) or dev")
 
     sub = command(
         "fill",
@@ -170,7 +221,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--top", type=int, default=5, help="pieces a mask")
 
     bench = commands.add_parser(
-        "bench", help="Measures the train step or the input pipeline.", allow_abbrev=False
+        "bench",
+        help="Measures the train step or the input pipeline.",
+        epilog="example:\n  bertjax bench step --config experiments/pretrain.py:size=tiny,quick=true",
+        formatter_class=_Help,
+        allow_abbrev=False,
     ).add_subparsers(dest="what", metavar="step|input", required=True)
     commands_before, commands = commands, bench
     sub = command(
@@ -197,6 +252,8 @@ def prepare(args: argparse.Namespace) -> None:
     from bertjax.corpus.prepare import prepare as run
     from bertjax.corpus.prepare import summary
 
+    # As Ctrl-C, which cleans up; the default would leave a part of the output behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.cased and args.uncased:
         raise UsageError("--cased and --uncased exclude each other")
     manifest = run(
@@ -216,14 +273,15 @@ def prepare(args: argparse.Namespace) -> None:
 
 def inspect(args: argparse.Namespace) -> None:
     from bertjax.corpus.store import open_corpus
-    from bertjax.corpus.tokenizer import load_vocabulary
     from bertjax.data.inspect import format_example, write_batches
 
     config, task = _config_and_task(args)
-    if args.steps < 1 or args.steps > config.steps:
-        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {config.steps}")
+    if args.steps < 1 or args.steps > task.schedule.steps:
+        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
+    if args.rows < 1:
+        raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = _first_batches(task, args.steps)
-    vocabulary = load_vocabulary(open_corpus(config.data.corpus).vocabulary_path)
+    vocabulary = open_corpus(config.data.corpus).vocabulary()
     for step, batch in enumerate(batches):
         for row in range(min(args.rows, len(batch["input_ids"]))):
             print(f"step {step}, row {row}\n{format_example(batch, row, vocabulary)}\n")
@@ -235,11 +293,7 @@ def inspect(args: argparse.Namespace) -> None:
 def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
     from itertools import islice
 
-    batches: list[dict[str, Any]] = []
-    for phase in task.phases:
-        if len(batches) < count:
-            batches += islice(task.train_batches(phase, phase.start_step), count - len(batches))
-    return batches
+    return list(islice(task.train_batches(0), count))
 
 
 def describe(args: argparse.Namespace) -> None:
@@ -254,15 +308,27 @@ def train(args: argparse.Namespace) -> None:
 
     if args.distributed:
         _join_the_others()
-    config, task = _config_and_task(args)
-    if not config.data.corpus:
-        # Before the workdir is made: one with another corpus in its config would refuse the right command.
-        raise UsageError(
-            "`bertjax train` needs a corpus: --config FILE:corpus=DIR; `bertjax prepare --input docs: --output DIR` "
-            "makes one"
-        )
-    results = run(config, task, args.workdir, args.init_from)
-    print(json.dumps(results))
+    config, task = _config_and_task(args, train=True, start=args.init_from)
+    print(json.dumps(run(config, task, args.workdir, args.init_from)))
+
+
+def sweep(args: argparse.Namespace) -> None:
+    from bertjax.config import load_trials
+    from bertjax.training.sweep import run_sweep
+
+    if args.seeds < 1:
+        raise UsageError(f"--seeds is {args.seeds}; it must be at least 1")
+    # Refuses a wrong config before any trial.
+    first, _ = _config_and_task(args, train=True, start=args.init_from)
+    given = [item for item in args.overrides if not item.startswith("--config.seed=")]
+
+    def build(trial: dict[str, Any]) -> tuple[Any, Any]:
+        # What is given on the command line holds for every trial.
+        args.overrides = [*(f"--config.{field}={value}" for field, value in trial.items()), *given]
+        return _config_and_task(args, train=True, start=args.init_from)
+
+    trials = [{**trial, "seed": first.seed + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
+    print(json.dumps(run_sweep(build, trials, args.workdir, args.init_from)))
 
 
 def _join_the_others() -> None:
@@ -286,27 +352,47 @@ def _join_the_others() -> None:
 def evaluate(args: argparse.Namespace) -> None:
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.evaluation import evaluate_checkpoint
+    from bertjax.training.writers import say
 
     checkpoint = find_checkpoint(args.checkpoint)
-    config, task = _config_and_task(args) if args.config else _saved_config_and_task(checkpoint, args.overrides)
+    if args.config:
+        config, task = _config_and_task(args, start=checkpoint)
+    else:
+        config, task = _saved_config_and_task(checkpoint, args.overrides)
+    say(f"checkpoint {checkpoint}")
     print(json.dumps(evaluate_checkpoint(config, task, checkpoint)))
+
+
+def predict(args: argparse.Namespace) -> None:
+    from bertjax.tasks.finetuning import SPLITS
+    from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.training.evaluation import write_predictions
+
+    if args.split not in SPLITS:
+        raise UsageError(f"--split is {args.split!r}; known: {', '.join(SPLITS)}")
+    checkpoint = find_checkpoint(args.checkpoint)
+    if args.config:
+        config, task = _config_and_task(args, start=checkpoint, split=args.split)
+    else:
+        config, task = _saved_config_and_task(checkpoint, args.overrides, split=args.split)
+    for path in write_predictions(config, task, checkpoint, args.output):
+        print(path)
 
 
 def fill(args: argparse.Namespace) -> None:
     from bertjax.tasks.fill import fill as run
+    from bertjax.tasks.vocabulary_files import workdir_vocabulary
     from bertjax.training.checkpoint import find_checkpoint, load_params, workdir_of
-    from bertjax.training.evaluation import abstract_params, workdir_vocabulary
+    from bertjax.training.evaluation import abstract_params
 
-    if args.top < 1:
-        raise UsageError(f"--top is {args.top}; it must be at least 1")
     checkpoint = find_checkpoint(args.checkpoint)
     vocabulary = workdir_vocabulary(workdir_of(checkpoint))
-    _, task = _saved_config_and_task(checkpoint, [], vocabulary.size)
-    params = load_params(checkpoint, abstract_params(task), print)
+    _, task = _saved_config_and_task(checkpoint, [], corpus_wanted=False)
+    params = load_params(checkpoint, abstract_params(task.objective), print)
     for text in args.text:
         print(text)
-        for pieces in run(task.model, params, vocabulary, text, args.top):
-            print("  " + "   ".join(f"{piece} {probability:.3f}" for piece, probability in pieces))
+        for pieces in run(task.objective.model, params, vocabulary, text, args.top):
+            print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
 
 
 def bench_step(args: argparse.Namespace) -> None:
@@ -322,15 +408,16 @@ def bench_input(args: argparse.Namespace) -> None:
     from bertjax.corpus.store import open_corpus
     from bertjax.data.bench import bench_input as run
     from bertjax.data.settings import Masking
+    from bertjax.fields import phases
 
-    config, task = _config_and_task(args)
+    config, _ = _config_and_task(args)
     if not config.data.corpus:
         raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
     print(
         json.dumps(
             run(
                 open_corpus(config.data.corpus),
-                task.phases[0],
+                phases(config)[0],
                 objective=config.data.objective,
                 masking=Masking(**config.data.masking),
                 seed=config.seed,
@@ -341,33 +428,59 @@ def bench_input(args: argparse.Namespace) -> None:
     )
 
 
-def _config_and_task(args: argparse.Namespace) -> tuple[Any, Any]:
+def _config_and_task(
+    args: argparse.Namespace, train: bool = False, start: Any = None, split: str = ""
+) -> tuple[Any, Any]:
     from bertjax.config import load_config
 
     if not args.config:
         raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
-    return _checked(load_config(args.config, args.overrides))
+    config = load_config(args.config, args.overrides)
+    for name in ("corpus", "path", "vocabulary"):
+        # Whole, so that the config a run saves means the same from any folder.
+        if name in config.data and config.data[name] and ":" not in config.data[name]:
+            config.data[name] = os.path.abspath(os.path.expanduser(config.data[name]))
+    if start is not None:
+        from bertjax.training.checkpoint import find_checkpoint
+        from bertjax.training.starting_point import adopt
+
+        config = adopt(config, find_checkpoint(start))
+    return _checked(config, train, split)
 
 
-def _saved_config_and_task(checkpoint: Any, overrides: list[str], vocab_size: int = 0) -> tuple[Any, Any]:
+def _saved_config_and_task(
+    checkpoint: Any, overrides: list[str], corpus_wanted: bool = True, split: str = ""
+) -> tuple[Any, Any]:
     from bertjax.config import load_saved_config
+    from bertjax.tasks.finetuning import LABELS
+    from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.workdir import CONFIG
 
-    config = load_saved_config(workdir_of(checkpoint) / CONFIG, overrides)
-    if vocab_size:
-        # The vocabulary is in the workdir; the corpus may be gone.
-        config.data.corpus, config.model.vocab_size = "", vocab_size
-    return _checked(config)
+    workdir = workdir_of(checkpoint)
+    config = load_saved_config(workdir / CONFIG, overrides)
+    if "vocabulary" in config.data:
+        # The one it started with may be gone.
+        config.data.vocabulary = str(workdir / ENTRY)
+        if (workdir / LABELS).exists():
+            config.data.labels = str(workdir / LABELS)
+    elif not corpus_wanted:
+        config.data.corpus, config.model.vocab_size = "", workdir_vocabulary(workdir).size
+    return _checked(config, split=split)
 
 
-def _checked(config: Any) -> tuple[Any, Any]:
+def _checked(config: Any, train: bool = False, split: str = "") -> tuple[Any, Any]:
     import importlib
 
-    from bertjax.config import check
-
-    check(config)
+    if split:
+        if "eval_split" not in config.data:
+            raise UsageError(f"the task {config.task} has no predictions to write")
+        config.data.eval_split = split
     # Not a registry: the name is that of the one file that knows the task.
-    if not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
+    if not config.task.isidentifier() or not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
         raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{config.task}.py")
-    return config, importlib.import_module(f"bertjax.tasks.{config.task}").build(config)
+    module = importlib.import_module(f"bertjax.tasks.{config.task}")
+    if not hasattr(module, "build"):
+        raise UsageError(f"config.task is {config.task!r}, which is no task")
+    module.check(config)
+    return config, module.build(config, train)

@@ -1,25 +1,18 @@
-"""The fields every config has, typed arguments after the colon, and what a config means."""
+"""How configs are read: files with typed arguments after the colon, overrides, and the `config.json` of a workdir."""
 
-import dataclasses
 import json
-import math
 import os
+import runpy
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bertjax.data.settings import Masking, Phase, check_objective
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig, size_fields
-from bertjax.training.optimizer import OptimizerConfig
-from bertjax.training.sharding import MeshConfig
-
-BATCH_READINGS = ("tokens", "sequences")
 
 
-def parse_arguments(text: str | None, **defaults: Any) -> ConfigDict:
+def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     """Arguments after the colon of `--config FILE:size=base,seq_len=128`, typed like their defaults.
 
     Args:
@@ -33,7 +26,10 @@ def parse_arguments(text: str | None, **defaults: Any) -> ConfigDict:
     for item in filter(None, (text or "").split(",")):
         name, has_value, value = item.partition("=")
         if name not in defaults:
-            raise UsageError(f"unknown config argument {name!r}; known: {', '.join(defaults)}")
+            raise UsageError(
+                f"unknown config argument {name!r}; known: {', '.join(defaults)}; a value with a comma in it goes in "
+                "--config.FIELD=VALUE"
+            )
         kind = type(defaults[name])
         try:
             if kind is bool:
@@ -71,11 +67,16 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
     """
     try:
         with open(file, encoding="utf-8") as handle:
-            saved = ConfigDict(json.load(handle))
+            content = json.load(handle)
+        if not isinstance(content, dict) or not {"task", "data", "model"} <= content.keys():
+            raise ValueError("it is no config")
+        saved = ConfigDict(content)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file} ({error}); give --config") from error
+        raise UsageError(f"cannot read {file} ({error}), which tells what the checkpoint is") from error
     return _with_overrides(
-        lambda values, argv: config_flags.DEFINE_config_dict("config", saved, flag_values=values), list(overrides), file
+        lambda values, argv: config_flags.DEFINE_config_dict("config", saved, flag_values=values, sys_argv=argv),
+        list(overrides),
+        file,
     )
 
 
@@ -97,12 +98,13 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
         raise
     except SyntaxError as error:
         raise UsageError(f"the config file {file} is not valid Python: {error}") from error
-    except (AttributeError, ImportError, KeyError, NameError, TypeError, ValueError, flags.Error) as error:
-        raise UsageError(f"cannot apply {' '.join(argv[1:])}: {' '.join(str(error).split())[:300]}") from error
+    except Exception as error:  # What a user's own `get_config` raises is anything.
+        detail = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UsageError(f"cannot apply {' '.join(argv[1:])} to {file}: {detail}") from error
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}; fields of the config are set with --config.FIELD=VALUE")
-    if not isinstance(config, ConfigDict):
-        raise UsageError(f"get_config of {file} must return an ml_collections.ConfigDict")
+    if not isinstance(config, ConfigDict) or "task" not in config:
+        raise UsageError(f"get_config of {file} must return a ConfigDict as those of bertjax.fields")
     return config
 
 
@@ -118,108 +120,22 @@ def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:
             node = node[name]
 
 
-def base_config(size: str = "base") -> ConfigDict:
-    """Defaults of every field, with the model of a named size."""
-    config = ConfigDict()
-    config.task = "pretraining"  # a module of bertjax.tasks
-    config.seed = 0
-    config.steps = 1_000_000
-    config.log_every = 100
-    config.eval_every = 10_000
-    config.checkpoint_every = 10_000
-    config.keep_checkpoints = 3
-    config.accumulate = 1  # micro-batches a step
-    # A logged loss over this many times the first logged one stops the run.
-    config.divergence_factor = 3.0
-
-    config.data = ConfigDict()
-    config.data.corpus = ""
-    config.data.seq_len = 128
-    config.data.batch_size = 256
-    config.data.max_predictions = 0  # 0: masking.rate of seq_len, rounded up (20 at 128, 77 at 512)
-    config.data.objective = "nsp"
-    config.data.pair_passes = 10  # as many as google-research/bert's dupe_factor
-    config.data.eval_rows = 0  # 0: all held-out rows
-    config.data.masking = ConfigDict()
-    config.data.masking.rate = 0.15
-    config.data.masking.mask_share = 0.8
-    config.data.masking.same_share = 0.1
-    config.data.masking.random_share = 0.1
-    config.data.masking.whole_word = False
-
-    # The paper trains the last 10 % of steps at length 512 (A.2). Its batch can be read in two ways: 256 sequences at
-    # both lengths, or 131,072 tokens at both. `tokens` keeps data.batch_size * data.seq_len tokens in the long phase,
-    # `sequences` keeps data.batch_size rows.
-    config.long_phase = ConfigDict()
-    config.long_phase.share = 0.0
-    config.long_phase.seq_len = 512
-    config.long_phase.max_predictions = 0
-    config.long_phase.batch_reading = "tokens"
-
-    config.model = ConfigDict(dataclasses.asdict(ModelConfig(**size_fields(size))))
-    config.model.vocab_size = 0  # 0: the corpus's
-    config.optimizer = ConfigDict(dataclasses.asdict(OptimizerConfig()))
-    config.mesh = ConfigDict(dataclasses.asdict(MeshConfig()))
-    return config
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
+def load_trials(config: str) -> list[dict[str, Any]]:
+    """The trials of a sweep: what `sweep(arguments)` of the config's file yields, fields and their values.
 
     Raises:
-      UsageError: names the field and its value.
+      UsageError: the file has no such function.
     """
-    for name in ("steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "accumulate"):
-        if config[name] < 1:
-            raise UsageError(f"config.{name} is {config[name]}; it must be at least 1")
-    check_objective(config.data.objective)
-    Masking(**config.data.masking)
-    reading = config.long_phase.batch_reading
-    if reading not in BATCH_READINGS:
-        raise UsageError(f"config.long_phase.batch_reading is {reading!r}; known: {', '.join(BATCH_READINGS)}")
-    if not 0 <= config.long_phase.share < 1:
-        raise UsageError(f"config.long_phase.share is {config.long_phase.share}; it must be in [0, 1)")
-    for phase in phases(config):
-        if phase.seq_len > config.model.max_positions:
-            raise UsageError(
-                f"rows of {phase.seq_len} tokens do not fit config.model.max_positions={config.model.max_positions}"
-            )
-        if phase.batch_size % config.accumulate:
-            raise UsageError(
-                f"a batch of {phase.batch_size} rows does not split in config.accumulate={config.accumulate}"
-            )
-    OptimizerConfig(**config.optimizer)
-    model_config(config, config.model.vocab_size or 1)
-
-
-def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """The model that a config and a vocabulary give.
-
-    Raises:
-      UsageError: config.model.vocab_size is given and differs from the vocabulary's.
-    """
-    given = config.model.vocab_size
-    if given and given != vocab_size:
-        raise UsageError(f"config.model.vocab_size is {given}, the corpus's vocabulary has {vocab_size} pieces")
-    return ModelConfig(**{**config.model, "vocab_size": vocab_size})
-
-
-def phases(config: ConfigDict) -> tuple[Phase, ...]:
-    """The stretches of training with one batch shape each: one, or two where the config has a long phase."""
-
-    def phase(seq_len: int, batch_size: int, predictions: int, start: int, stop: int) -> Phase:
-        predictions = predictions or math.ceil(round(config.data.masking.rate * seq_len, 6))
-        return Phase(seq_len, batch_size, predictions, start, stop)
-
-    data, long = config.data, config.long_phase
-    boundary = config.steps - round(config.steps * long.share)
-    first = phase(data.seq_len, data.batch_size, data.max_predictions, 0, boundary)
-    if boundary == config.steps:
-        return (first,)
-    rows = data.batch_size
-    if long.batch_reading == "tokens":
-        rows = max(1, data.batch_size * data.seq_len // long.seq_len)
-    return first, phase(long.seq_len, rows, long.max_predictions, boundary, config.steps)
+    file, _, arguments = config.partition(":")
+    sweep = runpy.run_path(file).get("sweep")
+    if sweep is None:
+        raise UsageError(
+            f"{file} has no function sweep(arguments); write one that yields dictionaries of fields and values"
+        )
+    trials = [dict(trial) for trial in sweep(arguments)]
+    if not trials:
+        raise UsageError(f"sweep() of {file} yields no trials")
+    return trials
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -230,5 +146,5 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         if isinstance(before, dict) and isinstance(after, dict):
             found += differences(before, after, f"{prefix}{name}.")
         elif before != after:
-            found.append(f"{prefix}{name}: {before} -> {after}")
+            found.append(f"{prefix}{name}: {str(before)[:60]} -> {str(after)[:60]}")
     return found

@@ -10,13 +10,14 @@ is that of the installed libraries, so other versions give other digits.
 
 from ml_collections import ConfigDict
 
-from bertjax.config import base_config, parse_arguments
+from bertjax.config import parse_arguments
+from bertjax.fields import pretraining_config
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
     """The config for `size=tiny,corpus=DIR,steps=3000,quick=false`."""
     given = parse_arguments(arguments, size="tiny", corpus="", steps=3000, quick=False)
-    config = base_config(given.size)
+    config = pretraining_config(given.size)
     config.steps = 10 if given.quick else given.steps
     config.data.corpus = given.corpus
     config.data.seq_len = 64

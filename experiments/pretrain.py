@@ -15,9 +15,10 @@ LARGE on held-out text (Table 6).
 
 from ml_collections import ConfigDict
 
-from bertjax.config import base_config, parse_arguments
+from bertjax.config import parse_arguments
 from bertjax.data.settings import check_shape
 from bertjax.errors import UsageError
+from bertjax.fields import pretraining_config
 
 _TOKENS_A_BATCH = 131_072
 _ROWS_A_BATCH = 256
@@ -31,7 +32,7 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     check_shape(given.seq_len, batch_size=1, max_predictions=1)
     if given.phases not in (1, 2):
         raise UsageError(f"phases={given.phases}; known: 1, and 2 for the paper's schedule")
-    config = base_config(given.size)
+    config = pretraining_config(given.size)
     config.data.corpus = given.corpus
     config.data.seq_len = given.seq_len
     config.data.objective = given.objective

@@ -14,13 +14,14 @@ learning rate of 1e-3, and 400 steps of warm-up.
 
 from ml_collections import ConfigDict
 
-from bertjax.config import base_config, parse_arguments
+from bertjax.config import parse_arguments
+from bertjax.fields import pretraining_config
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
     """The config for `size=mini,corpus=DIR,steps=4000,quick=false`."""
     given = parse_arguments(arguments, size="mini", corpus="", steps=4000, quick=False)
-    config = base_config(given.size)
+    config = pretraining_config(given.size)
     config.data.corpus = given.corpus
     config.data.batch_size = 32
     config.data.eval_rows = 1024

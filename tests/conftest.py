@@ -48,3 +48,13 @@ def corpus(tmp_path_factory) -> Path:
         progress=False,
     )
     return folder / "corpus"
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory) -> Path:
+    """A lower-casing vocabulary of single letters, digits and punctuation, which spells any ASCII text."""
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{char}" for char in characters)]
+    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
+    path.write_text("\n".join([*pieces, "the", "##ing"]) + "\n")
+    return path

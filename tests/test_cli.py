@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, errors of one line, examples that work, and what each prints."""
 
 import argparse
+import importlib
 import json
 import re
 import shlex
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 
 from bertjax import cli
-from bertjax.config import check, load_config
+from bertjax.config import load_config
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.errors import UsageError
 from bertjax.tasks import pretraining
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
+GLUE = ROOT / "experiments" / "glue.py"
 TINY = f"{EXPERIMENT}:size=L1_H16,quick=true"
 BATCH_KEYS = {
     "input_ids",
@@ -62,6 +64,11 @@ def refused(capfd, *arguments, code: int = 2) -> str:
     return error
 
 
+def check_of(config: str):
+    """The check of the task that an experiment is for."""
+    return importlib.import_module(f"bertjax.tasks.{load_config(config, []).task}").check
+
+
 def printed(capfd, *arguments) -> str:
     """The stdout of a command that succeeds."""
     capfd.readouterr()
@@ -94,7 +101,9 @@ def test_an_unknown_flag_is_wrong_use(capfd, words, tmp_path):
     needed = {
         "prepare": ["--input", "docs:", "--output", tmp_path / "corpus"],
         "train": ["--config", TINY, "--workdir", tmp_path / "run"],
+        "sweep": ["--config", TINY, "--workdir", tmp_path / "run"],
         "evaluate": ["--config", TINY, "--checkpoint", tmp_path],
+        "predict": ["--config", f"{GLUE}:size=L1_H16", "--checkpoint", tmp_path, "--output", tmp_path / "run"],
         "fill": ["--checkpoint", tmp_path, "a [MASK]"],
     }
     (tmp_path / "params").mkdir()
@@ -139,7 +148,7 @@ def test_a_wrong_value_is_named_before_anything_is_done(capfd, arguments, named)
 
 
 def test_a_run_without_a_corpus_is_refused_and_leaves_no_workdir(capfd, tmp_path):
-    assert "needs a corpus" in refused(capfd, "train", "--config", TINY, "--workdir", tmp_path / "run")
+    assert "no corpus" in refused(capfd, "train", "--config", TINY, "--workdir", tmp_path / "run")
     missing = f"{TINY},corpus={tmp_path}/nothing"
     assert f"{tmp_path}/nothing" in refused(capfd, "train", "--config", missing, "--workdir", tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -205,7 +214,7 @@ def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
     args, overrides = cli._parser().parse_known_args(arguments)
     assert tuple(arguments[: len(words)]) == words
     if getattr(args, "config", None):
-        check(load_config(args.config, overrides))
+        check_of(args.config)(load_config(args.config, overrides))
     else:
         assert overrides == []
 
@@ -238,7 +247,7 @@ def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, cor
     assert written["input_ids"].shape == (3, 8, 16)
     task = pretraining.build(load_config(config, []))
     for step in range(3):
-        batch = next(task.train_batches(task.phases[0], step))
+        batch = next(task.train_batches(step))
         for name in BATCH_KEYS:
             np.testing.assert_array_equal(written[name][step], batch[name])
 
@@ -269,10 +278,10 @@ def test_fill_prints_the_best_pieces_of_each_mask(capfd, workdir):
     for line in lines[1:]:
         found = [item.split(" ") for item in line.strip().split("   ")]
         assert len(found) == 4
-        assert all(piece in pieces for piece, _ in found)
-        probabilities = [float(probability) for _, probability in found]
+        assert all(piece in pieces and percent == "%" for piece, _, percent in found)
+        probabilities = [float(probability) for _, probability, _ in found]
         assert probabilities == sorted(probabilities, reverse=True)
-        assert 0 < sum(probabilities) <= 1
+        assert 0 < sum(probabilities) <= 100
 
 
 def test_fill_needs_a_mask_and_a_checkpoint(capfd, workdir, tmp_path):

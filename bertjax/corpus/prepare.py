@@ -75,14 +75,18 @@ def prepare(
       UsageError: an argument, spec or vocabulary cannot be used.
       BertjaxError: reading, writing or a worker failed, or the inputs hold no text.
     """
-    output = Path(output)
+    if not str(output):
+        raise UsageError("--output is empty; name the folder that is to hold the corpus")
+    output = Path(os.path.abspath(os.path.expanduser(output)))
+    if not output.name:
+        raise UsageError(f"the corpus cannot be {output}; name a folder that is not there yet")
     if not inputs:
         raise UsageError("prepare needs at least one --input, say --input docs:")
     if not 0 <= heldout_share < 1:
         raise UsageError(f"the held-out share {heldout_share} is outside [0, 1)")
     if vocabulary_kind not in KINDS:
         raise UsageError(f"vocabulary kind {vocabulary_kind!r} is none of {', '.join(KINDS)}")
-    workers = workers or _cores()
+    workers = _cores() if workers is None else workers
     if workers < 1:
         raise UsageError(f"{workers} workers cannot work; give at least 1")
     given = load_vocabulary(vocabulary, lower_case) if vocabulary else None
@@ -148,6 +152,10 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
         lines.append(
             f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
             f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
+        )
+    if manifest["splits"]["heldout"]["documents"] < 2:
+        lines.append(
+            "  training evaluates on held-out documents and needs two: prepare more text, or a larger --heldout"
         )
     lines += [f"  {_PROBLEMS[name].format(f'{count:,}')}" for name, count in manifest["problems"].items()]
     return "\n".join(lines)

@@ -73,7 +73,9 @@ def expand(specs: list[str], data_dir: str | None = None) -> tuple[list[Source],
         else:
             found = [Source(kind, name, size) for name, size in _files(spec, rest)]
         for source in found:
-            key = (source.kind, source.name, source.split)
+            # One file by several names, or by a loop of links, is read once.
+            name = os.path.realpath(source.name) if kind not in ("docs", "tfds") and "://" not in rest else source.name
+            key = (source.kind, name, source.split)
             repeated += key in sources
             sources.setdefault(key, source)
     return list(sources.values()), repeated
@@ -87,15 +89,23 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    files = sorted(name for name in names if not os.path.isdir(name))
+    # Beyond forty links in a row the system gives up on a name; the file has a shorter one that is listed too.
+    files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
+        if names:
+            raise UsageError(f"input {spec!r} matches folders only; end it with /** for the files in them")
         if glob.has_magic(pattern) or os.path.isdir(pattern):
             raise UsageError(f"input {spec!r} matches no file")
         raise UsageError(f"input {spec!r}: there is no file {pattern}")
+    found = []
     for name in files:
-        if not os.access(name, os.R_OK):
+        real = os.path.realpath(name)
+        if not os.path.isfile(real):
+            raise UsageError(f"input {spec!r}: {name} is no file that can be read to an end")
+        if not os.access(real, os.R_OK):
             raise UsageError(f"input {spec!r}: {name} cannot be read; check its permissions")
-    return [(name, os.path.getsize(name)) for name in files]
+        found.append((name if os.path.exists(name) else real, os.path.getsize(real)))
+    return found
 
 
 def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.mapping import map_file
+from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
 
 FORMAT = 1
@@ -60,6 +61,10 @@ class Corpus:
     @property
     def vocabulary_path(self) -> Path:
         return self.path / self.manifest["vocabulary"]["file"]
+
+    def vocabulary(self) -> Vocabulary:
+        """Read anew; the manifest knows whether it lower-cases."""
+        return load_vocabulary(self.vocabulary_path, self.manifest["vocabulary"]["lower_case"])
 
     @property
     def fingerprint(self) -> str:
@@ -122,6 +127,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         found = manifest["format"]
+        if found == FORMAT:
+            manifest["files"], manifest["vocabulary"]["file"], manifest["token_dtype"]
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the corpus manifest {file} is damaged ({error}); run `bertjax prepare` again") from error
     if found != FORMAT:

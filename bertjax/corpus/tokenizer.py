@@ -114,6 +114,7 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None) -> Vocabul
         kind, pieces = SENTENCEPIECE, _sentencepiece_pieces(path)
     else:
         kind, pieces = WORDPIECE, _wordpiece_pieces(path, data)
+    # google-research/bert's `load_vocab` takes the last of two equal lines; two of a special piece are a mistake.
     ids = {piece: index for index, piece in enumerate(pieces)}
     special = {}
     for piece in SPECIAL_PIECES:
@@ -123,6 +124,8 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None) -> Vocabul
             raise UsageError(
                 f"the vocabulary {path} has no {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
             )
+        if pieces.count(piece) > 1:
+            raise UsageError(f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines")
         special[f"{piece[1:-1].lower()}_id"] = found[0]
     if lower_case is None:
         lower_case = kind == WORDPIECE and not any(p != p.lower() for p in pieces if not p.startswith("["))
@@ -276,8 +279,15 @@ class Tokenizer:
         if self.vocabulary.kind == WORDPIECE:
             # The plain space only: other white space is for the cleaning to judge (U+000B is dropped, not a space).
             return list(chain.from_iterable(map(self._chunks.__getitem__, text.split(" "))))
+        return self._model.encode(self._sentencepiece_text(text))
+
+    def sentencepiece_pieces(self, text: str) -> list:
+        """SentencePiece's pieces of a text, with `id` and the characters from `begin` to `end`."""
+        return list(self._model.encode(self._sentencepiece_text(text), out_type="immutable_proto").pieces)
+
+    def _sentencepiece_text(self, text: str) -> str:
         text = text.encode("utf-8", "replace").decode()
-        return self._model.encode(text.lower() if self.vocabulary.lower_case else text)
+        return text.lower() if self.vocabulary.lower_case else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of the ids."""

@@ -27,6 +27,7 @@ from bertjax.corpus.tokenizer import (
 from bertjax.errors import BertjaxError, UsageError
 
 MIN_SIZE = 32
+MAX_SIZE = 1_000_000
 
 # SentencePiece holds its sample in memory several times over and takes long; WordPiece needs only word counts.
 _SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
@@ -60,11 +61,11 @@ def train_vocabulary(
       progress: a progress bar of the sample on standard error.
 
     Raises:
-      UsageError: the size is too small.
+      UsageError: the size is out of range.
       BertjaxError: the sources hold no text, or SentencePiece cannot make a vocabulary of them.
     """
-    if size < MIN_SIZE:
-        raise UsageError(f"a vocabulary of {size} pieces is too small; ask for at least {MIN_SIZE}")
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise UsageError(f"a vocabulary of {size:,} pieces: ask for {MIN_SIZE} to {MAX_SIZE:,}")
     sample = batches(_sample(sources, _SAMPLE_CHARS[kind], progress))
     if kind == WORDPIECE:
         counts: Counter[str] = Counter()
@@ -202,6 +203,7 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        # Without the advice to set an option of its own.
+        reason = " ".join(str(error).split()).partition(" or decrease character_coverage")[0]
         raise BertjaxError(f"SentencePiece cannot train {size} pieces on this text: {reason}") from error
     return model.getvalue()

@@ -10,6 +10,7 @@ import numpy as np
 from bertjax.corpus.store import Corpus
 from bertjax.data.pretraining import train_dataset
 from bertjax.data.settings import Masking, Phase
+from bertjax.errors import UsageError
 
 _WARM_UP_BATCHES = 10
 _ROUNDS = 2
@@ -61,6 +62,8 @@ def bench_input(
             shuffle=shuffle,
         ).as_numpy_iterator()
 
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"--seconds is {seconds}; it must be above 0 and at most 3600")
     started = time.perf_counter()
     first_batch = next(batches(shuffle=True))
     seconds_to_first_batch = time.perf_counter() - started

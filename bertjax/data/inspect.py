@@ -75,6 +75,8 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
       BertjaxError: the file cannot be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write {path}: it is there and is not a file")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     phases = [list(group) for _, group in groupby(batches, lambda batch: {k: np.shape(v) for k, v in batch.items()})]

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus, Split
-from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.assembly import assembled, truncated
 from bertjax.data.masking import masker, uniforms_per_row
 from bertjax.data.plan import pair_plan
@@ -188,7 +187,7 @@ def _assembler(
     corpus: Corpus, split: Split, masking: Masking, seq_len: int, max_predictions: int, paired: bool, *seeds: int
 ) -> Callable[[Spans, tf.Tensor], Batch]:
     """Makes the function of (spans, position of the first row) to a batch."""
-    vocabulary = load_vocabulary(corpus.vocabulary_path)
+    vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
     mask = masker(vocabulary, masking, seq_len, max_predictions)
     mask_key, cut_key = stream_key(*seeds, _MASKS), stream_key(*seeds, _CUTS)

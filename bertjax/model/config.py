@@ -1,6 +1,7 @@
 """The model's hyper-parameters and its named sizes."""
 
 import dataclasses
+import math
 import re
 
 from bertjax.errors import UsageError
@@ -17,6 +18,16 @@ _HEAD_SIZE = 64
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "dots", "full")
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "mlp_size",
+    "max_positions",
+    "num_segments",
+    "vocab_multiple",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +72,7 @@ class ModelConfig:
     remat: str = "none"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_positions"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         if self.hidden_size % self.num_heads:
@@ -69,6 +80,9 @@ class ModelConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be a number of at least 0")
         for name, known in (("activation", ACTIVATIONS), ("dtype", DTYPES), ("remat", REMAT_POLICIES)):
             if getattr(self, name) not in known:
                 raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")

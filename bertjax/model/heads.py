@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bertjax.model.attention import AttentionFn, dot_product_attention
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder, Pooler
-from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
+from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
 
 
 class MaskedLmHead(nn.Module):
@@ -70,3 +70,51 @@ class PretrainingModel(nn.Module):
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, encoder.token_table)
         pooled = Pooler(self.config, name="pooler")(hidden[:, 0])
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
+
+
+class SequenceModel(nn.Module):
+    """Encoder, pooler and one new layer over the pooled first token (paper, Figure 4 a and b).
+
+    Rows of several sequences, [B, C, L], are choices: one score each, [B, C] (section 4.4).
+    """
+
+    config: ModelConfig
+    outputs: int
+    attention: AttentionFn = dot_product_attention
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
+        """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., outputs]; [B, C, L] to [B, C]."""
+        *leading, length = batch["input_ids"].shape
+        ids, mask, segments = (batch[name].reshape(-1, length) for name in ("input_ids", "input_mask", "segment_ids"))
+        hidden, _ = Encoder(self.config, self.attention, name="encoder")(
+            ids, segments, mask, deterministic=deterministic
+        )
+        pooled = Pooler(self.config, name="pooler")(hidden[:, 0])
+        pooled = dropout(pooled, self.config.hidden_dropout, None if deterministic else self.make_rng("dropout"))
+        logits = Dense(self.config, (self.config.hidden_size, self.outputs), ("embed", None), name="classifier")(pooled)
+        logits = logits.astype(jnp.float32)
+        return logits.reshape(leading) if len(leading) > 1 else logits
+
+
+class TokenModel(nn.Module):
+    """Encoder and one new layer over every token (paper, Figure 4 c and d): spans, or tags.
+
+    Attributes:
+      head_dropout: tags have dropout before the layer, spans have none (google-research/bert `run_squad.py`).
+    """
+
+    config: ModelConfig
+    outputs: int
+    head_dropout: bool
+    attention: AttentionFn = dot_product_attention
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
+        """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, outputs]."""
+        encoder = Encoder(self.config, self.attention, name="encoder")
+        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
+        if self.head_dropout and not deterministic:
+            hidden = dropout(hidden, self.config.hidden_dropout, self.make_rng("dropout"))
+        shape = (self.config.hidden_size, self.outputs)
+        return Dense(self.config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)

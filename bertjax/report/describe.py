@@ -8,15 +8,14 @@ import flax.linen as nn
 import jax
 from ml_collections import ConfigDict
 
-from bertjax.planning.flops import flops_per_token
 from bertjax.tasks.task import Task
 
 
 def parameter_counts(task: Task) -> dict[str, int]:
     """Parameters by module (two levels), the vocabulary's padding left out."""
-    model = task.model.clone(config=dataclasses.replace(task.model.config, vocab_multiple=1))
-    batch = task.abstract_batch(task.phases[0])
-    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch)["params"])
+    model = task.objective.model
+    model = model.clone(config=dataclasses.replace(model.config, vocab_multiple=1))
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), task.objective.abstract_row())["params"])
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = "/".join(entry.key for entry in path[:2])
@@ -26,7 +25,7 @@ def parameter_counts(task: Task) -> dict[str, int]:
 
 def describe_task(config: ConfigDict, task: Task) -> str:
     """Several lines for a person."""
-    model = task.model.config
+    model = task.objective.model.config
     counts = parameter_counts(task)
     body = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
     lines = ["parameters"]
@@ -38,21 +37,14 @@ def describe_task(config: ConfigDict, task: Task) -> str:
         f"model: {model.num_layers} layers, width {model.hidden_size}, {model.num_heads} heads of {model.head_size}, "
         f"feed-forward {model.mlp_size}, {model.dtype}",
     ]
-    total = 0.0
-    for phase in task.phases:
-        flops = flops_per_token(model, phase.seq_len, phase.max_predictions)
-        tokens = (phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len
-        total += flops * tokens
-        lines.append(
-            f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} = "
-            f"{phase.batch_size * phase.seq_len:,} tokens a batch, {phase.max_predictions} predictions a row, "
-            f"{flops / 1e6:,.1f} MFLOPs a token, {tokens:,} tokens"
-        )
+    schedule, work = task.schedule, task.work(task.schedule.steps)
     optimizer: Any = config.optimizer
     lines += [
-        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {optimizer.warmup_steps:,} "
-        f"steps of warm-up, linear to 0 at step {config.steps:,}; weight decay {optimizer.weight_decay:g}, "
+        *task.notes,
+        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {schedule.warmup_steps:,} "
+        f"steps of warm-up, linear to 0 at step {schedule.steps:,}; weight decay {optimizer.weight_decay:g}, "
         f"clipped to norm {optimizer.clip_norm:g}",
-        f"the whole run: {total:.3g} FLOPs, forwards and backwards, matrix products only",
+        f"the whole run: {work.rows:,} rows, {work.tokens:,} tokens with padding, {work.flops:.3g} FLOPs, forwards and "
+        "backwards, matrix products only",
     ]
     return "\n".join(lines)

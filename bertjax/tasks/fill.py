@@ -29,9 +29,11 @@ def fill(
     Raises:
       UsageError: there is no mask, or the text is too long for the model.
     """
+    if not 1 <= top <= vocabulary.size:
+        raise UsageError(f"--top is {top}; it must be between 1 and the vocabulary's {vocabulary.size}")
     parts = text.split(_MASK)
     if len(parts) == 1:
-        raise UsageError(f"no {_MASK} in {text!r}; write one where a word is to be filled in")
+        raise UsageError(f"no {_MASK} in {text[:60]!r}; write one where a word is to be filled in")
     tokenizer = Tokenizer(vocabulary)
     ids = [vocabulary.cls_id]
     for index, part in enumerate(parts):

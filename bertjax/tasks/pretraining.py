@@ -1,6 +1,6 @@
 """The paper's pre-training: masked language model and next-sentence prediction (section 3.1)."""
 
-import json
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -9,53 +9,72 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from bertjax.config import model_config, phases
 from bertjax.corpus.store import Corpus, open_corpus
 from bertjax.data.settings import Masking, Phase
 from bertjax.errors import UsageError
+from bertjax.fields import check_pretraining, model_config, phases
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
-from bertjax.tasks.task import Batch, NumpyBatch, Sums, Task
+from bertjax.planning.flops import flops_per_token
+from bertjax.tasks.task import Batch, NumpyBatch, Objective, Outputs, Schedule, Sums, Task, Work
+from bertjax.tasks.vocabulary_files import vocabulary_files
 
 METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
 LOSSES = ("mlm_loss", "nsp_loss")
-VOCABULARY = "vocabulary.json"
 # Of the released uncased models; taken where a config names no corpus, to describe or time a model.
 _DEFAULT_VOCAB_SIZE = 30522
 
+check = check_pretraining
 
-def build(config: ConfigDict) -> Task:
+
+def build(config: ConfigDict, train: bool = True) -> Task:
     """The task of a config, on its corpus; without one, a task that has synthetic batches only.
 
+    Args:
+      train: whether it is to be trained, which needs a corpus.
+
     Raises:
-      UsageError: no such corpus, or it does not fit the config.
+      UsageError: no corpus or no such corpus, or it does not fit the config.
     """
     corpus = open_corpus(config.data.corpus) if config.data.corpus else None
-    size = corpus.manifest["vocabulary"]["size"] if corpus else config.model.vocab_size or _DEFAULT_VOCAB_SIZE
-    model = PretrainingModel(model_config(config, size))
+    if train:
+        # Before a workdir is made: one with another corpus in its config would refuse the right command.
+        _needed(corpus)
+    vocabulary = corpus.vocabulary() if corpus else None
+    size = vocabulary.size if vocabulary else config.model.vocab_size or _DEFAULT_VOCAB_SIZE
+    model = model_config(config, size)
     return Task(
-        model=model,
-        metrics=METRICS,
-        losses=LOSSES,
-        denominators=denominators,
-        sums=partial(sums, model),
-        phases=phases(config),
-        abstract_batch=abstract_batch,
+        objective=objective(model),
+        schedule=Schedule(
+            steps=config.steps,
+            warmup_steps=config.optimizer.warmup_steps,
+            eval_every=config.eval_every,
+            checkpoint_every=config.checkpoint_every,
+            eval_first=True,
+        ),
+        batch_sizes=tuple(phase.batch_size for phase in phases(config)),
         train_batches=partial(_train_batches, config, corpus),
         eval_batches=partial(_eval_batches, config, corpus),
-        synthetic_batch=partial(synthetic_batch, model=model.config),
+        work=partial(_work, phases(config), model),
+        synthetic_batch=partial(synthetic_batch, phases(config)[0], model),
+        score=lambda means, outputs: _with_perplexity(means),
         baseline=partial(_baseline, config, corpus),
-        files=_workdir_files(corpus) if corpus else {},
+        notes=tuple(_note(phase, model) for phase in phases(config)),
+        files=vocabulary_files(vocabulary) if vocabulary else {},
         data_hash=corpus.fingerprint if corpus else "",
     )
 
 
-def _workdir_files(corpus: Corpus) -> dict[str, bytes]:
-    vocabulary = corpus.manifest["vocabulary"]
-    return {
-        vocabulary["file"]: corpus.vocabulary_path.read_bytes(),
-        VOCABULARY: (json.dumps(vocabulary, indent=1, sort_keys=True) + "\n").encode(),
-    }
+def objective(model: ModelConfig) -> Objective:
+    """Masked LM and next sentence, the loss being the sum of both means (section A.2 of the paper)."""
+    return Objective(
+        model=PretrainingModel(model),
+        metrics=METRICS,
+        losses=LOSSES,
+        denominators=denominators,
+        compute=compute,
+        abstract_row=abstract_row,
+    )
 
 
 def _needed(corpus: Corpus | None) -> Corpus:
@@ -74,22 +93,23 @@ def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
     return context_free_baseline(_needed(corpus), _eval_batches(config, corpus, 0, 1))
 
 
-def _train_batches(config: ConfigDict, corpus: Corpus | None, phase: Phase, start_step: int) -> Iterator[NumpyBatch]:
+def _train_batches(config: ConfigDict, corpus: Corpus | None, start_step: int) -> Iterator[NumpyBatch]:
     # Imported here, so that models are described and timed where TensorFlow is not installed.
     from bertjax.data.pretraining import train_dataset
 
-    dataset = train_dataset(
-        _needed(corpus),
-        phase,
-        objective=config.data.objective,
-        masking=Masking(**config.data.masking),
-        seed=config.seed,
-        pair_passes=config.data.pair_passes,
-        start_step=start_step,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    return iter(dataset.as_numpy_iterator())
+    for phase in phases(config):
+        if start_step < phase.stop_step:
+            yield from train_dataset(
+                _needed(corpus),
+                phase,
+                objective=config.data.objective,
+                masking=Masking(**config.data.masking),
+                seed=config.seed,
+                pair_passes=config.data.pair_passes,
+                start_step=max(start_step, phase.start_step),
+                process_index=jax.process_index(),
+                process_count=jax.process_count(),
+            ).as_numpy_iterator()
 
 
 def _eval_batches(
@@ -121,7 +141,7 @@ def denominators(batch: Batch) -> dict[str, jax.Array]:
     }
 
 
-def sums(model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.Array | None) -> Sums:
+def compute(model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
     """Sum and weight of masked-LM and next-sentence loss and accuracy. Rows labelled -1 have no next sentence."""
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     masked_lm_logits, next_sentence_logits = model.apply(
@@ -130,7 +150,7 @@ def sums(model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.A
     mlm = _loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
     labels = batch["next_sentence_labels"]
     nsp = _loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), (labels >= 0).astype(jnp.float32))
-    return dict(zip(METRICS, (*mlm, *nsp), strict=True))
+    return dict(zip(METRICS, (*mlm, *nsp), strict=True)), {}
 
 
 def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -140,6 +160,37 @@ def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array)
     correct = jnp.argmax(logits, axis=-1) == labels
     weight = jnp.sum(weights)
     return jnp.stack([jnp.sum(losses * weights), weight]), jnp.stack([jnp.sum(correct * weights), weight])
+
+
+def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
+    # Beyond e^700 a float64 overflows.
+    return {**means, "perplexity": math.exp(min(means["mlm_loss"], 700.0))} if "mlm_loss" in means else means
+
+
+def _note(phase: Phase, model: ModelConfig) -> str:
+    batch = phase.batch_size * phase.seq_len
+    flops = flops_per_token(model, phase.seq_len, phase.max_predictions)
+    return (
+        f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} = {batch:,} "
+        f"tokens a batch, {phase.max_predictions} predictions a row, {flops / 1e6:,.1f} MFLOPs a token, "
+        f"{(phase.stop_step - phase.start_step) * batch:,} tokens"
+    )
+
+
+def _work(phases_: tuple[Phase, ...], model: ModelConfig, step: int) -> Work:
+    rows = tokens = 0
+    flops = 0.0
+    for phase in phases_:
+        done = max(0, min(step, phase.stop_step) - phase.start_step) * phase.batch_size
+        rows += done
+        tokens += done * phase.seq_len
+        flops += done * phase.seq_len * flops_per_token(model, phase.seq_len, phase.max_predictions)
+    return Work(rows, tokens, flops)
+
+
+def abstract_row() -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the smallest batch the model takes."""
+    return abstract_batch(Phase(seq_len=8, batch_size=1, max_predictions=1, start_step=0, stop_step=1))
 
 
 def abstract_batch(phase: Phase) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,53 +1,108 @@
-"""What a task is to the training loop: a model, its losses as sums and weights, and its batches."""
+"""What a task is to the training loop: a pure objective, and the batches it is computed on."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 
-from bertjax.data.settings import Phase
-
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a sum over examples or tokens, and the weight it is to be divided by.
 Sums = dict[str, jax.Array]
+# What evaluation keeps of each row, name -> [B, ...]; empty where sums say all.
+Outputs = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """Pure functions and shapes; built from a config by `bertjax.tasks.NAME.build`.
+class Objective:
+    """What a step computes. Equal by value, so that runs which differ in data, seed or rate share one compilation.
 
     Attributes:
-      model: the Flax module, called as `model.apply({"params": params}, batch, deterministic=...)`.
-      metrics: names of all metrics that `sums` returns.
+      model: the Flax module.
+      metrics: names of all metrics that `compute` returns.
       losses: those of them whose means add up to the loss.
       denominators: batch to the weight of each loss over the whole global batch. Known from the batch alone, so that
         gradients of micro-batches add up to exactly the gradient of the batch.
-      sums: (params, batch, dropout key or None) to metric sums.
-      phases: in order, without gaps.
-      abstract_batch: a phase to the shapes of one global batch.
-      train_batches: (phase, first step) to this process's rows of the batches of that step and those after.
-      eval_batches: this process's rows of the evaluation batches; every example exactly once, padding has weight 0.
-      synthetic_batch: a phase to a batch of random numbers, for benchmarks.
-      baseline: metrics of the best guess that looks at no input, on the evaluation batches.
-      files: name to content of what the workdir keeps, so that its checkpoints can be used without the corpus.
-      data_hash: SHA-256 that changes with the data, so that no run goes on with other data at the same path; "" where
-        there is none.
+      compute: (model, params, batch, dropout key or None) to metric sums and outputs.
+      abstract_row: shapes of the smallest batch the model takes, to initialise it with.
     """
 
     model: nn.Module
     metrics: tuple[str, ...]
     losses: tuple[str, ...]
     denominators: Callable[[Batch], dict[str, jax.Array]]
-    sums: Callable[[Any, Batch, jax.Array | None], Sums]
-    phases: tuple[Phase, ...]
-    abstract_batch: Callable[[Phase], dict[str, jax.ShapeDtypeStruct]]
-    train_batches: Callable[[Phase, int], Iterator[NumpyBatch]]
+    compute: Callable[[nn.Module, Any, Batch, jax.Array | None], tuple[Sums, Outputs]]
+    abstract_row: Callable[[], dict[str, jax.ShapeDtypeStruct]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When things happen, in steps; all known once a config meets its data.
+
+    Attributes:
+      steps: of the whole run.
+      warmup_steps: of the learning rate.
+      eval_every, checkpoint_every: the last step is evaluated and saved in any case.
+      eval_first: also evaluate before the first step.
+    """
+
+    steps: int
+    warmup_steps: int
+    eval_every: int
+    checkpoint_every: int
+    eval_first: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What some steps amount to: rows, tokens of those rows with padding, and model FLOPs."""
+
+    rows: int
+    tokens: int
+    flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """An objective with its data; built from a config by `bertjax.tasks.NAME.build`.
+
+    Attributes:
+      objective: what a step computes.
+      schedule: when things happen.
+      batch_sizes: rows of the global batches there are, which must split over the devices.
+      train_batches: first step to this process's rows of the batch of that step and all after.
+      eval_batches: this process's rows of the evaluation batches; every example exactly once, padding has weight 0.
+      work: a step to what all steps before it amount to.
+      synthetic_batch: a batch of random numbers, of the shape of the first step, for benchmarks.
+      score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
+      baseline: metrics of the best guess that looks at no input, on the evaluation batches.
+      best_by: the evaluation metric by which the best checkpoint is kept, higher being better; "" keeps the newest.
+      write: (outputs of the evaluation batches, folder) to the prediction files it wrote; None where there are none.
+      fresh: top-level parameters that never come from the checkpoint a run starts from.
+      files: name to content of what the workdir keeps, so that its checkpoints can be used without the data.
+      report: what was read, for `results.json`.
+      notes: the same in lines for a person.
+      data_hash: SHA-256 that changes with the data, so that no run goes on with other data at the same path; "" where
+        there is none.
+    """
+
+    objective: Objective
+    schedule: Schedule
+    batch_sizes: tuple[int, ...]
+    train_batches: Callable[[int], Iterator[NumpyBatch]]
     eval_batches: Callable[[], Iterator[NumpyBatch]]
-    synthetic_batch: Callable[[Phase], NumpyBatch]
+    work: Callable[[int], Work]
+    synthetic_batch: Callable[[], NumpyBatch]
+    score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means
     baseline: Callable[[], dict[str, float]] = dict
+    best_by: str = ""
+    write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
+    fresh: tuple[str, ...] = ()
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    report: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     data_hash: str = ""

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.planning.flops import flops_per_token, peak_flops_per_second
+from bertjax.planning.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
 from bertjax.training.loop import check_batches
-from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.sharding import MeshConfig, make_mesh, put_batch, replicated
 from bertjax.training.step import init_state, make_train_step, means
 from bertjax.training.writers import say
 
 
 def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:
-    """Runs `steps` timed train steps of each phase after one that compiles, and reports the first phase's figures.
+    """Runs `steps` timed train steps of the first step's shape, after one that compiles.
 
     Args:
       config: of the run that is timed.
@@ -32,29 +32,29 @@ def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:
     started = time.perf_counter()
     mesh = make_mesh(MeshConfig(**config.mesh))
     check_batches(task, mesh, config.accumulate)
-    optimizer = make_optimizer(OptimizerConfig(**config.optimizer), config.steps)
-    state = init_state(task, optimizer, mesh, jax.random.key(config.seed))
-    train_step = make_train_step(task, optimizer, mesh, config.accumulate)
+    optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
+    state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
+    train_step = make_train_step(task.objective, optimizer, mesh, config.accumulate)
     key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
-    phase = task.phases[0]
-    batch = put_batch(task.synthetic_batch(phase), mesh)
-    state = jax.block_until_ready(train_step(state, batch, key))
+    rate = LearningRate(config.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
+    batch = put_batch(task.synthetic_batch(), mesh)
+    state = jax.block_until_ready(train_step(state, batch, key, rate))
     first = time.perf_counter() - started
     say(f"first step after {first:.1f} s")
     seconds = []
     for _ in range(steps):
         start = time.perf_counter()
-        state = train_step(state, batch, key)
+        state = train_step(state, batch, key, rate)
         jax.block_until_ready(state.step)
         seconds.append(time.perf_counter() - start)
         say(f"step of {seconds[-1]:.3f} s")
     # After the steps, not before: processors that have just worked are as warm as they were during them.
     peak, source = peak_flops_per_second(jax.devices())
-    tokens = phase.batch_size * phase.seq_len / statistics.median(seconds)
-    flops = flops_per_token(task.model.config, phase.seq_len, phase.max_predictions)
+    work, shape = task.work(1), batch["input_ids"].shape
+    tokens = work.tokens / statistics.median(seconds)
     return {
         "tokens_per_second": tokens,
-        "mfu": tokens * flops / peak if peak else None,
+        "mfu": work.flops / statistics.median(seconds) / peak if peak else None,
         "seconds_to_first_step": first,
         "seconds_per_step": statistics.median(seconds),
         "seconds_per_step_min": min(seconds),
@@ -64,9 +64,9 @@ def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:
         "peak_source": source,
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
-        "batch_size": phase.batch_size,
-        "seq_len": phase.seq_len,
-        "dtype": str(jnp.dtype(task.model.config.dtype)),
+        "batch_size": shape[0],
+        "seq_len": shape[-1],
+        "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
         "losses": means(jax.device_get(state.sums)),
     }
 

@@ -6,6 +6,8 @@ complete. What is damaged later (a truncated copy, a bad disk) is found by the f
 """
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training.step import TrainState
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
+_SCORE = "score"
 _EVEN_STEPS = (5308870, 80994, 1948062, 34726, 620018, 9002)
 
 
@@ -53,10 +57,20 @@ class Checkpoints:
     """The checkpoints of one workdir; a thin layer over `orbax.checkpoint.CheckpointManager`."""
 
     def __init__(self, workdir: epath.Path, keep: int) -> None:
-        """Opens or makes `workdir/checkpoints` and removes what killed saves have left there."""
+        """Opens or makes `workdir/checkpoints` and removes what killed saves have left there.
+
+        Args:
+          keep: the newest ones; of those saved with a score, the best stays as well.
+        """
         self._workdir = workdir
+        best = preservation_policy.BestN(
+            get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
+        )
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
+            preservation_policy=preservation_policy.AnyPreservationPolicy([preservation_policy.LatestN(keep), best]),
+            best_fn=lambda metrics: metrics[_SCORE],
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
         )
         self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options)
 
@@ -66,8 +80,11 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state: TrainState, score: float | None = None) -> None:
         """Starts saving; returns when the state has been copied from the devices. The last save is waited for first.
+
+        Args:
+          score: by which the best checkpoint is told, higher being better; None is one that cannot be the best.
 
         Raises:
           BertjaxError: this save or the one before it failed, for example on a full disk.
@@ -79,9 +96,12 @@ class Checkpoints:
         if step == self.latest_step():
             return
         meta = {"step": step, "fingerprints": {"params": params_print, "training": training_print}}
-        self._reporting(lambda: self._start(step, params, training, meta))
+        metrics = None if score is None else {_SCORE: score}
+        self._reporting(lambda: self._start(step, params, training, meta, metrics))
 
-    def _start(self, step: int, params: Any, training: Any, meta: dict[str, Any]) -> None:
+    def _start(
+        self, step: int, params: Any, training: Any, meta: dict[str, Any], metrics: dict[str, float] | None
+    ) -> None:
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -89,7 +109,12 @@ class Checkpoints:
                 training=ocp.args.StandardSave(training),
                 meta=ocp.args.JsonSave(meta),
             ),
+            metrics=metrics,
         )
+
+    def best(self) -> epath.Path:
+        """The checkpoint with the highest score, the newest where none has one."""
+        return find_checkpoint(self._workdir)
 
     def wait(self) -> None:
         """Waits until the last save is complete on disk.
@@ -132,7 +157,8 @@ class Checkpoints:
                 self._set_aside(step, aside)
                 continue
             return abstract.replace(params=params_now, **training_now)
-        if steps:
+        aside = self._workdir / DAMAGED
+        if steps or (aside.exists() and any(aside.iterdir())):
             raise BertjaxError(
                 f"all checkpoints of {self._workdir} are damaged (now in {DAMAGED}/); start with another --workdir, "
                 "or remove this one to begin anew"
@@ -169,24 +195,44 @@ def _check_fingerprint(tree: Any, meta: dict[str, Any], name: str) -> None:
 
 def absolute(path: str | Path) -> epath.Path:
     """The path as Orbax takes it; `gs://` ones are absolute already."""
-    return epath.Path(path) if "://" in str(path) else epath.Path(path).resolve()
+    return epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
 
 
 def find_checkpoint(path: str | Path) -> epath.Path:
-    """The checkpoint a user means: a step's directory, or the newest one of a workdir or of its `checkpoints`.
+    """The checkpoint a user means: a step's directory, or the best, else the newest, of a workdir.
 
     Raises:
       UsageError: there is none.
+      BertjaxError: it has no parameters.
     """
     given = absolute(path)
     if (given / "params").exists():
         return given
     for directory in (given, given / CHECKPOINTS):
         if directory.is_dir():
-            steps = [child for child in directory.iterdir() if child.name.isdigit() and (child / "params").exists()]
+            steps = [child for child in directory.iterdir() if child.name.isdigit()]
             if steps:
-                return max(steps, key=lambda child: int(child.name))
+                chosen = max(steps, key=lambda child: (score_of(child), int(child.name)))
+                if not (chosen / "params").exists():
+                    raise BertjaxError(
+                        f"checkpoint {chosen} is damaged (no params in it); name another one of {directory}"
+                    )
+                return chosen
     raise UsageError(f"no checkpoint at {path}; give a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
+
+
+def score_of(checkpoint: epath.Path) -> float:
+    """The score a checkpoint was saved with; lower than any where it has none."""
+    file = checkpoint / "metrics" / "metrics"
+    try:
+        return float(json.loads(file.read_text())[_SCORE])
+    except (OSError, ValueError, KeyError):
+        return -math.inf
+
+
+def saved_fingerprint(checkpoint: epath.Path) -> str:
+    """Hexadecimal digits that change with any bit of the parameters."""
+    return f"{json.loads((checkpoint / 'meta' / 'metadata').read_text())['fingerprints']['params']:08x}"
 
 
 def workdir_of(checkpoint: epath.Path) -> epath.Path:
@@ -194,14 +240,15 @@ def workdir_of(checkpoint: epath.Path) -> epath.Path:
     return checkpoint.parent.parent
 
 
-def load_params(path: str | Path, target: Any, warn: Callable[[str], None]) -> Any:
+def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
     """Parameters alone, to start another run or to evaluate: `target` with every array the checkpoint has.
 
     Args:
       path: see `find_checkpoint`.
       target: tree of arrays, returned where the checkpoint lacks them (a new output layer), or of shapes with
         shardings, all of which must be there.
-      warn: told which parameters are new and which of the checkpoint's are left out.
+      warn: told which parameters come from the checkpoint, which are new, and which of its own are left out.
+      fresh: top-level parameters that are new whatever the checkpoint has.
 
     Raises:
       UsageError: no checkpoint, a shape that differs, or a parameter that `target` has no value for.
@@ -212,19 +259,23 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None]) -> A
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             saved = _flat(checkpointer.metadata(path / "params").item_metadata.tree)
             wanted = _flat(target)
-            for name in sorted({*saved} & {*wanted}):
+            taken = {name for name in {*saved} & {*wanted} if name.split("/")[0] not in fresh}
+            for name in sorted(taken):
                 if tuple(saved[name].shape) != tuple(wanted[name].shape):
                     raise UsageError(
                         f"parameter {name} has shape {tuple(saved[name].shape)} in {path} and "
                         f"{tuple(wanted[name].shape)} in the model"
                     )
-            new = sorted({*wanted} - {*saved})
+            new, unused = sorted({*wanted} - taken), sorted({*saved} - taken)
             lacking = [name for name in new if isinstance(wanted[name], jax.ShapeDtypeStruct)]
             if lacking:
                 raise UsageError(f"{path} has no parameters {', '.join(lacking)}")
+            if new or unused:
+                modules = Counter(name.split("/")[0] for name in taken)
+                counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
+                warn(f"from {path}: {counts}")
             if new:
-                warn(f"new, not in {path}: {', '.join(new)}")
-            unused = sorted({*saved} - {*wanted})
+                warn(f"new, with random values: {', '.join(new)}")
             if unused:
                 warn(f"in {path}, not used here: {', '.join(unused)}")
             spec = {
@@ -234,12 +285,12 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None]) -> A
             whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(_nested(spec)))
         meta = json.loads((path / "meta" / "metadata").read_text())
         _check_fingerprint(whole, meta, "params")
-    except (BertjaxError, UsageError):
+    except UsageError:
         raise
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
         raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
     restored = _flat(whole)
-    return _nested({name: restored.get(name, leaf) for name, leaf in wanted.items()})
+    return _nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
 
 
 def _flat(tree: Any) -> dict[str, Any]:

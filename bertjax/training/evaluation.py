@@ -1,26 +1,26 @@
 """A checkpoint without its training: its parameters, vocabulary and held-out metrics."""
 
-import json
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 from etils import epath
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
-from bertjax.errors import UsageError
-from bertjax.tasks.pretraining import VOCABULARY
-from bertjax.tasks.task import Task
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint import load_params
-from bertjax.training.loop import evaluate
+from bertjax.training.loop import check_batches, evaluate, predict
 from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
+from bertjax.training.starting_point import check_vocabulary
 from bertjax.training.writers import say
 
 
-def abstract_params(task: Task, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
-    """Shapes and shardings of a task's parameters on a mesh over this machine's devices."""
-    boxed = jax.eval_shape(task.model.init, jax.random.key(0), task.abstract_batch(task.phases[0]))["params"]
+def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
+    """Shapes and shardings of a model's parameters on a mesh over this machine's devices."""
+    boxed = jax.eval_shape(objective.model.init, jax.random.key(0), objective.abstract_row())["params"]
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         nn.unbox(boxed),
@@ -34,19 +34,35 @@ def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) 
     Raises:
       UsageError: the checkpoint does not fit the config's model.
     """
-    mesh = MeshConfig(**config.mesh)
-    params = load_params(checkpoint, abstract_params(task, mesh), say)
-    return evaluate(task, make_mesh(mesh), params)
+    mesh, params = _mesh_and_params(config, task, checkpoint)
+    return evaluate(task, mesh, params)
 
 
-def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
-    """The vocabulary that a run keeps beside its checkpoints.
+def write_predictions(config: ConfigDict, task: Task, checkpoint: epath.Path, folder: str) -> list[Path]:
+    """Predicts all evaluation examples of a task and writes them in its official format.
+
+    Returns:
+      The files.
 
     Raises:
-      UsageError: there is none.
+      UsageError: the task has no such format, or the checkpoint does not fit the config's model.
+      BertjaxError: the folder cannot be written.
     """
-    file = workdir / VOCABULARY
-    if not file.exists():
-        raise UsageError(f"{workdir} has no {VOCABULARY}; give the workdir of a pre-training run, or a step inside it")
-    entry = json.loads(file.read_text())
-    return load_vocabulary(workdir / entry["file"], entry["lower_case"])
+    if task.write is None:
+        raise UsageError(f"the task {config.task} has no predictions to write")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BertjaxError(f"cannot make the folder {folder} ({error.strerror}); choose another --output") from error
+    mesh, params = _mesh_and_params(config, task, checkpoint)
+    return task.write(predict(task, mesh, params)[1], Path(folder))
+
+
+def _mesh_and_params(config: ConfigDict, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
+    shape = MeshConfig(**config.mesh)
+    mesh = make_mesh(shape)
+    check_vocabulary(task, checkpoint)
+    for note in task.notes:
+        say(note)
+    check_batches(task, mesh, 1)
+    return mesh, load_params(checkpoint, abstract_params(task.objective, shape), say)

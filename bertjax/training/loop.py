@@ -1,24 +1,25 @@
 """The one loop every task runs through: start or resume, step, log, evaluate, save."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.tasks.task import Task
+from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.checkpoint import Checkpoints, load_params
-from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.progress import Progress
 from bertjax.training.sharding import MeshConfig, batch_shards, make_mesh, put_batch, replicated
 from bertjax.training.signals import stop_requests
+from bertjax.training.starting_point import check_vocabulary
 from bertjax.training.step import (
     TrainState,
     abstract_state,
@@ -31,8 +32,11 @@ from bertjax.training.step import (
 from bertjax.training.writers import say
 
 
-def train(config: ConfigDict, task: Task, path: str, init_from: str | None = None) -> dict[str, float]:
-    """Runs a config to its last step, or until SIGTERM or Ctrl-C, and returns the last evaluation's metrics.
+def train(config: ConfigDict, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
+    """Runs a config to its last step, or until SIGTERM or Ctrl-C.
+
+    Returns:
+      The step reached, whether a signal `stopped` it there, and the last evaluation's metrics.
 
     Args:
       config: of the whole run.
@@ -46,8 +50,10 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     """
     mesh = make_mesh(MeshConfig(**config.mesh))
     check_batches(task, mesh, config.accumulate)
-    optimizer = make_optimizer(OptimizerConfig(**config.optimizer), config.steps)
-    abstract = abstract_state(task, optimizer, mesh)
+    optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
+    abstract = abstract_state(task.objective, optimizer, mesh)
+    for note in task.notes:
+        say(note)
     workdir = workdirs.make(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
@@ -59,13 +65,16 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
         state = checkpoints.restore_latest(abstract, say)
         if state is not None:
             say(f"going on from step {int(state.step):,} of {workdir}")
-        else:
-            state = init_state(task, optimizer, mesh, _key(config.seed, "init"))
             if init_from:
-                state = state.replace(params=load_params(init_from, state.params, say))
+                say("--init_from is for a run that begins; this one goes on without it")
+        else:
+            state = init_state(task.objective, optimizer, mesh, _key(config.seed, "init"))
+            if init_from:
+                check_vocabulary(task, find_checkpoint(init_from))
+                state = state.replace(params=load_params(init_from, state.params, say, task.fresh))
                 say(f"starting at step 0 with the parameters of {init_from}")
         progress = stack.enter_context(contextlib.closing(Progress(config, task, workdir, int(state.step))))
-        train_step = make_train_step(task, optimizer, mesh, config.accumulate)
+        train_step = make_train_step(task.objective, optimizer, mesh, config.accumulate)
         return _run(config, task, mesh, train_step, state, checkpoints, progress, stop_requested)
 
 
@@ -78,63 +87,71 @@ def _run(
     checkpoints: Checkpoints,
     progress: Progress,
     stop_requested: Callable[[int], bool],
-) -> dict[str, float]:
-    eval_step = make_eval_step(task, mesh)
-    key = jax.jit(lambda: _key(config.seed, "dropout"), out_shardings=replicated(mesh))()
+) -> dict[str, Any]:
+    schedule = task.schedule
+    scalars = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
+    key, rate = jax.jit(
+        lambda: (_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, scalars)), out_shardings=replicated(mesh)
+    )()
 
     def evaluate_now(step: int) -> None:
         start = time.monotonic()
         with progress.paused():
-            values = evaluate(task, mesh, state.params, eval_step)
+            values = evaluate(task, mesh, state.params)
             progress.evaluated(step, values, time.monotonic() - start)
 
+    def save_now() -> None:
+        _refuse_bad_step(state, checkpoints)
+        with progress.paused():
+            checkpoints.save(state, progress.score_at(step))
+
     step = int(state.step)
-    if step == 0:
+    if step == 0 and schedule.eval_first:
         evaluate_now(step)
-    for phase in task.phases:
-        if step >= phase.stop_step:
-            continue
-        for batch in task.train_batches(phase, max(step, phase.start_step)):
+    if step < schedule.steps:
+        for batch in task.train_batches(step):
             rows = put_batch(batch, mesh)
             # The batch is all that moves between host and devices.
             with jax.transfer_guard("disallow"):
-                state = train_step(state, rows, key)
+                state = train_step(state, rows, key, rate)
             step += 1
             progress.stepped(step, state.step)
-            last, stop = step == config.steps, stop_requested(step)
+            last, stop = step == schedule.steps, stop_requested(step)
             # In this order, so that a checkpoint has all lines before it. The loop waits for the devices here alone.
             if last or step % config.log_every == 0:
                 _refuse_bad_step(state, checkpoints)
-                values = _with_loss(means(jax.device_get(state.sums)), task)
+                values = _with_loss(means(jax.device_get(state.sums)), task.objective)
                 state = zero_sums(state)
-                progress.log(step, phase, values)
+                progress.log(step, values)
                 _refuse_divergence(step, values["loss"], progress.first_loss, config.divergence_factor, checkpoints)
-            if last or step % config.eval_every == 0:
+            if last or step % schedule.eval_every == 0:
                 evaluate_now(step)
-            if last or stop or step % config.checkpoint_every == 0:
-                _refuse_bad_step(state, checkpoints)
-                with progress.paused():
-                    checkpoints.save(state)
+            if last or stop or step % schedule.checkpoint_every == 0:
+                save_now()
             if stop and not last:
                 checkpoints.wait()
                 say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
-                return progress.evaluation
+                return {"step": step, "stopped": True, **progress.evaluation}
     checkpoints.wait()
-    progress.finished(step)
-    return progress.evaluation
+    progress.finished(checkpoints.best())
+    return {"step": step, "stopped": False, **progress.evaluation}
 
 
-def evaluate(task: Task, mesh: Mesh, params: Any, eval_step: Callable | None = None) -> dict[str, float]:
-    """Metrics over all evaluation batches: each mean, the loss they add up to, and the masked LM's perplexity."""
-    eval_step = eval_step or make_eval_step(task, mesh)
-    sums = jax.jit(lambda: {name: jnp.zeros(2) for name in task.metrics}, out_shardings=replicated(mesh))()
+def evaluate(task: Task, mesh: Mesh, params: Any) -> dict[str, float]:
+    """Metrics over all evaluation batches, and the loss that some of them add up to."""
+    return task.score(*predict(task, mesh, params))
+
+
+def predict(task: Task, mesh: Mesh, params: Any) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
+    """Means of the evaluation's sums, with their loss, and the outputs of its batches, in order."""
+    eval_step = make_eval_step(task.objective, mesh)
+    names = task.objective.metrics
+    sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
+    outputs = []
     for batch in task.eval_batches():
-        sums = eval_step(params, put_batch(batch, mesh), sums)
-    values = _with_loss(means(jax.device_get(sums)), task)
-    if "mlm_loss" in values:
-        # Beyond e^700 a float64 overflows.
-        values["perplexity"] = math.exp(min(values["mlm_loss"], 700.0))
-    return values
+        sums, output = eval_step(params, put_batch(batch, mesh), sums)
+        outputs.append(output)
+    return _with_loss(means(jax.device_get(sums)), task.objective), jax.device_get(outputs)
 
 
 def check_batches(task: Task, mesh: Mesh, accumulate: int) -> None:
@@ -144,16 +161,16 @@ def check_batches(task: Task, mesh: Mesh, accumulate: int) -> None:
       UsageError: names the phase's batch and the parts.
     """
     parts = batch_shards(mesh) * accumulate
-    for phase in task.phases:
-        if phase.batch_size % parts:
+    for batch_size in task.batch_sizes:
+        if batch_size % parts:
             raise UsageError(
-                f"a batch of {phase.batch_size} rows at length {phase.seq_len} does not split over "
+                f"a batch of {batch_size} rows does not split over "
                 f"{batch_shards(mesh)} data shards x {accumulate} micro-batches; make it a multiple of {parts}"
             )
 
 
-def _with_loss(values: dict[str, float], task: Task) -> dict[str, float]:
-    return {**values, "loss": sum(values.get(name, 0.0) for name in task.losses)}
+def _with_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
+    return {**values, "loss": sum(values.get(name, 0.0) for name in objective.losses)}
 
 
 def _key(seed: int, purpose: str) -> jax.Array:

@@ -7,6 +7,8 @@ that the first update has rate 0 and the rate steps down where warm-up ends.
 """
 
 import dataclasses
+import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -27,7 +29,7 @@ class OptimizerConfig:
     Attributes:
       name: `bert_adam`, `adamw` or `lamb`.
       learning_rate: the peak, reached at the end of warm-up.
-      warmup_steps: updates of linear warm-up.
+      warmup_steps: updates of linear warm-up; -1 leaves it to the task.
       weight_decay: decoupled; not applied to LayerNorm and biases.
       b1, b2, eps: of the moments.
       clip_norm: global gradient norm to clip to; 0 does not clip.
@@ -45,20 +47,36 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise UsageError(f"optimizer.name is {self.name!r}; known: {', '.join(NAMES)}")
-        for field in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm"):
-            if not getattr(self, field) >= 0:
-                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must not be negative")
+        for field in ("learning_rate", "weight_decay", "clip_norm"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be a number of at least 0")
+        for field in ("b1", "b2"):
+            if not 0 <= getattr(self, field) < 1:
+                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be in [0, 1)")
+        if not 0 < self.eps < math.inf:
+            raise UsageError(f"optimizer.eps is {self.eps}; it must be above 0")
 
 
-def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Update number, counted from 0, to learning rate: linear warm-up, then linear decay to 0 at `steps`."""
+class LearningRate(NamedTuple):
+    """Linear warm-up, then linear decay to 0 at `steps`; scalars, which a step takes as arguments.
 
-    def schedule(step: jax.Array) -> jax.Array:
-        warm = step / max(config.warmup_steps, 1)
-        decayed = 1.0 - jnp.minimum(step, steps) / steps
-        return config.learning_rate * jnp.where(step < config.warmup_steps, warm, decayed)
+    Arguments and not constants of the compiled step, so that one compilation serves every rate and length of a run.
 
-    return schedule
+    Attributes:
+      peak: the rate that warm-up leads to.
+      warmup_steps: updates of it.
+      steps: of the whole run.
+    """
+
+    peak: float | jax.Array
+    warmup_steps: int | jax.Array
+    steps: int | jax.Array
+
+    def at(self, step: jax.Array) -> jax.Array:
+        """Update number, counted from 0, to learning rate."""
+        warm = step / jnp.maximum(self.warmup_steps, 1)
+        decayed = 1.0 - jnp.minimum(step, self.steps) / self.steps
+        return self.peak * jnp.where(step < self.warmup_steps, warm, decayed)
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -112,20 +130,24 @@ def decay_mask(params: optax.Params) -> optax.Params:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The whole update, clipping and schedule included."""
-    schedule = learning_rate(config, steps)
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The whole update but for the learning rate, by which the train step multiplies what this returns."""
+    return _make_optimizer(dataclasses.replace(config, learning_rate=1.0, warmup_steps=0))
+
+
+@functools.cache
+def _make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
     decay = {"weight_decay": config.weight_decay, "mask": decay_mask}
     if config.name == "adamw":
-        update = optax.adamw(schedule, **moments, **decay)
+        update = optax.adamw(config.learning_rate, **moments, **decay)
     elif config.name == "lamb":
-        update = optax.lamb(schedule, **moments, **decay)
+        update = optax.lamb(config.learning_rate, **moments, **decay)
     else:
         update = optax.chain(
             scale_by_bert_adam(**moments),
             optax.add_decayed_weights(**decay),
-            optax.scale_by_learning_rate(schedule),
+            optax.scale_by_learning_rate(config.learning_rate),
         )
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     return optax.chain(clip, update)

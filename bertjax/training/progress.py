@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +12,13 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.data.settings import Phase
-from bertjax.planning.flops import flops_per_token, peak_flops_per_second
+from bertjax.planning.flops import peak_flops_per_second
 from bertjax.report.curves import draw_curves
 from bertjax.tasks.task import Task
-from bertjax.training.optimizer import OptimizerConfig, learning_rate
+from bertjax.training.checkpoint import saved_fingerprint
+from bertjax.training.optimizer import LearningRate
 from bertjax.training.workdir import write_atomically
-from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_lines, say
+from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_lines, rounded, say
 
 RESULTS = "results.json"
 CURVES = "curves.png"
@@ -39,14 +40,16 @@ class Progress:
         evaluations = [_evaluation(line) for line in behind if "eval_loss" in line]
         self._first_evaluation = evaluations[0] if evaluations else {}
         self.evaluation: dict[str, float] = evaluations[-1] if evaluations else {}
+        self._evaluated_at = max((line["step"] for line in behind if "eval_loss" in line), default=-1)
         self._writers = Writers(workdir, step if step else -1) if jax.process_index() == 0 else None
-        self._schedule = learning_rate(OptimizerConfig(**config.optimizer), config.steps)
+        schedule = task.schedule
+        self._rate = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
         self._peak, source = peak_flops_per_second(jax.devices())
         say(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
         self._started = self._since = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
-        self._tokens_per_second = 0.0
+        self._tokens_per_second = self._flops_per_second = 0.0
 
     def close(self) -> None:
         if self._writers:
@@ -66,74 +69,100 @@ class Progress:
         if self._compiling:
             jax.block_until_ready(done)
             seconds = time.monotonic() - self._started - self._paused_seconds
-            say(f"first step after {seconds:.1f} s, compilation included")
+            say(f"first step after {seconds:.1f} s, reading and compilation included")
             self._compiling = False
             self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
-    def log(self, step: int, phase: Phase, values: dict[str, float]) -> None:
+    def log(self, step: int, values: dict[str, float]) -> None:
         """A line for the terminal and one for each file, of the metrics since the last."""
         if self.first_loss is None:
             self.first_loss = values["loss"]
-        self._measure(step, phase)
-        flops = flops_per_token(self._task.model.config, phase.seq_len, phase.max_predictions)
-        mfu = self._tokens_per_second * flops / self._peak if self._peak else math.nan
+        self._measure(step)
+        mfu = self._flops_per_second / self._peak if self._peak else math.nan
         shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "accuracy" in name)
-        say(
-            f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.3f}  {shown}  "
+        speed = (
             f"{self._tokens_per_second:,.0f} tokens/s  MFU {100 * mfu:.1f} %  left {duration(self._seconds_left(step))}"
         )
-        rate = float(self._schedule(step - 1))
-        self._write(METRICS, step, {**values, "learning_rate": rate, "tokens": self._tokens_seen(step)})
+        say(
+            f"step {step:,}/{self._task.schedule.steps:,}  loss {values['loss']:.3f}  {shown}"
+            + (f"  {speed}" if self._tokens_per_second else "")
+        )
+        rate = float(self._rate.at(step - 1))
+        self._write(METRICS, step, {**values, "learning_rate": rate, "tokens": self._task.work(step).tokens})
         self._write(TIMING, step, {"tokens_per_second": self._tokens_per_second, "mfu": mfu})
 
     def evaluated(self, step: int, values: dict[str, float], seconds: float) -> None:
         """An evaluation: a line, the files, and the curves drawn anew."""
-        self.evaluation = values
+        values = {name: rounded(value) for name, value in values.items()}
+        self.evaluation, self._evaluated_at = values, step
         self._first_evaluation = self._first_evaluation or values
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         say(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
         prefixed = {f"eval_{name}": value for name, value in values.items()}
-        self._write(METRICS, step, {**prefixed, "tokens": self._tokens_seen(step)})
+        self._write(METRICS, step, {**prefixed, "tokens": self._task.work(step).tokens})
         if self._writers:
             draw_curves(read_lines(self._workdir / METRICS), self._workdir / CURVES)
 
-    def finished(self, step: int) -> None:
-        """Writes `results.json` and prints the first and the last evaluation beside the baseline."""
+    def score_at(self, step: int) -> float | None:
+        """By which the best checkpoint is told; None where the task has no such metric, or none of this step."""
+        if step != self._evaluated_at:
+            return None
+        return self.evaluation.get(self._task.best_by)
+
+    def finished(self, checkpoint: epath.Path) -> None:
+        """Writes `results.json` and prints the result beside the first evaluation and the baseline.
+
+        Args:
+          checkpoint: the best, else the last; the result is what was measured there.
+        """
         if not self._writers:
             return
+        step = int(checkpoint.name)
+        measured = [
+            _evaluation(line)
+            for line in read_lines(self._workdir / METRICS)
+            if line["step"] == step and "eval_loss" in line
+        ]
+        values = measured[-1] if measured else self.evaluation
         baseline = self._task.baseline()
-        results = {"step": step, "seed": self._config.seed, **self.evaluation, "baseline": baseline}
+        results = {
+            "step": step,
+            "seed": self._config.seed,
+            **values,
+            "baseline": baseline,
+            "checkpoint": os.fspath(checkpoint),
+            "parameters_fingerprint": saved_fingerprint(checkpoint),
+            "data_sha256": self._task.data_hash,
+            **self._task.report,
+            "config": self._config.to_dict(),
+        }
         write_atomically(self._workdir / RESULTS, json.dumps(results, indent=1) + "\n")
-        say(f"{'held out':<18}{'before':>10}{'after':>10}{'no context':>12}")
-        for name in self._task.metrics:
-            if name in self.evaluation:
-                before = self._first_evaluation.get(name, math.nan)
+        before = self._first_evaluation if self._task.schedule.eval_first else {}
+        say(f"{'held out':<18}{'before' if before else '':>10}{'after':>10}{'baseline':>12}")
+        for name, value in values.items():
+            if name != "loss":
+                first = f"{before[name]:.4f}" if name in before else ""
                 guess = f"{baseline[name]:.4f}" if name in baseline else ""
-                say(f"{name:<18}{before:>10.4f}{self.evaluation[name]:>10.4f}{guess:>12}")
-        say(f"done: {step:,} steps; curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
+                say(f"{name:<18}{first:>10}{value:>10.4f}{guess:>12}")
+        say(f"done: {self._task.schedule.steps:,} steps; result of {checkpoint}")
+        say(f"curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
 
     def _write(self, file: str, step: int, values: dict[str, Any]) -> None:
         if self._writers:
             self._writers.write(file, step, values)
 
-    def _measure(self, step: int, phase: Phase) -> None:
+    def _measure(self, step: int) -> None:
         if step > self._since_step:
-            seconds = time.monotonic() - self._since - self._paused_seconds
-            tokens = (step - self._since_step) * phase.batch_size * phase.seq_len
-            self._tokens_per_second = tokens / max(seconds, 1e-9)
+            seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
+            now, then = self._task.work(step), self._task.work(self._since_step)
+            self._tokens_per_second = (now.tokens - then.tokens) / seconds
+            self._flops_per_second = (now.flops - then.flops) / seconds
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
-    def _tokens_seen(self, step: int) -> int:
-        """Tokens of all rows up to a step, padding included."""
-        return sum(
-            max(0, min(step, phase.stop_step) - phase.start_step) * phase.batch_size * phase.seq_len
-            for phase in self._task.phases
-        )
-
     def _seconds_left(self, step: int) -> float:
-        """At the speed of now, counted in tokens, since a step of a later phase may be a larger one."""
-        tokens = self._tokens_seen(self._config.steps) - self._tokens_seen(step)
-        return tokens / self._tokens_per_second if self._tokens_per_second else 0.0
+        """At the speed of now, counted in FLOPs, since a later step may be a larger one."""
+        flops = self._task.work(self._task.schedule.steps).flops - self._task.work(step).flops
+        return flops / self._flops_per_second if self._flops_per_second else 0.0
 
 
 def _evaluation(line: dict[str, float]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Being asked to stop: SIGTERM, Ctrl-C, or the notice a cluster gives before it takes a machine away."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,9 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     def handler(number: int, _frame: Any) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not received:
+            # Not print: a handler may run inside another one.
+            os.write(2, b"asked to stop: saving after the next step\n")
         received.append(number)
 
     if jax.process_count() > 1:

@@ -1,5 +1,6 @@
 """The train and evaluation steps: pure functions of state and batch, compiled once a batch shape."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bertjax.tasks.task import Batch, Sums, Task
+from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.training.optimizer import LearningRate
 from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
 
 
@@ -34,9 +36,10 @@ class TrainState:
     bad_step: jax.Array
 
 
-def abstract_state(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+@functools.cache
+def abstract_state(objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, without computing anything."""
-    boxed = jax.eval_shape(lambda: _boxed_state(task, optimizer, jax.random.key(0)))
+    boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
     shardings = parameter_shardings(boxed, mesh)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -45,22 +48,27 @@ def abstract_state(task: Task, optimizer: optax.GradientTransformation, mesh: Me
     )
 
 
-def init_state(task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, key: jax.Array) -> TrainState:
+def init_state(objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, key: jax.Array) -> TrainState:
     """A fresh state, made on the devices that will hold it."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimizer, mesh))
-    init = jax.jit(lambda key: nn.unbox(_boxed_state(task, optimizer, key)), out_shardings=shardings)
-    return init(key)
+    return _init(objective, optimizer, mesh)(key)
 
 
-def _boxed_state(task: Task, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    shapes = task.abstract_batch(task.phases[0])
-    batch = {name: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype) for name, leaf in shapes.items()}
-    params = task.model.init(key, batch)["params"]
+@functools.cache
+def _init(
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> Callable[[jax.Array], TrainState]:
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
+    return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
+
+
+def _boxed_state(objective: Objective, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+    batch = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), objective.abstract_row())
+    params = objective.model.init(key, batch)["params"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(params),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*task.metrics, "grad_norm")},
+        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, "grad_norm")},
         bad_step=jnp.full((), -1, jnp.int32),
     )
 
@@ -70,14 +78,15 @@ def zero_sums(state: TrainState) -> TrainState:
     return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
 
 
+@functools.cache
 def make_train_step(
-    task: Task, optimizer: optax.GradientTransformation, mesh: Mesh, accumulate: int
-) -> Callable[[TrainState, Batch, jax.Array], TrainState]:
-    """Compiles `(state, batch, dropout key) -> state`; the state is donated.
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, accumulate: int
+) -> Callable[[TrainState, Batch, jax.Array, LearningRate], TrainState]:
+    """Compiles `(state, batch, dropout key, learning rate) -> state`, once a batch shape; the state is donated.
 
     Args:
-      task: gives model and losses.
-      optimizer: turns the gradient of the global batch into an update.
+      objective: gives model and losses.
+      optimizer: turns the gradient of the global batch into an update for a learning rate of 1.
       mesh: the devices.
       accumulate: micro-batches that the batch is worked through in. The losses' denominators are those of the whole
         batch, so the gradient is the same for any number, up to rounding and dropout's draws.
@@ -85,8 +94,8 @@ def make_train_step(
 
     def gradients(params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
         def loss(params: Any) -> tuple[jax.Array, Sums]:
-            sums = task.sums(params, batch, key)
-            return sum(sums[name][0] / denominators[name] for name in task.losses), sums
+            sums, _ = objective.compute(objective.model, params, batch, key)
+            return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
 
         return jax.grad(loss, has_aux=True)(params)
 
@@ -105,14 +114,15 @@ def make_train_step(
         )
         return jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))[0]
 
-    def train_step(state: TrainState, batch: Batch, key: jax.Array) -> TrainState:
+    def train_step(state: TrainState, batch: Batch, key: jax.Array, rate: LearningRate) -> TrainState:
         key = jax.random.fold_in(key, state.step)
-        denominators = task.denominators(batch)
+        denominators = objective.denominators(batch)
         compute = gradients if accumulate == 1 else accumulated
         grads, sums = compute(state.params, batch, denominators, key)
         norm = optax.tree.norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        loss = sum(sums[name][0] / denominators[name] for name in task.losses)
+        updates = jax.tree.map(lambda update: rate.at(state.step) * update, updates)
+        loss = sum(sums[name][0] / denominators[name] for name in objective.losses)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm)) & (state.bad_step < 0)
         sums = {**sums, "grad_norm": jnp.stack([norm, jnp.ones_like(norm)])}
         return TrainState(
@@ -123,20 +133,22 @@ def make_train_step(
             bad_step=jnp.where(bad, state.step + 1, state.bad_step),
         )
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimizer, mesh))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
     return jax.jit(
         in_mesh(train_step, mesh),
-        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh)),
+        in_shardings=(shardings, batch_sharding(mesh), replicated(mesh), replicated(mesh)),
         out_shardings=shardings,
         donate_argnums=0,
     )
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Any, Batch, Sums], Sums]:
-    """Compiles `(params, batch, sums so far) -> sums`."""
+@functools.cache
+def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Sums], tuple[Sums, Outputs]]:
+    """Compiles `(params, batch, sums so far) -> sums, outputs of the whole global batch`."""
 
-    def eval_step(params: Any, batch: Batch, sums: Sums) -> Sums:
-        return jax.tree.map(jnp.add, sums, task.sums(params, batch, None))
+    def eval_step(params: Any, batch: Batch, sums: Sums) -> tuple[Sums, Outputs]:
+        more, outputs = objective.compute(objective.model, params, batch, None)
+        return jax.tree.map(jnp.add, sums, more), outputs
 
     return jax.jit(in_mesh(eval_step, mesh), out_shardings=replicated(mesh))
 

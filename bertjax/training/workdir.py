@@ -19,7 +19,19 @@ from bertjax.training.step import TrainState
 CONFIG = "config.json"
 DATA = "data.json"
 # May change when a run goes on: they do not change the numbers it computes.
-_MAY_CHANGE = ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor", "mesh")
+_MAY_CHANGE = (
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "divergence_factor",
+    "mesh",
+    # Where the data lies, under whatever name, is no matter: its hash is compared.
+    "data.corpus",
+    "data.path",
+    "data.vocabulary",
+)
+_SHOWN_DIFFERENCES = 5
 
 
 def write_atomically(path: epath.Path, content: str | bytes) -> None:
@@ -64,8 +76,9 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, state: Tr
     old = _read(workdir / CONFIG) if begun else None
     changed = [] if old is None else [line for line in differences(old, config) if not line.startswith(_MAY_CHANGE)]
     if changed:
+        shown = "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
         raise UsageError(
-            f"the workdir {workdir} belongs to a run with another config ({'; '.join(changed)}); choose another "
+            f"the workdir {workdir} belongs to a run with another config ({shown}); choose another "
             "--workdir, or go back to that config"
         )
     data = {"sha256": data_hash}
@@ -92,7 +105,10 @@ def _read(file: epath.Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        return json.loads(file.read_text())
+        content = json.loads(file.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+        return content
     except ValueError as error:
         raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
 

@@ -27,15 +27,17 @@ def say(text: str) -> None:
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line cut short by a kill is left out."""
+    """The objects with a step in a JSON-lines file; what a kill or damage has made of a line is left out."""
     if not path.exists():
         return []
     lines = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
-            lines.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:
             continue
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            lines.append(entry)
     return lines
 
 
@@ -57,8 +59,7 @@ class Writers:
 
     def write(self, name: str, step: int, values: dict[str, float]) -> None:
         """One line of `metrics.jsonl` or `timing.jsonl`, on disk when this returns, and the same to TensorBoard."""
-        rounded = {key: _rounded(value) for key, value in values.items()}
-        line = json.dumps({"step": step, **rounded})
+        line = json.dumps({"step": step, **{key: rounded(value) for key, value in values.items()}})
         with (self._workdir / name).open("a") as file:
             file.write(line + "\n")
         scalars = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
@@ -68,7 +69,7 @@ class Writers:
         self._tensorboard.close()
 
 
-def _rounded(value: float) -> float | int | str:
+def rounded(value: float) -> float | int | str:
     """Seven digits, all a float32 has; JSON has no NaN."""
     if isinstance(value, int):
         return value

@@ -15,7 +15,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
 from bertjax.model.layers import dropout
-from bertjax.tasks.pretraining import sums, synthetic_batch
+from bertjax.tasks.pretraining import compute, synthetic_batch
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -58,7 +58,7 @@ def loss_and_gradient(config: ModelConfig, params: dict, batch: dict) -> tuple[j
     """With dropout on."""
 
     def loss(params: dict) -> jax.Array:
-        values = sums(PretrainingModel(config), params, batch, jax.random.key(7))
+        values = compute(PretrainingModel(config), params, batch, jax.random.key(7))[0]
         return values["mlm_loss"][0] + values["nsp_loss"][0]
 
     return jax.jit(jax.value_and_grad(loss))(params)
@@ -119,7 +119,7 @@ def test_remat_agrees_and_recomputes(params, batch, remat, scan_layers):
 
     def tanhs(config: ModelConfig) -> int:
         def loss(params: dict) -> jax.Array:
-            return sums(PretrainingModel(config), params, batch, None)["mlm_loss"][0]
+            return compute(PretrainingModel(config), params, batch, None)[0]["mlm_loss"][0]
 
         return str(jax.make_jaxpr(jax.grad(loss))(params)).count("tanh")
 

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from test_step import CONFIG, OPTIMIZER, make_task
+from test_step import CONFIG, OPTIMIZER
 
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.pretraining import objective
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, fingerprint, load_params
 from bertjax.training.sharding import MeshConfig, make_mesh
 from bertjax.training.step import abstract_state, init_state
@@ -20,7 +21,7 @@ def mesh_of(sizes):
 
 def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE):
     """Checkpoints of states that differ in a parameter and the step."""
-    state = init_state(make_task(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
+    state = init_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
     checkpoints = Checkpoints(epath.Path(workdir), keep)
     for step in steps:
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
@@ -33,7 +34,7 @@ def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE):
 def restored(workdir, sizes=ONE):
     said = []
     checkpoints = Checkpoints(epath.Path(workdir), 3)
-    state = checkpoints.restore_latest(abstract_state(make_task(CONFIG), OPTIMIZER, mesh_of(sizes)), said.append)
+    state = checkpoints.restore_latest(abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes)), said.append)
     checkpoints.close()
     return state, said
 
@@ -112,7 +113,7 @@ def test_the_fingerprint_sees_a_bit_and_an_exchange():
 
 def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
     state = saved(tmp_path)
-    target = abstract_state(make_task(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
         assert_equal(load_params(path, target, print), state.params)
     with pytest.raises(UsageError, match="no checkpoint at"):
@@ -121,7 +122,7 @@ def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
 
 def test_a_shape_that_differs_is_named_with_both_sides(tmp_path):
     saved(tmp_path)
-    target = abstract_state(make_task(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
     with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\).*\(16, 8\)"):
         load_params(tmp_path, target, print)
@@ -134,5 +135,14 @@ def test_a_new_output_layer_keeps_its_own_values_and_is_named(tmp_path):
     loaded = load_params(tmp_path, target, said.append)
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["new"]["bias"], 7.0)
-    assert "new, not in" in said[0] and "new/bias" in said[0]
-    assert "not used here" in said[1] and "pooler/dense/kernel" in said[1]
+    assert said[0].startswith("from ") and "encoder (21 arrays)" in said[0]
+    assert said[1] == "new, with random values: new/bias"
+    assert "not used here" in said[2] and "pooler/dense/kernel" in said[2]
+
+
+def test_a_layer_that_is_to_be_new_is_not_taken_even_where_it_fits(tmp_path):
+    state = saved(tmp_path)
+    target = jax.tree.map(lambda x: x * 0 + 5, state.params)
+    loaded = load_params(tmp_path, target, lambda said: None, fresh=("next_sentence",))
+    assert_equal(loaded["encoder"], state.params["encoder"])
+    np.testing.assert_array_equal(loaded["next_sentence"]["dense"]["bias"], 5)

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.config import check, load_config
+from bertjax.config import load_config
 from bertjax.corpus.prepare import prepare
 from bertjax.corpus.store import open_corpus
 from bertjax.data.plan import pair_plan
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.fields import check_pretraining as check
+from bertjax.fields import phases
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
 from bertjax.training import loop, workdir
@@ -49,8 +51,8 @@ def make(corpus: Path, **changes):
 def spoiled(task: Task, at: int, spoil) -> Task:
     """The task with the batch of step `at` (counted from 0) passed through `spoil`."""
 
-    def batches(phase, start):
-        for step, batch in enumerate(task.train_batches(phase, start), start):
+    def batches(start):
+        for step, batch in enumerate(task.train_batches(start), start):
             yield spoil(batch) if step == at else batch
 
     return dataclasses.replace(task, train_batches=batches)
@@ -67,7 +69,7 @@ def stopped(task: Task, at: int) -> Task:
 
 
 def final_params(path: Path, config, task):
-    return jax.device_get(load_params(path, abstract_params(task), print))
+    return jax.device_get(load_params(path, abstract_params(task.objective), print))
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +242,10 @@ def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
 
 def test_two_phases_run_under_one_schedule(corpus, tmp_path):
     config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
-    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in task.phases] == [(16, 16, 7), (32, 8, 14)]
+    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in phases(config)] == [
+        (16, 16, 7),
+        (32, 8, 14),
+    ]
     loop.train(config, task, str(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rates = [line["learning_rate"] for line in lines if "loss" in line]

@@ -1,7 +1,6 @@
 """The train step: the same numbers on any mesh, for any number of micro-batches, scanned or not."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,8 @@ import pytest
 
 from bertjax.data.settings import Phase
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import PretrainingModel
 from bertjax.tasks import pretraining
-from bertjax.tasks.task import Task
-from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.sharding import MeshConfig, make_mesh, put_batch
 from bertjax.training.step import abstract_state, init_state, make_eval_step, make_train_step, means
 
@@ -28,23 +25,8 @@ CONFIG = ModelConfig(
     dtype="float32",
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
-OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), 10)
-
-
-def make_task(config: ModelConfig) -> Task:
-    model = PretrainingModel(config)
-    return Task(
-        model=model,
-        metrics=pretraining.METRICS,
-        losses=pretraining.LOSSES,
-        denominators=pretraining.denominators,
-        sums=partial(pretraining.sums, model),
-        phases=(PHASE,),
-        abstract_batch=pretraining.abstract_batch,
-        train_batches=lambda phase, step: iter(()),
-        eval_batches=lambda: iter(()),
-        synthetic_batch=partial(pretraining.synthetic_batch, model=config),
-    )
+OPTIMIZER = make_optimizer(OptimizerConfig())
+RATE = LearningRate(peak=1e-2, warmup_steps=2, steps=10)
 
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
@@ -57,13 +39,13 @@ def uneven_batch(seed: int) -> dict[str, np.ndarray]:
 
 
 def run(mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig, steps: int = 3):
-    task = make_task(config)
+    objective = pretraining.objective(config)
     devices = jax.devices()[: int(np.prod(mesh_sizes))]
     mesh = make_mesh(MeshConfig(*mesh_sizes), devices)
-    state = init_state(task, OPTIMIZER, mesh, jax.random.key(0))
-    step = make_train_step(task, OPTIMIZER, mesh, accumulate)
+    state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
+    step = make_train_step(objective, OPTIMIZER, mesh, accumulate)
     for seed in range(steps):
-        state = step(state, put_batch(uneven_batch(seed), mesh), jax.random.key(1))
+        state = step(state, put_batch(uneven_batch(seed), mesh), jax.random.key(1), RATE)
     return state
 
 
@@ -109,35 +91,47 @@ def test_a_mean_of_micro_batch_means_would_be_something_else():
 
 def test_state_shapes_are_known_without_computing():
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    abstract = abstract_state(make_task(CONFIG), OPTIMIZER, mesh)
-    state = init_state(make_task(CONFIG), OPTIMIZER, mesh, jax.random.key(0))
+    abstract = abstract_state(pretraining.objective(CONFIG), OPTIMIZER, mesh)
+    state = init_state(pretraining.objective(CONFIG), OPTIMIZER, mesh, jax.random.key(0))
     assert jax.tree.structure(abstract) == jax.tree.structure(state)
     for leaf, shape in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (shape.shape, shape.dtype, shape.sharding)
 
 
+def test_runs_that_differ_in_rate_and_length_share_one_compilation():
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    optimizers = [make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=3)) for rate in (1e-3, 1e-4)]
+    step, again = (make_train_step(pretraining.objective(CONFIG), optimizer, mesh, 1) for optimizer in optimizers)
+    assert step is again
+    before = step._cache_size()
+    for peak in (1e-3, 1e-4):
+        state = init_state(pretraining.objective(CONFIG), optimizers[0], mesh, jax.random.key(0))
+        step(state, put_batch(uneven_batch(0), mesh), jax.random.key(1), LearningRate(peak, 3, 10))
+    assert step._cache_size() <= before + 1
+
+
 def test_a_gradient_that_is_not_finite_is_remembered_with_its_step():
-    task, mesh = make_task(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    state = init_state(task, OPTIMIZER, mesh, jax.random.key(0))
-    step = make_train_step(task, OPTIMIZER, mesh, 1)
+    objective, mesh = pretraining.objective(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
+    step = make_train_step(objective, OPTIMIZER, mesh, 1)
     for seed in range(4):
         batch = uneven_batch(seed)
         if seed == 2:
             batch["masked_lm_weights"][0, 0] = np.inf
-        state = step(state, put_batch(batch, mesh), jax.random.key(1))
+        state = step(state, put_batch(batch, mesh), jax.random.key(1), RATE)
     assert int(state.bad_step) == 3
 
 
 def test_evaluation_counts_padding_rows_for_nothing():
-    task, mesh = make_task(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    params = init_state(task, OPTIMIZER, mesh, jax.random.key(0)).params
-    evaluate = make_eval_step(task, mesh)
-    zeros = {name: jnp.zeros(2) for name in task.metrics}
+    objective, mesh = pretraining.objective(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    params = init_state(objective, OPTIMIZER, mesh, jax.random.key(0)).params
+    evaluate = make_eval_step(objective, mesh)
+    zeros = {name: jnp.zeros(2) for name in objective.metrics}
     batch = uneven_batch(0)
-    whole = means(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)))
+    whole = means(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0]))
     other = {**batch, "input_ids": batch["input_ids"].copy(), "masked_lm_ids": batch["masked_lm_ids"].copy()}
     other["input_ids"][-1] = 5
     other["masked_lm_ids"][-1] = 5
-    again = means(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)))
+    again = means(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)[0]))
     assert whole == again
-    assert jax.device_get(evaluate(params, put_batch(batch, mesh), zeros))["nsp_loss"][1] == 7
+    assert jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0])["nsp_loss"][1] == 7

@@ -1,0 +1,252 @@
+"""Fine-tuning examples in memory, and batches of them by length: NumPy alone, no TensorFlow.
+
+A batch holds examples of about one length and is padded to the next multiple of `bucket` tokens, not to the maximum.
+Which examples share a batch does not depend on the padding, so a run with `bucket=0`, which pads all to the maximum,
+computes the same thing, only slower.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from bertjax.data.settings import local_batch_size
+from bertjax.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """N examples of C sequences each: C is 1, or the number of choices in a multiple-choice task.
+
+    Attributes:
+      offsets: int64 [N * C + 1], where each sequence starts in the flat arrays, then their length.
+      tokens: name to a flat array with an entry a token: `input_ids`, `segment_ids`, perhaps labels of tokens.
+      rows: name to an array [N, ...] with an entry an example, such as its label.
+      choices: C.
+    """
+
+    offsets: np.ndarray
+    tokens: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]
+    choices: int = 1
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // self.choices
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [N], tokens of each example's longest sequence."""
+        return np.diff(self.offsets).reshape(-1, self.choices).max(axis=1)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything a model could see."""
+        digest = hashlib.sha256(self.offsets.tobytes())
+        for name, array in sorted({**self.tokens, **self.rows}.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+_GROUP_TOKENS = 32
+# How positions past a sequence's end and rows past the last example are filled, where not with 0.
+_FILL = {"token_labels": -1, "example": -1}
+
+
+def make_examples(sequences: Iterable[dict[str, list[int]]], rows: dict[str, np.ndarray], choices: int = 1) -> Examples:
+    """Examples of encoded sequences, each a dictionary of equally long lists with `input_ids` and `segment_ids`."""
+    flat: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
+    offsets = [0]
+    for sequence in sequences:
+        for name, values in sequence.items():
+            flat.setdefault(name, []).extend(values)
+        offsets.append(len(flat["input_ids"]))
+    tokens = {name: np.array(values, np.int32) for name, values in flat.items()}
+    return Examples(np.array(offsets, np.int64), tokens, rows, choices)
+
+
+def joined(parts: list[Examples]) -> Examples:
+    """All examples of the parts, one part after the other."""
+    starts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
+    offsets = [part.offsets[:-1] + start for part, start in zip(parts, starts, strict=False)]
+    return Examples(
+        np.concatenate([*offsets, starts[-1:]]),
+        {name: np.concatenate([part.tokens[name] for part in parts]) for name in parts[0].tokens},
+        {name: np.concatenate([part.rows[name] for part in parts]) for name in parts[0].rows},
+        parts[0].choices,
+    )
+
+
+def encode_pair(
+    first: list[int], second: list[int] | None, seq_len: int, cls_id: int, sep_id: int
+) -> dict[str, list[int]]:
+    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], cut to `seq_len`.
+
+    Of a pair that is too long, the longer text loses its last token, again and again (`_truncate_seq_pair` of
+    google-research/bert `run_classifier.py`).
+    """
+    if second is None:
+        ids = [cls_id, *first[: seq_len - 2], sep_id]
+        return {"input_ids": ids, "segment_ids": [0] * len(ids)}
+    a, b = truncated_lengths(len(first), len(second), seq_len - 3)
+    ids = [cls_id, *first[:a], sep_id, *second[:b], sep_id]
+    return {"input_ids": ids, "segment_ids": [0] * (a + 2) + [1] * (b + 1)}
+
+
+def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
+    """Lengths after cutting tokens off the longer text, the second where they are equal, down to `total`."""
+    cut = max(0, a + b - total)
+    level = min(cut, abs(a - b))
+    a, b = (a - level, b) if a > b else (a, b - level)
+    rest = cut - level
+    return a - rest // 2, b - (rest - rest // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """How examples become batches.
+
+    Attributes:
+      batch_size: examples of the global batch.
+      bucket: rows are padded to a multiple of this; 0 pads to `seq_len`.
+      seq_len: the maximum.
+    """
+
+    batch_size: int
+    bucket: int
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UsageError(f"data.batch_size is {self.batch_size}; it must be at least 1")
+        if self.bucket < 0:
+            raise UsageError(f"data.bucket is {self.bucket}; it must be 0 (none) or more")
+        if self.seq_len < 8:
+            raise UsageError(f"data.seq_len is {self.seq_len}; a row needs at least 8 tokens")
+
+    def padded(self, length: int) -> int:
+        """Tokens of a row of a batch whose longest example has `length`."""
+        if not self.bucket:
+            return self.seq_len
+        return min(self.seq_len, max(1, -(-length // self.bucket)) * self.bucket)
+
+
+class TrainPlan:
+    """Which examples each step takes: all of them once an epoch, batches of like length in random order.
+
+    The examples of an epoch are drawn in a random order that (seed, epoch) fixes, put in order of length but for what
+    the order of draw decides, and cut into batches; the batches come in random order. The last one cut may be short.
+    """
+
+    def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
+        self._lengths, self._batching, self._seed = examples.lengths, batching, seed
+        # The same groups whatever the padding, so that the padding changes nothing but the speed.
+        self._groups = -(-self._lengths // _GROUP_TOKENS)
+        self.steps_per_epoch = -(-len(examples) // batching.batch_size)
+        self._epoch = lru_cache(maxsize=2)(self._draw)
+
+    def _draw(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+        rng = np.random.default_rng([self._seed, epoch])
+        order = rng.permutation(len(self._lengths))
+        order = order[np.argsort(self._groups[order], kind="stable")]
+        size = self._batching.batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        batches = [batches[index] for index in rng.permutation(len(batches))]
+        tokens = [self._batching.padded(int(self._lengths[batch].max())) for batch in batches]
+        return batches, np.array(tokens, np.int64)
+
+    def batch(self, step: int) -> tuple[np.ndarray, int]:
+        """Examples of a step, and the tokens of its rows."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        batches, tokens = self._epoch(epoch)
+        return batches[index], int(tokens[index])
+
+    def row_lengths(self, step: int) -> dict[int, int]:
+        """How many of the steps before `step` have rows of each number of tokens."""
+        # Every epoch has the same lengths, in another order.
+        epochs, rest = divmod(step, self.steps_per_epoch)
+        _, whole = self._epoch(0) if epochs else (None, np.zeros(0, np.int64))
+        _, part = self._epoch(epochs) if rest else (None, np.zeros(0, np.int64))
+        counts: dict[int, int] = {}
+        for tokens, times in ((whole, epochs), (part[:rest], 1)):
+            for length, count in zip(*np.unique(tokens, return_counts=True), strict=True):
+                counts[int(length)] = counts.get(int(length), 0) + times * int(count)
+        return counts
+
+
+def train_batches(
+    examples: Examples, batching: Batching, plan: TrainPlan, steps: int, start_step: int, process: tuple[int, int]
+) -> Iterator[dict[str, np.ndarray]]:
+    """One process's rows of the batches of steps `start_step` to `steps - 1`.
+
+    Args:
+      process: index and count.
+    """
+    for step in range(start_step, steps):
+        chosen, length = plan.batch(step)
+        yield assemble(examples, chosen, length, batching.batch_size, process)
+
+
+def eval_batches(
+    examples: Examples, batching: Batching, process: tuple[int, int] = (0, 1)
+) -> Iterator[dict[str, np.ndarray]]:
+    """Every example once, shortest first; `example` says which one a row is, -1 is padding."""
+    order = np.argsort(examples.lengths, kind="stable")
+    for start in range(0, len(order), batching.batch_size):
+        chosen = order[start : start + batching.batch_size]
+        length = batching.padded(int(examples.lengths[chosen].max()))
+        yield assemble(examples, chosen, length, batching.batch_size, process)
+
+
+def assemble(
+    examples: Examples, chosen: np.ndarray, length: int, batch_size: int, process: tuple[int, int] = (0, 1)
+) -> dict[str, np.ndarray]:
+    """A batch of the chosen examples, padded to `length` tokens and `batch_size` rows.
+
+    Returns:
+      int32 `input_mask` and one array for each of the examples' flat ones, [B, L], or [B, C, L] with several choices;
+      one array [B, ...] for each of the examples' rows; `example` int32 [B]; `weights` float32 [B], 0 for padding.
+    """
+    index, count = process
+    rows = local_batch_size(batch_size, index, count)
+    mine = chosen[index * rows : (index + 1) * rows]
+    choices = examples.choices
+    sequences = (mine[:, None] * choices + np.arange(choices)).reshape(-1)
+    starts = examples.offsets[sequences]
+    lengths = np.minimum(examples.offsets[sequences + 1] - starts, length)
+    columns = np.arange(length)
+    inside = columns < lengths[:, None]  # [B * C, L]
+    positions = np.where(inside, starts[:, None] + columns, 0)
+    shape = (rows, choices, length) if choices > 1 else (rows, length)
+
+    def padded(values: np.ndarray, count: int, fill: int = 0) -> np.ndarray:
+        return np.concatenate([values, np.full((count - len(values), *values.shape[1:]), fill, values.dtype)])
+
+    batch = {"input_mask": padded(inside.astype(np.int32), rows * choices).reshape(shape)}
+    for name, flat in examples.tokens.items():
+        fill = _FILL.get(name, 0)
+        batch[name] = padded(np.where(inside, flat[positions], fill), rows * choices, fill).reshape(shape)
+    for name, values in examples.rows.items():
+        batch[name] = padded(values[mine], rows)
+    batch["example"] = padded(mine.astype(np.int32), rows, _FILL["example"])
+    batch["weights"] = padded(np.ones(len(mine), np.float32), rows)
+    return batch
+
+
+def in_input_order(outputs: list[dict[str, np.ndarray]], examples: int) -> dict[str, list[np.ndarray]]:
+    """What batches of `eval_batches` gave, by name, an array for each example, padding rows dropped.
+
+    Raises:
+      AssertionError: an example was evaluated twice or not at all.
+    """
+    names = [name for name in outputs[0] if name != "example"] if outputs else []
+    ordered: dict[str, list] = {name: [None] * examples for name in names}
+    seen = np.zeros(examples, np.int64)
+    for output in outputs:
+        for row, example in enumerate(output["example"]):
+            if example >= 0:
+                seen[example] += 1
+                for name in names:
+                    ordered[name][example] = output[name][row]
+    assert (seen == 1).all(), "each example must be evaluated exactly once"
+    return ordered

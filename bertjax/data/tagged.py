@@ -1,0 +1,176 @@
+"""Sentences of tagged words, in documents, to rows of word pieces (CoNLL's form)."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.examples import Examples, make_examples
+from bertjax.data.tables import Reading
+from bertjax.errors import UsageError
+
+OUTSIDE = "O"
+_DOCUMENT = "-DOCSTART-"
+_PREFIXES = ("B", "I")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    """The words of a file.
+
+    Attributes:
+      words, tags: all of them, in order; tags are "" where the file has none.
+      sentence_ends: words up to the end of each sentence.
+      document_ends: words up to the end of each document.
+    """
+
+    words: list[str]
+    tags: list[str]
+    sentence_ends: list[int]
+    document_ends: list[int]
+
+    def sentences(self, values: list[str]) -> list[list[str]]:
+        """A value of each word, by sentence."""
+        starts = [0, *self.sentence_ends[:-1]]
+        return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
+
+
+def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
+    """Reads a word a line, its tag in the last column, a blank line between sentences, -DOCSTART- between documents.
+
+    Args:
+      path: the file.
+      reading: counts sentences.
+      labelled: False for words without tags.
+
+    Raises:
+      UsageError: the file is missing, has no words, or or a line has no tag or one that is not O, B-TYPE or I-TYPE.
+    """
+    try:
+        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    words: list[str] = []
+    tags: list[str] = []
+    sentence_ends: list[int] = []
+    document_ends: list[int] = []
+
+    def end(ends: list[int]) -> None:
+        if len(words) > (ends[-1] if ends else 0):
+            ends.append(len(words))
+
+    for line, row in enumerate(text.split("\n"), 1):
+        columns = row.split()
+        if not columns:
+            end(sentence_ends)
+        elif columns[0] == _DOCUMENT:
+            end(sentence_ends)
+            end(document_ends)
+        else:
+            words.append(columns[0])
+            tags.append(_tag(columns, path, line) if labelled else "")
+    end(sentence_ends)
+    end(document_ends)
+    if not words:
+        raise UsageError(f"{path} has no words")
+    reading.read = reading.used = len(sentence_ends)
+    return Tagged(words, tags, sentence_ends, document_ends)
+
+
+def _tag(columns: list[str], path: Path, line: int) -> str:
+    if len(columns) < 2:
+        raise UsageError(f"{path} line {line}: {columns[0]!r} has no tag")
+    prefix, _, kind = columns[-1].partition("-")
+    if columns[-1] != OUTSIDE and (prefix not in _PREFIXES or not kind):
+        raise UsageError(
+            f"{path} line {line}: the tag {columns[-1]!r} is neither O nor B-TYPE nor I-TYPE; convert the file to IOB"
+        )
+    return columns[-1]
+
+
+def make_rows(
+    tagged: Tagged, labels: list[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
+) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+    """Rows in which each word has its label at its first piece, once over all rows.
+
+    A row is a sentence, or as much of a document as fits. What is longer than a row is read in several that overlap by
+    half, and a word is labelled where it has most context.
+
+    Args:
+      labels: names of the tags, the index is the id; [] leaves all words unlabelled.
+      documents: rows are documents, not sentences.
+      path: for messages.
+
+    Returns:
+      Examples with the flat array `token_labels`, -1 at what is no first piece; int64 [words], the row of each word;
+      and for each row the positions of the words it tells, in order.
+
+    Raises:
+      UsageError: a tag is none of the labels.
+    """
+    vocabulary = tokenizer.vocabulary
+    room = seq_len - 2
+    # A word of control characters alone has no pieces, and still needs a label.
+    pieces = [tokenizer.encode(word)[:room] or [vocabulary.unk_id] for word in tagged.words]
+    ids = _label_ids(tagged, labels, path)
+    lengths = np.array([len(ids) for ids in pieces])
+    rows, positions = [], []
+    row_of_word = np.zeros(len(pieces), np.int64)
+    start = 0
+    for stop in tagged.document_ends if documents else tagged.sentence_ends:
+        parts = _parts(lengths[start:stop], room)
+        best = _most_context(parts, stop - start)
+        for index, (first, last) in enumerate(parts):
+            row = [piece for word in pieces[start + first : start + last] for piece in word]
+            token_labels = [-1] * (len(row) + 2)
+            offsets = 1 + np.cumsum([0, *lengths[start + first : start + last - 1]])
+            told = np.flatnonzero(best[first:last] == index)
+            for word in told:
+                token_labels[offsets[word]] = ids[start + first + word]
+            row_of_word[start + first + told] = len(rows)
+            positions.append(offsets[told])
+            rows.append(
+                {
+                    "input_ids": [vocabulary.cls_id, *row, vocabulary.sep_id],
+                    "segment_ids": [0] * (len(row) + 2),
+                    "token_labels": token_labels,
+                }
+            )
+        start = stop
+    return make_examples(rows, {}), row_of_word, positions
+
+
+def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:
+    if not labels:
+        return [-1] * len(tagged.words)
+    index = {label: position for position, label in enumerate(labels)}
+    unknown = sorted({*tagged.tags} - {*labels})
+    if unknown:
+        raise UsageError(f"{path} has tags the training file has not: {', '.join(unknown)}")
+    return [index[tag] for tag in tagged.tags]
+
+
+def _parts(lengths: np.ndarray, room: int) -> list[tuple[int, int]]:
+    """First word and the one after the last of rows with at most `room` pieces, overlapping by half."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    parts = []
+    first = 0
+    while True:
+        last = int(np.searchsorted(ends, starts[first] + room, side="right"))
+        parts.append((first, last))
+        if last == len(lengths):
+            return parts
+        first = min(last, max(first + 1, int(np.searchsorted(starts, starts[first] + room // 2))))
+
+
+def _most_context(parts: list[tuple[int, int]], words: int) -> np.ndarray:
+    """int64 [words], the part in which each word is farthest from an end."""
+    best, winner = np.full(words, -1.0), np.zeros(words, np.int64)
+    for index, (first, last) in enumerate(parts):
+        here = np.arange(first, last)
+        context = np.minimum(here - first, last - 1 - here).astype(float)
+        better = here[context > best[first:last]]
+        winner[better], best[better] = index, context[better - first]
+    return winner

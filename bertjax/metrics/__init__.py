@@ -1,0 +1,1 @@
+"""Scores as the benchmarks define them: NumPy and strings, no JAX."""

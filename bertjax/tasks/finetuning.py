@@ -1,0 +1,285 @@
+"""What all fine-tuning tasks share: examples to a `Task` (sections 3.2 and A.3 of the paper)."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.data.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
+from bertjax.data.tables import Reading
+from bertjax.errors import UsageError
+from bertjax.fields import check_common, check_length, model_config
+from bertjax.model.config import ModelConfig
+from bertjax.planning.flops import flops_per_token
+from bertjax.tasks.task import Batch, NumpyBatch, Objective, Outputs, Schedule, Sums, Task, Work
+from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
+
+# Top-level parameters that never come from a checkpoint: all else does.
+NEW_LAYER = ("classifier",)
+SPLITS = ("dev", "test")
+LABELS = "labels.json"
+_DEFAULT_VOCAB_SIZE = 30522
+_ZERO_ALLOWED = ("steps", "eval_every", "checkpoint_every")
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values no fine-tuning run can start with.
+
+    Raises:
+      UsageError: names the field and its value.
+    """
+    check_common(config, _ZERO_ALLOWED)
+    if config.steps == 0 and config.epochs < 1:
+        raise UsageError(f"config.epochs is {config.epochs}; it must be at least 1, or config.steps given")
+    for size in (config.data.batch_size, config.data.eval_batch_size):
+        Batching(size, config.data.bucket, config.data.seq_len)
+    if config.data.batch_size % config.accumulate:
+        raise UsageError(
+            f"a batch of {config.data.batch_size} rows does not split in config.accumulate={config.accumulate}"
+        )
+    if config.data.eval_split not in SPLITS:
+        raise UsageError(f"config.data.eval_split is {config.data.eval_split!r}; known: {', '.join(SPLITS)}")
+    if config.model.hidden_size:
+        check_length(config, config.data.seq_len)
+
+
+def vocabulary_of(config: ConfigDict) -> Vocabulary:
+    """The vocabulary a config names.
+
+    Raises:
+      UsageError: it names none, or there is none.
+    """
+    if not config.data.vocabulary or not config.model.hidden_size:
+        raise UsageError(
+            "fine-tuning starts from a checkpoint: --init_from CKPT; or, from random parameters, give a size, such as "
+            "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
+        )
+    return open_vocabulary(config.data.vocabulary)
+
+
+def saved_labels(config: ConfigDict) -> list[str] | None:
+    """The labels a config names a file of, in the order of their ids; None where it names none.
+
+    Raises:
+      UsageError: the file is no list of labels.
+    """
+    if not config.data.labels:
+        return None
+    try:
+        labels = json.loads(Path(config.data.labels).read_text(encoding="utf-8"))
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise ValueError("it is no list of strings")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the labels in {config.data.labels} ({error})") from error
+    return labels
+
+
+def labels_file(labels: Sequence[str]) -> dict[str, bytes]:
+    """What a workdir keeps, so that its checkpoints can be used without the training file."""
+    return {LABELS: (json.dumps(list(labels), ensure_ascii=False) + "\n").encode()}
+
+
+def model_of(config: ConfigDict, vocabulary: Vocabulary) -> ModelConfig:
+    """The model of a config, which must take rows of its length.
+
+    Raises:
+      UsageError: it does not.
+    """
+    check_length(config, config.data.seq_len)
+    return model_config(config, vocabulary.size)
+
+
+def make_task(
+    config: ConfigDict,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    train: Examples | None,
+    evaluated: Examples,
+    readings: list[Reading],
+    *,
+    score: Callable[[list[dict[str, np.ndarray]]], dict[str, float]],
+    baseline: Callable[[], dict[str, float]],
+    best_by: str,
+    write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]],
+    files: dict[str, bytes] | None = None,
+) -> Task:
+    """A task on examples in memory.
+
+    Args:
+      train: None for evaluation alone.
+      evaluated: labelled or not; every one of them once, in batches of `eval_batch_size`.
+      readings: of the files they come from.
+      score: outputs of all evaluation batches to metrics; {} where there are no labels.
+      baseline, best_by, write: see `Task`.
+      files: beside the vocabulary.
+    """
+    data = config.data
+    batching = Batching(data.batch_size, data.bucket, data.seq_len)
+    evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)
+    process = (jax.process_index(), jax.process_count())
+    batch_sizes: tuple[int, ...] = (data.eval_batch_size,)
+    if train is None:
+        schedule = Schedule(max(1, config.steps), 0, 1, 1, eval_first=False)
+        batches, work = _no_batches, _no_work
+    else:
+        plan = TrainPlan(train, batching, config.seed)
+        schedule = _schedule(config, plan.steps_per_epoch)
+        batches = partial(_batches, train, batching, plan, schedule.steps, process)
+        work = partial(_work, plan, objective.model.config, batching.batch_size, train.choices)
+        batch_sizes = (data.batch_size, *batch_sizes)
+    return Task(
+        objective=objective,
+        schedule=schedule,
+        batch_sizes=batch_sizes,
+        train_batches=batches,
+        eval_batches=partial(eval_batches, evaluated, evaluation, process),
+        work=work,
+        synthetic_batch=lambda: next(batches(0)),
+        score=lambda means, outputs: {**means, **score(outputs)},
+        baseline=baseline,
+        best_by=best_by,
+        write=write,
+        fresh=NEW_LAYER,
+        files={**vocabulary_files(vocabulary), **(files or {})},
+        report={"files": [vars(reading) for reading in readings]},
+        notes=tuple(reading.summary() for reading in readings),
+        data_hash=evaluated.fingerprint() if train is None else train.fingerprint(),
+    )
+
+
+def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Objective], choices: int = 1) -> Task:
+    """A task without data, to describe or time a model: every row is full."""
+    if not config.model.hidden_size:
+        raise UsageError("the config has no model size; give one, such as --config FILE:size=base")
+    model = model_config(config, config.model.vocab_size or _DEFAULT_VOCAB_SIZE)
+    objective = objective_of(model)
+    rows, length = config.data.batch_size, config.data.seq_len
+
+    def work(step: int) -> Work:
+        tokens = step * rows * choices * length
+        return Work(step * rows, tokens, tokens * flops_per_token(model, length))
+
+    def batch() -> NumpyBatch:
+        shape = (rows, choices, length) if choices > 1 else (rows, length)
+        ids = np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)
+        zeros = np.zeros(rows, np.int32)
+        return {
+            "input_ids": ids,
+            "input_mask": np.ones_like(ids),
+            "segment_ids": np.zeros_like(ids),
+            "labels": zeros,
+            "start_positions": zeros,
+            "end_positions": zeros,
+            "token_labels": np.zeros_like(ids),
+            "example": zeros,
+            "weights": np.ones(rows, np.float32),
+        }
+
+    return Task(
+        objective=objective,
+        schedule=Schedule(max(1, config.steps), 0, 1, 1, eval_first=False),
+        batch_sizes=(rows,),
+        train_batches=_no_batches,
+        eval_batches=partial(_no_batches, 0),
+        work=work,
+        synthetic_batch=batch,
+    )
+
+
+def _batches(
+    train: Examples, batching: Batching, plan: TrainPlan, steps: int, process: tuple[int, int], start_step: int
+) -> Any:
+    return train_batches(train, batching, plan, steps, start_step, process)
+
+
+def _no_batches(start_step: int) -> Any:
+    raise UsageError("this task was built for evaluation; it has no training data")
+
+
+def _no_work(step: int) -> Work:
+    return Work(0, 0, 0.0)
+
+
+def _schedule(config: ConfigDict, steps_per_epoch: int) -> Schedule:
+    steps = config.steps or config.epochs * steps_per_epoch
+    warmup = config.optimizer.warmup_steps
+    return Schedule(
+        steps=steps,
+        # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
+        warmup_steps=steps // 10 if warmup < 0 else warmup,
+        eval_every=config.eval_every or steps_per_epoch,
+        checkpoint_every=config.checkpoint_every or steps_per_epoch,
+        eval_first=False,
+    )
+
+
+def _work(plan: TrainPlan, model: ModelConfig, batch_size: int, choices: int, step: int) -> Work:
+    tokens, flops = 0, 0.0
+    for length, steps in plan.row_lengths(step).items():
+        here = steps * batch_size * choices * length
+        tokens += here
+        flops += here * flops_per_token(model, length)
+    return Work(step * batch_size, tokens, flops)
+
+
+def abstract_row() -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the smallest batch a fine-tuning model takes."""
+    return {name: jax.ShapeDtypeStruct((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+
+
+def apply(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+    """The model's logits; with dropout where there is a key."""
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    return model.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
+
+
+def classes_objective(model: nn.Module) -> Objective:
+    """One of several classes, or choices, for each example: batches have `labels` int32 [B], -1 where unknown."""
+    return Objective(model, ("cross_entropy", "accuracy"), ("cross_entropy",), _labelled, _classify, abstract_row)
+
+
+def regression_objective(model: nn.Module) -> Objective:
+    """A number for each example: batches have `labels` float32 [B], NaN where unknown."""
+    return Objective(model, ("squared_error",), ("squared_error",), _valued, _regress, abstract_row)
+
+
+def _known(batch: Batch) -> jax.Array:
+    labels = batch["labels"]
+    known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
+    return batch["weights"] * known
+
+
+def _labelled(batch: Batch) -> dict[str, jax.Array]:
+    return {"cross_entropy": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
+
+
+def _valued(batch: Batch) -> dict[str, jax.Array]:
+    return {"squared_error": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
+
+
+def _classify(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+    logits, weights = apply(model, params, batch, dropout_key), _known(batch)
+    labels = jnp.maximum(batch["labels"], 0)
+    losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    correct = jnp.argmax(logits, axis=-1) == labels
+    weight = jnp.sum(weights)
+    sums = {
+        "cross_entropy": jnp.stack([jnp.sum(losses * weights), weight]),
+        "accuracy": jnp.stack([jnp.sum(correct * weights), weight]),
+    }
+    return sums, {"example": batch["example"], "logits": logits}
+
+
+def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+    values, weights = apply(model, params, batch, dropout_key)[:, 0], _known(batch)
+    errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
+    sums = {"squared_error": jnp.stack([jnp.sum(errors * weights), jnp.sum(weights)])}
+    return sums, {"example": batch["example"], "logits": values}

@@ -1,0 +1,216 @@
+"""The nine GLUE tasks and its diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.examples import Examples, in_input_order, joined
+from bertjax.data.files import replacing
+from bertjax.data.labelled_text import encode_rows
+from bertjax.data.tables import Reading, read_table
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.metrics import classification as metrics
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import SequenceModel
+from bertjax.tasks import finetuning
+from bertjax.tasks.task import Objective, Task
+
+check = finetuning.check
+
+
+@dataclasses.dataclass(frozen=True)
+class GlueTask:
+    """What GLUE says of one task.
+
+    Attributes:
+      folder: of its files in GLUE's archive.
+      texts: columns of the one sentence or the two.
+      label: column of the label.
+      labels: classes, the index is the id; () is regression.
+      metrics: of `bertjax.metrics.classification`; the first one selects on dev.
+      evaluated: suffix of the metrics to the name of its dev and test files, where that is not `dev` and `test`.
+      submission: suffix to the file that the GLUE server takes.
+      header: of train and dev files that have none.
+    """
+
+    folder: str
+    texts: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    submission: dict[str, str]
+    evaluated: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
+    header: tuple[str, ...] = ()
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_PAIR = ("sentence1", "sentence2")
+_DIAGNOSTIC = "diagnostic"
+_AX = "_ax"
+_NLI = ("contradiction", "entailment", "neutral")
+TASKS = {
+    "cola": GlueTask(
+        "CoLA",
+        ("sentence",),
+        "label",
+        ("0", "1"),
+        ("matthews", "accuracy"),
+        {"": "CoLA.tsv"},
+        header=("source", "label", "star", "sentence"),
+    ),
+    "sst2": GlueTask("SST-2", ("sentence",), "label", ("0", "1"), ("accuracy",), {"": "SST-2.tsv"}),
+    "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", ("0", "1"), ("f1", "accuracy"), {"": "MRPC.tsv"}),
+    "stsb": GlueTask("STS-B", _PAIR, "score", (), ("spearman", "pearson"), {"": "STS-B.tsv"}),
+    "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", ("0", "1"), ("f1", "accuracy"), {"": "QQP.tsv"}),
+    "mnli": GlueTask(
+        "MNLI",
+        _PAIR,
+        "gold_label",
+        _NLI,
+        ("accuracy",),
+        {"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"},
+        evaluated={"": "_matched", "_mismatched": "_mismatched"},
+    ),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), {"": "QNLI.tsv"}),
+    "rte": GlueTask("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",), {"": "RTE.tsv"}),
+    "wnli": GlueTask("WNLI", _PAIR, "label", ("0", "1"), ("accuracy",), {"": "WNLI.tsv"}),
+    # Has no training or dev set: predicted by a model of MNLI.
+    "ax": GlueTask(_DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), {"": "AX.tsv"}),
+}
+# STS-B's scores run from 0 to 5, and the server takes nothing beyond.
+_SCORE_RANGE = (0.0, 5.0)
+
+
+def build(config: ConfigDict, train: bool = True) -> Task:
+    """The task of a config, on the files in its folder; without one, a task that has synthetic batches only.
+
+    Raises:
+      UsageError: no such task, no files, or files that are not the task's.
+    """
+    name = config.data.task
+    if name not in TASKS:
+        raise UsageError(f"config.data.task is {name!r}; known: {', '.join(TASKS)}")
+    glue = TASKS[name]
+    if not config.data.path:
+        if train:
+            raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
+        return finetuning.synthetic_task(config, functools.partial(objective, glue))
+    vocabulary = finetuning.vocabulary_of(config)
+    model = finetuning.model_of(config, vocabulary)
+    readings: list[Reading] = []
+    encode = functools.partial(_read, config, Tokenizer(vocabulary), readings)
+    if train and name == "ax":
+        raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
+    data, split = config.data, config.data.eval_split
+    sets = {suffix: encode(glue, f"{split}{middle}") for suffix, middle in glue.evaluated.items()}
+    if name == "mnli" and split == "test" and _file(Path(data.path).expanduser(), TASKS["ax"], split):
+        sets[_AX] = encode(TASKS["ax"], split)
+    return finetuning.make_task(
+        config,
+        objective(glue, model),
+        vocabulary,
+        encode(glue, "train") if train else None,
+        joined(list(sets.values())),
+        readings,
+        score=functools.partial(_score, glue, sets),
+        baseline=functools.partial(_baseline, glue, sets),
+        best_by=glue.metrics[0],
+        write=functools.partial(_write, glue, sets),
+    )
+
+
+def objective(glue: GlueTask, model: ModelConfig) -> Objective:
+    """Cross-entropy over the task's classes, or squared error where its labels are numbers."""
+    if glue.labels:
+        return finetuning.classes_objective(SequenceModel(model, len(glue.labels)))
+    return finetuning.regression_objective(SequenceModel(model, 1))
+
+
+def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Examples:
+    folder = Path(config.data.path).expanduser()
+    path = _file(folder, glue, split)
+    if path is None:
+        name = _name(glue, split)
+        raise UsageError(f"there is no {folder / glue.folder / name} and no {folder / name}")
+    labelled = not split.startswith("test") and glue.folder != _DIAGNOSTIC
+    columns = (*glue.texts, glue.label) if labelled else glue.texts
+    reading = Reading(str(path))
+    readings.append(reading)
+    rows = read_table(path, columns, reading, header=glue.header if labelled and glue.header else True)
+    label = glue.label if labelled else None
+    return encode_rows(rows, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
+
+
+def _name(glue: GlueTask, split: str) -> str:
+    return f"{_DIAGNOSTIC if glue.folder == _DIAGNOSTIC else split}.tsv"
+
+
+def _file(folder: Path, glue: GlueTask, split: str) -> Path | None:
+    """GLUE's file of a split, in the archive's folder or in the task's own; None where it is in neither."""
+    name = _name(glue, split)
+    # The diagnostic set is in a folder AX or diagnostic, depending on the archive.
+    folders = [folder / glue.folder, *([folder / "AX"] if glue.folder == _DIAGNOSTIC else []), folder]
+    return next((place / name for place in folders if (place / name).is_file()), None)
+
+
+def _parts(sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Logits of each evaluation set, in input order."""
+    logits = np.array(in_input_order(outputs, sum(map(len, sets.values())))["logits"])
+    cuts = np.cumsum([len(examples) for examples in sets.values()])[:-1]
+    return dict(zip(sets, np.split(logits, cuts), strict=True))
+
+
+def _score(glue: GlueTask, sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    return _measured(glue, sets, {suffix: _predictions(glue, part) for suffix, part in _parts(sets, outputs).items()})
+
+
+def _measured(glue: GlueTask, sets: dict[str, Examples], predictions: dict[str, np.ndarray]) -> dict[str, float]:
+    found = {}
+    for suffix, predicted in predictions.items():
+        labels = sets[suffix].rows["labels"]
+        if glue.labels and (labels < 0).any() or not glue.labels and np.isnan(labels).any():
+            continue
+        found |= {f"{name}{suffix}": getattr(metrics, name)(predicted, labels) for name in glue.metrics}
+    return found
+
+
+def _predictions(glue: GlueTask, logits: np.ndarray) -> np.ndarray:
+    return logits.argmax(axis=-1) if glue.labels else np.clip(logits, *_SCORE_RANGE)
+
+
+def _baseline(glue: GlueTask, sets: dict[str, Examples]) -> dict[str, float]:
+    """The most frequent label of the evaluated set, or its mean, for every example."""
+    guesses = {}
+    for suffix, examples in sets.items():
+        labels = examples.rows["labels"]
+        if glue.labels and (labels < 0).all():
+            return {}
+        guess = np.bincount(labels[labels >= 0]).argmax() if glue.labels else np.mean(labels)
+        guesses[suffix] = np.full(len(labels), guess)
+    return _measured(glue, sets, guesses)
+
+
+def _write(glue: GlueTask, sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+    written = []
+    for suffix, logits in _parts(sets, outputs).items():
+        path = folder / {**glue.submission, _AX: "AX.tsv"}[suffix]
+        predicted = _predictions(glue, logits)
+        shown = [glue.labels[index] for index in predicted] if glue.labels else [f"{value:.3f}" for value in predicted]
+        write_submission(path, shown)
+        written.append(path)
+    return written
+
+
+def write_submission(path: Path, predictions: Sequence[str]) -> None:
+    """A file as the GLUE server takes it: `index` and `prediction`, with a header, whole or not at all."""
+    lines = "".join(f"{index}\t{value}\n" for index, value in enumerate(predictions))
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_text("index\tprediction\n" + lines)
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error

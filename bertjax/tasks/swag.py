@@ -1,0 +1,116 @@
+"""SWAG: which of four endings goes on a sentence (section 4.4 of the paper)."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.examples import Examples, encode_pair, in_input_order, make_examples
+from bertjax.data.files import replacing
+from bertjax.data.tables import Reading, read_table
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.metrics.classification import accuracy
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import SequenceModel
+from bertjax.tasks import finetuning
+from bertjax.tasks.task import Objective, Task
+
+CHOICES = 4
+_ENDINGS = tuple(f"ending{index}" for index in range(CHOICES))
+_FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
+
+check = finetuning.check
+
+
+def build(config: ConfigDict, train: bool = True) -> Task:
+    """The task of a config, on the files in its folder; without one, a task that has synthetic batches only.
+
+    Raises:
+      UsageError: no files, or files that are not SWAG's.
+    """
+    if not config.data.path:
+        if train:
+            raise UsageError("give SWAG's files: --config.data.path=DIR, which holds train.csv and val.csv")
+        return finetuning.synthetic_task(config, objective, CHOICES)
+    vocabulary = finetuning.vocabulary_of(config)
+    model = finetuning.model_of(config, vocabulary)
+    tokenizer = Tokenizer(vocabulary)
+    readings: list[Reading] = []
+    encode = functools.partial(_read, config, tokenizer, readings)
+    trained = encode("train") if train else None
+    examples = encode(config.data.eval_split)
+    return finetuning.make_task(
+        config,
+        objective(model),
+        vocabulary,
+        trained,
+        examples,
+        readings,
+        score=lambda outputs: _accuracy(examples, _predictions(examples, outputs)),
+        baseline=lambda: _accuracy(examples, np.full(len(examples), _most_frequent(examples))),
+        best_by="accuracy",
+        write=functools.partial(_write, examples),
+    )
+
+
+def objective(model: ModelConfig) -> Objective:
+    """Cross-entropy over the choices, each scored by one vector against its pooled first token."""
+    return finetuning.classes_objective(SequenceModel(model, 1))
+
+
+def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:
+    path = Path(config.data.path).expanduser() / _FILES[split]
+    reading = Reading(str(path))
+    readings.append(reading)
+    labelled = split != "test"
+    columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
+    vocabulary, seq_len = tokenizer.vocabulary, config.data.seq_len
+    sequences, labels = [], []
+    for row in read_table(path, columns, reading, form="csv"):
+        context = tokenizer.encode(row.fields["sent1"])
+        start = row.fields["sent2"]
+        # The ending goes on the second sentence, so both are the second segment.
+        endings = [tokenizer.encode(f"{start} {row.fields[ending]}") for ending in _ENDINGS]
+        if not context or not all(row.fields[ending].strip() for ending in _ENDINGS):
+            reading.note("with an empty text", row.line)
+        if len(context) + max(map(len, endings)) + 3 > seq_len:
+            reading.note(f"cut to {seq_len} tokens", row.line)
+        sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
+        labels.append(_label(row.fields["label"], str(path), row.line) if labelled else -1)
+    reading.used = len(labels)
+    if not labels:
+        raise UsageError(f"{path} has no rows that can be used")
+    return make_examples(sequences, {"labels": np.array(labels, np.int32)}, CHOICES)
+
+
+def _label(value: str, file: str, line: int) -> int:
+    if value not in {str(index) for index in range(CHOICES)}:
+        raise UsageError(f"{file} line {line}: label is {value!r}; known labels: 0, 1, 2, 3")
+    return int(value)
+
+
+def _predictions(examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+    return np.array(in_input_order(outputs, len(examples))["logits"]).argmax(axis=-1)
+
+
+def _most_frequent(examples: Examples) -> int:
+    labels = examples.rows["labels"]
+    return int(np.bincount(labels[labels >= 0], minlength=1).argmax())
+
+
+def _accuracy(examples: Examples, predictions: np.ndarray) -> dict[str, float]:
+    labels = examples.rows["labels"]
+    return {} if (labels < 0).any() else {"accuracy": accuracy(predictions, labels)}
+
+
+def _write(examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+    """The leaderboard's form: `pred`, a header, then a choice a line, in the order of the file."""
+    path = folder / "predictions.csv"
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_text("pred\n" + "".join(f"{choice}\n" for choice in _predictions(examples, outputs)))
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+    return [path]

@@ -1,0 +1,145 @@
+"""A user's own sentences or pairs of them, with a class or a number each, from TSV, CSV or JSON Lines."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.examples import Examples, in_input_order
+from bertjax.data.files import replacing
+from bertjax.data.labelled_text import encode_rows
+from bertjax.data.tables import FORMATS, Reading, read_table
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.metrics import classification as metrics
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import SequenceModel
+from bertjax.tasks import finetuning
+from bertjax.tasks.task import Objective, Task
+
+KINDS = ("classes", "number")
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values no run can start with.
+
+    Raises:
+      UsageError: names the field and its value.
+    """
+    finetuning.check(config)
+    if config.data.kind not in KINDS:
+        raise UsageError(f"config.data.kind is {config.data.kind!r}; known: {', '.join(KINDS)}")
+
+
+def build(config: ConfigDict, train: bool = True) -> Task:
+    """The task of a config, on the files it names; without any, a task that has synthetic batches only.
+
+    Raises:
+      UsageError: no files, or files without the columns that are named.
+    """
+    data = config.data
+    if not data.train_file:
+        if train:
+            raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
+        return finetuning.synthetic_task(config, functools.partial(objective, labels=("0", "1")))
+    vocabulary = finetuning.vocabulary_of(config)
+    model = finetuning.model_of(config, vocabulary)
+    readings: list[Reading] = []
+    labels: Sequence[str] = ()
+    if data.kind == "classes":
+        labels = finetuning.saved_labels(config) or _labels(data)
+    read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
+    trained = read(data.train_file, True) if train else None
+    examples = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
+    return finetuning.make_task(
+        config,
+        objective(model, labels),
+        vocabulary,
+        trained,
+        examples,
+        readings,
+        score=lambda outputs: _measured(labels, examples, _values(labels, examples, outputs)),
+        baseline=lambda: _baseline(labels, examples),
+        best_by="accuracy" if labels else "pearson",
+        write=functools.partial(_write, labels, examples),
+        files=finetuning.labels_file(labels) if labels else {},
+    )
+
+
+def objective(model: ModelConfig, labels: Sequence[str]) -> Objective:
+    """Cross-entropy over the classes, or squared error where there are none."""
+    if labels:
+        return finetuning.classes_objective(SequenceModel(model, len(labels)))
+    return finetuning.regression_objective(SequenceModel(model, 1))
+
+
+def _rows(data: ConfigDict, file: str, columns: Sequence[str], reading: Reading):
+    path = Path(data.path).expanduser() / file
+    form = path.suffix.removeprefix(".").lower()
+    if form not in FORMATS:
+        raise UsageError(f"{path} ends with none of {', '.join(f'.{known}' for known in FORMATS)}")
+    return read_table(path, columns, reading, form=form)
+
+
+def _labels(data: ConfigDict) -> list[str]:
+    labels = sorted({row.fields[data.label] for row in _rows(data, data.train_file, [data.label], Reading(""))})
+    if len(labels) < 2:
+        raise UsageError(f"the column {data.label!r} of {data.train_file} has {len(labels)} different labels, not two")
+    return labels
+
+
+def _read(
+    data: ConfigDict, tokenizer: Tokenizer, labels: Sequence[str], readings: list[Reading], file: str, labelled: bool
+) -> Examples:
+    if not file:
+        raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
+    texts = [data.text, *([data.second_text] if data.second_text else [])]
+    reading = Reading(str(Path(data.path).expanduser() / file))
+    readings.append(reading)
+    label = data.label if labelled else None
+    rows = _rows(data, file, [*texts, *([label] if label else [])], reading)
+    return encode_rows(rows, texts, label, labels, tokenizer, data.seq_len, reading)
+
+
+def _values(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+    logits = np.array(in_input_order(outputs, len(examples))["logits"])
+    return logits.argmax(axis=-1) if labels else logits
+
+
+def _measured(labels: Sequence[str], examples: Examples, values: np.ndarray) -> dict[str, float]:
+    wanted = examples.rows["labels"]
+    if labels:
+        return (
+            {}
+            if (wanted < 0).any()
+            else {
+                "accuracy": metrics.accuracy(values, wanted),
+                "macro_f1": float(np.mean([metrics.f1(values == c, wanted == c) for c in range(len(labels))])),
+                "matthews": metrics.matthews(values, wanted),
+            }
+        )
+    if np.isnan(wanted).any():
+        return {}
+    return {"pearson": metrics.pearson(values, wanted), "spearman": metrics.spearman(values, wanted)}
+
+
+def _baseline(labels: Sequence[str], examples: Examples) -> dict[str, float]:
+    """The most frequent class, or the mean, for every example."""
+    wanted = examples.rows["labels"]
+    guess = np.bincount(np.maximum(wanted, 0)).argmax() if labels else np.mean(wanted)
+    return _measured(labels, examples, np.full(len(wanted), guess))
+
+
+def _write(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+    """`prediction`, a line for each row that was used, in the order of the file."""
+    path = folder / "predictions.tsv"
+    values = _values(labels, examples, outputs)
+    shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_text("prediction\n" + "".join(f"{value}\n" for value in shown), encoding="utf-8")
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+    return [path]

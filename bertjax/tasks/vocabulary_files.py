@@ -1,0 +1,51 @@
+"""The vocabulary beside a run's checkpoints, so that they can be used without the data they were made of."""
+
+import json
+from pathlib import Path
+
+from etils import epath
+
+from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
+from bertjax.errors import UsageError
+
+ENTRY = "vocabulary.json"
+
+
+def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
+    """Name to content of what a workdir keeps: the vocabulary's own file, and how it is to be read."""
+    entry = {"file": vocabulary.path.name, "lower_case": vocabulary.lower_case, "sha256": vocabulary.sha256}
+    return {
+        vocabulary.path.name: vocabulary.path.read_bytes(),
+        ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode(),
+    }
+
+
+def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
+    """The vocabulary that a run keeps beside its checkpoints.
+
+    Raises:
+      UsageError: there is none.
+    """
+    if not (workdir / ENTRY).exists():
+        raise UsageError(f"{workdir} has no {ENTRY}; give the workdir of a run, or a step inside it")
+    return open_vocabulary(workdir / ENTRY)
+
+
+def open_vocabulary(path: str | Path) -> Vocabulary:
+    """A `vocab.txt`, a SentencePiece `.model`, or the `vocabulary.json` of a workdir.
+
+    Raises:
+      UsageError: it is none of them.
+    """
+    path = Path(path)
+    if path.name != ENTRY:
+        return load_vocabulary(path)
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = load_vocabulary(path.parent / entry["file"], entry["lower_case"])
+        expected = entry["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"cannot read {path} ({error}), which tells the vocabulary") from error
+    if vocabulary.sha256 != expected:
+        raise UsageError(f"{vocabulary.path} is not the vocabulary the run was trained with; bring that file back")
+    return vocabulary

@@ -1,0 +1,47 @@
+"""Fine-tuning on SQuAD 1.1 or 2.0, as in sections 4.2 and 4.3 of the paper.
+
+    bertjax train --config experiments/squad.py:version=1.1,path=squad --init_from runs/base --workdir runs/squad
+    bertjax predict --checkpoint runs/squad --split dev --output runs/squad/predictions
+
+`path` is the folder with train-v1.1.json and dev-v1.1.json, or those of 2.0. SQuAD 1.1: batch 32, 5e-5, 3 epochs; 2.0:
+batch 48, 5e-5, 2 epochs, and the threshold for no answer that is best on dev. Windows of 384 tokens, one every 128.
+
+Hardware and time: to be measured with a pre-trained checkpoint; the table in the README has what was.
+Expected: dev EM / F1 of BERT BASE on 1.1: 80.8 / 88.5; LARGE 84.1 / 90.9, on 2.0 78.7 / 81.9 (Tables 2 and 3).
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.config import parse_arguments
+from bertjax.fields import finetuning_config
+
+
+def get_config(arguments: str | None = None) -> ConfigDict:
+    """The config for `version=1.1,path=DIR,size=SIZE,quick=false`."""
+    given = parse_arguments(arguments, version="1.1", path="", size="", quick=False)
+    config = finetuning_config("squad", given.size)
+    second = given.version == "2.0"
+    config.epochs = 2 if second else 3
+    config.data.path = given.path
+    config.data.version = given.version
+    config.data.train_file = ""  # "": train-v1.1*.json in data.path, or its 2.0
+    config.data.eval_file = ""
+    config.data.train_share = 1.0  # of the training questions
+    config.data.seq_len = 384
+    config.data.batch_size = 48 if second else 32
+    config.data.doc_stride = 128
+    config.data.max_query_len = 64
+    config.data.n_best = 20
+    config.data.max_answer_len = 30
+    # SQuAD 2.0: no answer where its odds are above the threshold, which is chosen on dev unless it is given.
+    config.data.choose_null_threshold = True
+    config.data.null_threshold = 0.0
+    if given.quick:
+        config.steps = 4
+        config.log_every = 2
+        config.data.batch_size = 8
+        config.data.seq_len = 64
+        config.data.max_query_len = 16
+        config.data.doc_stride = 32
+        config.model.dtype = "float32"
+    return config

@@ -1,0 +1,33 @@
+"""Fine-tuning on SWAG, as in section 4.4 of the paper.
+
+    bertjax train --config experiments/swag.py:path=swag --init_from runs/base --workdir runs/swag
+    bertjax predict --checkpoint runs/swag --output runs/swag/predictions
+
+`path` is the folder with train.csv, val.csv and test.csv. Batch 16, 2e-5, 3 epochs; a row is scored with each of its
+four endings.
+
+Hardware and time: not measured; the data was not at hand.
+Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test (Table 4).
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.config import parse_arguments
+from bertjax.fields import finetuning_config
+
+
+def get_config(arguments: str | None = None) -> ConfigDict:
+    """The config for `path=DIR,size=SIZE,quick=false`."""
+    given = parse_arguments(arguments, path="", size="", quick=False)
+    config = finetuning_config("swag", given.size)
+    config.data.path = given.path
+    config.data.batch_size = 16
+    config.data.eval_batch_size = 16
+    config.optimizer.learning_rate = 2e-5
+    if given.quick:
+        config.steps = 4
+        config.log_every = 2
+        config.data.batch_size = 8
+        config.data.seq_len = 32
+        config.model.dtype = "float32"
+    return config

@@ -1,0 +1,38 @@
+"""Fine-tuning on your own sentences, or pairs of them, with a class or a number each.
+
+    bertjax train --config experiments/text.py:train=train.csv,dev=dev.csv --init_from runs/base --workdir runs/topic
+    bertjax predict --checkpoint runs/topic --config.data.test_file=new.jsonl --output runs/topic/predictions
+
+Files end with .tsv (quotes are text), .csv or .jsonl, and name their columns: `text`, `second` for a pair, `label`.
+`kind=number` is a regression. Rows that are not used are counted and printed with file and line.
+
+Hardware and time: whatever the data is; `bertjax bench step` with the same config gives the tokens/s of this machine.
+Expected: the table at the end has the most frequent class beside the result.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.config import parse_arguments
+from bertjax.fields import finetuning_config
+
+
+def get_config(arguments: str | None = None) -> ConfigDict:
+    """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes,size=SIZE,quick=false`."""
+    given = parse_arguments(
+        arguments, train="", dev="", text="text", second="", label="label", kind="classes", size="", quick=False
+    )
+    config = finetuning_config("text", given.size)
+    config.data.train_file = given.train
+    config.data.dev_file = given.dev
+    config.data.test_file = ""
+    config.data.text = given.text
+    config.data.second_text = given.second
+    config.data.label = given.label
+    config.data.kind = given.kind
+    if given.quick:
+        config.steps = 4
+        config.log_every = 2
+        config.data.batch_size = 8
+        config.data.seq_len = 32
+        config.model.dtype = "float32"
+    return config

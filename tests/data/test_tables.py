@@ -1,0 +1,67 @@
+"""Rows of user's files: odd ones are counted with their line or refused with it, never dropped in silence."""
+
+import pytest
+
+from bertjax.data.tables import Reading, read_table
+from bertjax.errors import UsageError
+
+
+def rows(tmp_path, content: bytes, columns=("text", "label"), **options):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    reading = Reading(str(path))
+    return [(row.line, *row.fields.values()) for row in read_table(path, columns, reading, **options)], reading
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_taken_off(tmp_path):
+    found, reading = rows(tmp_path, b"\xef\xbb\xbftext\tlabel\r\na b\t1\r\nc\t0\r\n")
+    assert found == [(2, "a b", "1"), (3, "c", "0")]
+    assert reading.read == 2 and not reading.skipped
+
+
+def test_a_quote_is_text_in_tsv(tmp_path):
+    found, _ = rows(tmp_path, b'text\tlabel\n"He said\t1\n"x" y"\t0\n')
+    assert found == [(2, '"He said', "1"), (3, '"x" y"', "0")]
+
+
+def test_short_rows_are_counted_with_the_first_line(tmp_path):
+    found, reading = rows(tmp_path, b"id\ttext\tlabel\n1\ta\t1\n2\tb\n3\n4\td\t0\n")
+    assert [row[0] for row in found] == [2, 5]
+    assert reading.skipped == {"with too few fields": {"rows": 2, "first": "line 3"}}
+    assert "4 rows read" in reading.summary() and "line 3" in reading.summary()
+
+
+def test_odd_characters_end_no_line(tmp_path):
+    found, _ = rows(tmp_path, "text\tlabel\na\u2028b\x85c\x0bd\t1\n".encode())
+    assert found == [(2, "a\u2028b\x85c\x0bd", "1")]
+
+
+def test_bytes_that_are_not_utf8_are_noted(tmp_path):
+    found, reading = rows(tmp_path, b"text\tlabel\ncaf\xe9\t1\n")
+    assert found == [(2, "caf\ufffd", "1")]
+    assert reading.noted["with bytes that are not UTF-8"]["first"] == "line 2"
+
+
+def test_csv_has_quotes_line_breaks_and_commas_in_fields(tmp_path):
+    found, _ = rows(tmp_path, b'text,label\n"a, ""b""\nc",1\nd,0\n', form="csv")
+    assert found == [(2, 'a, "b"\nc', "1"), (4, "d", "0")]
+
+
+def test_a_quote_that_never_closes_is_an_error_with_its_line(tmp_path):
+    with pytest.raises(UsageError, match="line 3: a quote opens here and never closes"):
+        rows(tmp_path, b'text,label\na,1\n"b,0\nc,1\n', form="csv")
+
+
+def test_json_lines(tmp_path):
+    found, reading = rows(tmp_path, b'{"text": "a", "label": 1}\n\n{"text": "b"}\n', form="jsonl")
+    assert found == [(1, "a", "1")]
+    assert reading.skipped["with too few fields"]["first"] == "line 3"
+    with pytest.raises(UsageError, match="line 1 is not JSON"):
+        rows(tmp_path, b"text\n", form="jsonl")
+
+
+def test_a_missing_file_or_column_is_named_with_the_columns_there_are(tmp_path):
+    with pytest.raises(UsageError, match="no column 'label'; its columns are text, x"):
+        rows(tmp_path, b"text\tx\na\t1\n")
+    with pytest.raises(UsageError, match="cannot read .*none.tsv"):
+        list(read_table(tmp_path / "none.tsv", ("text",), Reading("")))

@@ -1,0 +1,110 @@
+"""Small files in the forms of the data sets, whose labels a model can learn."""
+
+import json
+import random
+from pathlib import Path
+
+WORDS = ("ba", "ke", "lo", "mi", "na", "ro")
+
+
+def sentence(rng: random.Random, first: str = "") -> str:
+    return " ".join([*([first] if first else []), *rng.choices(WORDS, k=rng.randint(1, 6))])
+
+
+def write_tsv(path: Path, header: list[str], rows: list[list[str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in ([header] if header else []) + rows))
+
+
+def glue_files(folder: Path, seed: int = 0) -> Path:
+    """CoLA (no header), RTE (named labels), STS-B (numbers) and MNLI (two dev and test sets)."""
+    rng = random.Random(seed)
+
+    def cola(count):
+        rows = []
+        for index in range(count):
+            label = index % 2
+            rows.append(["x", str(label), "*", sentence(rng, "zu" if label else "pa")])
+        return rows
+
+    write_tsv(folder / "CoLA/train.tsv", [], cola(64))
+    write_tsv(folder / "CoLA/dev.tsv", [], cola(21))
+    write_tsv(folder / "CoLA/test.tsv", ["index", "sentence"], [[str(i), sentence(rng)] for i in range(9)])
+    for split, count in (("train", 32), ("dev", 13), ("test", 7)):
+        labels = [["entailment"], ["not_entailment"]] if split != "test" else [[], []]
+        rows = [[str(i), sentence(rng), sentence(rng), *labels[i % 2]] for i in range(count)]
+        write_tsv(folder / f"RTE/{split}.tsv", ["index", "sentence1", "sentence2", *["label"][: len(labels[0])]], rows)
+        score = [] if split == "test" else ["score"]
+        rows = [
+            [str(i), sentence(rng), sentence(rng), *[f"{rng.uniform(0, 5):.2f}"][: len(score)]] for i in range(count)
+        ]
+        write_tsv(folder / f"STS-B/{split}.tsv", ["index", "sentence1", "sentence2", *score], rows)
+    names = ("contradiction", "entailment", "neutral")
+    for split in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
+        labelled = not split.startswith("test")
+        count = 11 if "mis" in split else 8
+        rows = [[str(i), sentence(rng), sentence(rng), *([names[i % 3]] if labelled else [])] for i in range(count)]
+        header = ["index", "sentence1", "sentence2", *(["gold_label"] if labelled else [])]
+        write_tsv(folder / f"MNLI/{split}.tsv", header, rows)
+    write_tsv(
+        folder / "AX/diagnostic.tsv",
+        ["index", "sentence1", "sentence2"],
+        [[str(i), sentence(rng), sentence(rng)] for i in range(6)],
+    )
+    return folder
+
+
+def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
+    """The answer to each question is the word after the one that is asked for."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 24), ("dev", 10)):
+        paragraphs = []
+        for index in range(count):
+            words = [f"{a}{b}" for a in WORDS for b in "xyz"]
+            rng.shuffle(words)
+            context = " ".join(words)
+            place = rng.randrange(len(words) - 1)
+            qa = {"id": f"{split}{index}", "question": f"after {words[place]}?", "answers": []}
+            if version == "2.0" and index % 3 == 0:
+                qa |= {"question": "after qq?", "is_impossible": True}
+            else:
+                answer = words[place + 1]
+                qa["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
+            paragraphs.append({"context": context, "qas": [qa]})
+        content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
+    return folder
+
+
+def conll_files(folder: Path, seed: int = 0) -> Path:
+    """Words on z are persons."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, documents in (("eng.train", 6), ("eng.testa", 3), ("eng.testb", 2)):
+        text = ""
+        for _ in range(documents):
+            text += "-DOCSTART- -X- O O\n\n"
+            for _ in range(4):
+                for _ in range(rng.randint(1, 6)):
+                    person = rng.random() < 0.3
+                    text += f"{'za' if person else rng.choice(WORDS)} X Y {'I-PER' if person else 'O'}\n"
+                text += "\n"
+        (folder / name).write_text(text)
+    return folder
+
+
+def swag_files(folder: Path, seed: int = 0) -> Path:
+    """The right ending begins with zu."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    header = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+    for name, count in (("train.csv", 24), ("val.csv", 9), ("test.csv", 5)):
+        lines = [header if name != "test.csv" else header.removesuffix(",label")]
+        for index in range(count):
+            label = rng.randrange(4)
+            endings = [sentence(rng, "zu" if choice == label else "pa") for choice in range(4)]
+            fields = [str(index), "v", "f", "s", f'"{sentence(rng)}, and"', sentence(rng), "gold", *endings]
+            lines.append(",".join([*fields, *([str(label)] if name != "test.csv" else [])]))
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder

@@ -1,0 +1,322 @@
+"""Every fine-tuning task from its files to results and official predictions, on a model of one layer."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from finetuning_data import conll_files, glue_files, squad_files, swag_files
+
+from bertjax import cli
+from bertjax.errors import UsageError
+from bertjax.training.checkpoint import find_checkpoint, score_of
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+MODEL = {
+    "model.hidden_dropout": 0.0,
+    "model.attention_dropout": 0.0,
+    "optimizer.learning_rate": 3e-3,
+    # So narrow a model starts too close to zero with 0.02.
+    "model.initializer_range": 0.2,
+    "mesh.data": 1,
+    "mesh.fsdp": 8,
+}
+
+
+def overrides(letters: Path | None, **fields) -> list[str]:
+    given = {**MODEL, **{name.replace("__", "."): value for name, value in fields.items()}}
+    if letters:
+        given["data.vocabulary"] = letters
+    return [f"--config.{name}={value}" for name, value in given.items()]
+
+
+def train(experiment: str, workdir: Path, letters: Path, *arguments: str, **fields) -> dict:
+    cli.main(
+        [
+            "train",
+            f"--config={EXPERIMENTS}/{experiment},size=L1_H16,quick=true",
+            f"--workdir={workdir}",
+            *overrides(letters, **fields),
+            *arguments,
+        ]
+    )
+    return json.loads((workdir / "results.json").read_text())
+
+
+def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path]:
+    capfd.readouterr()
+    cli.main(["predict", f"--checkpoint={checkpoint}", f"--output={output}", *arguments])
+    return [Path(line) for line in capfd.readouterr().out.split()]
+
+
+def refused(capfd, *arguments: str) -> str:
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main(list(arguments))
+    assert end.value.code == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("bertjax: ")
+    return error
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> Path:
+    return glue_files(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture(scope="module")
+def cola(glue, letters, tmp_path_factory) -> Path:
+    """The workdir of a finished run that has learnt its task; tests must not change it."""
+    workdir = tmp_path_factory.mktemp("cola") / "run"
+    train(f"glue.py:task=cola,path={glue}", workdir, letters, steps=0, epochs=10)
+    return workdir
+
+
+def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
+    lines = [json.loads(line) for line in (cola / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line for line in lines if "eval_matthews" in line]
+    assert [line["step"] for line in evaluated] == list(range(8, 88, 8))
+    assert max(line["eval_matthews"] for line in evaluated) > 0.9
+    results = json.loads((cola / "results.json").read_text())
+    assert results["matthews"] == max(line["eval_matthews"] for line in evaluated)
+    assert results["baseline"] == {"matthews": 0.0, "accuracy": pytest.approx(11 / 21)}
+    assert [(file["read"], file["used"]) for file in results["files"]] == [(21, 21), (64, 64)]
+    assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last_and_is_the_one_that_is_used(cola, capfd):
+    results = json.loads((cola / "results.json").read_text())
+    kept = {int(child.name) for child in (cola / "checkpoints").iterdir()}
+    assert {results["step"], 80} == kept
+    best = find_checkpoint(cola)
+    assert str(best) == results["checkpoint"] and score_of(best) == results["matthews"]
+    capfd.readouterr()
+    cli.main(["evaluate", f"--checkpoint={cola}"])
+    assert json.loads(capfd.readouterr().out)["matthews"] == pytest.approx(results["matthews"])
+
+
+def test_padding_to_the_maximum_gives_the_same_metrics(cola, capfd):
+    found = []
+    for bucket in (32, 0):
+        capfd.readouterr()
+        cli.main(
+            ["evaluate", f"--checkpoint={cola}", f"--config.data.bucket={bucket}", "--config.data.eval_batch_size=8"]
+        )
+        found.append(json.loads(capfd.readouterr().out))
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert value == pytest.approx(found[1][name], rel=1e-6), name
+
+
+def test_predictions_are_glue_s_file_in_input_order(cola, capfd, tmp_path):
+    (path,) = predict(capfd, cola, tmp_path, "--split=dev")
+    assert path.name == "CoLA.tsv"
+    rows = list(csv.reader(path.open(), delimiter="\t"))
+    assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == [str(i) for i in range(21)]
+    accuracy = np.mean([row[1] == str(index % 2) for index, row in enumerate(rows[1:])])
+    assert accuracy == pytest.approx(json.loads((cola / "results.json").read_text())["accuracy"])
+    (test,) = predict(capfd, cola, tmp_path)
+    assert len(test.read_text().splitlines()) == 10
+
+
+def test_a_run_from_a_checkpoint_takes_all_but_the_output_layer_and_says_so(cola, glue, letters, tmp_path, capfd):
+    # The head of one task is not that of another, even where the shapes agree.
+    capfd.readouterr()
+    cli.main(
+        [
+            "train",
+            f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
+            f"--workdir={tmp_path / 'rte'}",
+            f"--init_from={cola}",
+            *overrides(None, steps=1),
+        ]
+    )
+    error = capfd.readouterr().err
+    assert "encoder (" in error and "pooler (2 arrays)" in error
+    assert "new, with random values: classifier/bias, classifier/kernel" in error
+    # The vocabulary came along.
+    assert (tmp_path / "rte" / "vocab.txt").read_text() == letters.read_text()
+
+
+def test_a_head_that_was_never_trained_is_refused(corpus, glue, tmp_path, capfd):
+    pretrained = tmp_path / "pretrained"
+    tiny = f"{EXPERIMENTS}/pretrain.py:size=L1_H16,quick=true,corpus={corpus},seq_len=16"
+    cli.main(["train", f"--config={tiny}", f"--workdir={pretrained}", "--config.steps=1"])
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+    for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
+        error = refused(
+            capfd, command[0], config, f"--checkpoint={pretrained}", *command[1:], "--config.data.seq_len=16"
+        )
+        assert "has no parameters classifier/bias, classifier/kernel" in error
+
+
+def test_regression(glue, letters, tmp_path, capfd):
+    results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
+    assert {"pearson", "spearman", "squared_error"} <= results.keys()
+    (path,) = predict(capfd, tmp_path / "run", tmp_path)
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in path.read_text().splitlines()[1:])
+
+
+def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
+    results = train(f"glue.py:task=mnli,path={glue}", tmp_path / "run", letters)
+    assert {"accuracy", "accuracy_mismatched"} <= results.keys()
+    paths = predict(capfd, tmp_path / "run", tmp_path / "out")
+    assert {path.name: len(path.read_text().splitlines()) for path in paths} == {
+        "MNLI-m.tsv": 9,
+        "MNLI-mm.tsv": 12,
+        "AX.tsv": 7,
+    }
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_squad(version, letters, tmp_path, capfd):
+    files = squad_files(tmp_path / "squad", version)
+    results = train(f"squad.py:version={version},path={files}", tmp_path / "run", letters)
+    assert {"exact_match", "f1"} <= results.keys()
+    paths = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    predictions = json.loads(paths[0].read_text())
+    data = json.loads((files / f"dev-v{version}.json").read_text())["data"][0]["paragraphs"]
+    assert list(predictions) == [paragraph["qas"][0]["id"] for paragraph in data]
+    for paragraph in data:
+        assert predictions[paragraph["qas"][0]["id"]] in paragraph["context"]
+    nbest = json.loads((tmp_path / "out" / "nbest_predictions.json").read_text())
+    for candidates in nbest.values():
+        assert math.isclose(sum(candidate["probability"] for candidate in candidates), 1.0)
+        scores = [candidate["score"] for candidate in candidates]
+        assert scores == sorted(scores, reverse=True)
+    if version == "2.0":
+        odds = json.loads((tmp_path / "out" / "null_odds.json").read_text())
+        threshold = results["null_threshold"]
+        assert all((predictions[name] == "") == (odds[name] > threshold) for name in odds)
+
+
+@pytest.mark.parametrize("context", ["document", "sentence"])
+def test_ner(context, letters, tmp_path, capfd):
+    files = conll_files(tmp_path / "conll")
+    workdir = tmp_path / "run"
+    results = train(f"ner.py:path={files},context={context}", workdir, letters, steps=60, eval_every=60)
+    assert results["f1"] > 90
+    (path,) = predict(capfd, workdir, tmp_path / "out")
+    columns = [line.split() for line in path.read_text().splitlines() if line]
+    wanted = [line.split() for line in (files / "eng.testb").read_text().splitlines() if line and "-DOC" not in line]
+    assert [row[:2] for row in columns] == [[row[0], row[3]] for row in wanted]
+    assert np.mean([row[1] == row[2] for row in columns]) > 0.9
+    # The tags are the run's own: without the training file a checkpoint still predicts.
+    (files / "eng.train").unlink()
+    assert predict(capfd, workdir, tmp_path / "out") == [path]
+
+
+def test_swag(letters, tmp_path, capfd):
+    files = swag_files(tmp_path / "swag")
+    results = train(f"swag.py:path={files}", tmp_path / "run", letters, data__eval_batch_size=8)
+    assert 0 <= results["accuracy"] <= 1
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    lines = path.read_text().split()
+    assert lines[0] == "pred" and len(lines) == 6 and set(lines[1:]) <= set("0123")
+
+
+def test_own_files_in_any_form(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,topic\n" + '"zu, ba",good\npa ke,bad\n' * 8)
+    (tmp_path / "dev.jsonl").write_text('{"text": "zu lo", "topic": "good"}\n{"text": "pa", "topic": "bad"}\n')
+    (tmp_path / "new.tsv").write_text("text\nzu\n\nna\n")
+    config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/dev.jsonl,label=topic"
+    results = train(config, tmp_path / "run", letters)
+    assert {"accuracy", "macro_f1", "matthews"} <= results.keys()
+    (tmp_path / "train.csv").unlink()
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/new.tsv")
+    lines = path.read_text().split()
+    assert lines[0] == "prediction" and len(lines) == 3 and set(lines[1:]) <= {"good", "bad"}
+
+
+def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):
+    command = [
+        "sweep",
+        f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
+        f"--workdir={tmp_path}",
+        f"--init_from={cola}",
+        "--seeds=2",
+        *[item for item in overrides(None, steps=2) if "learning_rate" not in item],
+    ]
+    from bertjax.training import loop
+
+    calls = []
+    whole = loop.train
+
+    def failing(config, task, path, init_from):
+        calls.append(path)
+        if len(calls) == 3:
+            raise UsageError("no more of this")
+        return whole(config, task, path, init_from)
+
+    monkeypatch.setattr(loop, "train", failing)
+    cli.main(command)
+    first = json.loads((tmp_path / "sweep.json").read_text())
+    assert len(calls) == 8 and sum("error" in trial for trial in first["trials"]) == 1
+    assert {row["trials"] + row["failed"] for row in first["settings"]} == {2}
+    kept = [path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists()]
+    assert len(kept) == 1
+    capfd.readouterr()
+    cli.main(command)
+    assert len(calls) == 9  # the failed one alone
+    second = json.loads((tmp_path / "sweep.json").read_text())
+    assert not any("error" in trial for trial in second["trials"])
+    best = max(second["trials"], key=lambda trial: trial["score"])
+    assert second["best"]["score"] == best["score"]
+    assert "accuracy on dev" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "spoil, says",
+    [
+        (lambda path: path.write_text(path.read_text().replace("not_entailment", "no", 1)), "line 3: label is 'no'"),
+        (lambda path: path.write_text("index\tsentence1\n0\ta\n"), "no column 'sentence2'"),
+        (lambda path: path.write_text("index\tsentence1\tsentence2\tlabel\n"), "no rows that can be used"),
+        (lambda path: path.unlink(), "there is no"),
+    ],
+)
+def test_files_of_another_form_are_refused_in_a_line(spoil, says, letters, tmp_path, capfd):
+    files = glue_files(tmp_path / "glue")
+    spoil(files / "RTE" / "dev.tsv")
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={files},size=L1_H16,quick=true"
+    arguments = ["train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters)]
+    assert says in refused(capfd, *arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--config.data.task=snli"], "config.data.task is 'snli'; known: cola"),
+        (["--config.data.path="], "give GLUE's files"),
+        (["--config.epochs=0", "--config.steps=0"], "config.epochs is 0"),
+        (["--config.data.batch_size=0"], "data.batch_size is 0"),
+        (["--config.data.task=ax"], "ax has no training set"),
+        (["--config.data.seq_len=600"], "do not fit config.model.max_positions=512"),
+    ],
+)
+def test_wrong_use_is_refused_in_a_line(arguments, says, glue, letters, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
+    given = [
+        item
+        for item in overrides(letters)
+        if not any(item.startswith(argument.partition("=")[0] + "=") for argument in arguments)
+    ]
+    assert says in refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *given, *arguments)
+
+
+def test_neither_size_nor_checkpoint_is_refused(glue, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue}"
+    assert "fine-tuning starts from a checkpoint" in refused(capfd, "train", config, f"--workdir={tmp_path}")
+
+
+@pytest.mark.parametrize("experiment", ["glue", "squad", "ner", "swag", "text"])
+def test_a_model_is_described_and_timed_without_data(experiment, capfd):
+    config = f"--config={EXPERIMENTS}/{experiment}.py:size=L1_H16,quick=true"
+    cli.main(["describe", config])
+    assert "classifier/" in capfd.readouterr().out
+    cli.main(["bench", "step", config, "--steps=1", *overrides(None)])
+    assert json.loads(capfd.readouterr().out)["tokens_per_second"] > 0
+    assert jax.device_count() == 8
