@@ -211,6 +211,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--split", default="test", help="test (the default) or dev")
 
     sub = command(
+        "submission",
+        submission,
+        "Packs GLUE predictions into the archive that its server takes.",
+        "bertjax submission --predictions runs/submission --output runs/submission.zip",
+    )
+    sub.add_argument("--predictions", required=True, metavar="DIR", help="what predict wrote, all tasks together")
+    sub.add_argument("--output", required=True, metavar="FILE", help="the archive")
+    sub.add_argument("--own_wnli", action="store_true", help="take the folder's WNLI.tsv, not the majority class")
+
+    sub = command(
         "fill",
         fill,
         "Fills each [MASK] of a text with the most probable pieces.",
@@ -377,6 +387,14 @@ def predict(args: argparse.Namespace) -> None:
         config, task = _saved_config_and_task(checkpoint, args.overrides, split=args.split)
     for path in write_predictions(config, task, checkpoint, args.output):
         print(path)
+
+
+def submission(args: argparse.Namespace) -> None:
+    from bertjax.tasks.glue_submission import collect
+
+    for problem in collect(Path(args.predictions), Path(args.output), not args.own_wnli):
+        print(f"incomplete: {problem}", file=sys.stderr)
+    print(args.output)
 
 
 def fill(args: argparse.Namespace) -> None:

@@ -4,9 +4,10 @@
     bertjax sweep --config experiments/glue.py:task=mrpc,path=glue_data --init_from runs/base --workdir runs/mrpc_sweep
     bertjax predict --checkpoint runs/mrpc --output runs/submission
 
-Tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli ax. `path` is the folder of GLUE's own files. Batch 32, 3 epochs, one
-of the paper's learning rates; the sweep takes the best on dev of all four, as the paper does (`grid=a3`: of section
-A.3's grid). `size` and `--config.data.vocabulary` start from random parameters instead of a checkpoint.
+Tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli ax. `path` is the folder of GLUE's own files; or `tfds:glue`, or
+`tfds:DIR:glue` with the data in DIR. Batch 32, 3 epochs, one of the paper's learning rates; the sweep takes the best on
+dev of all four, as the paper does (`grid=a3`: of section A.3's grid). `size` and `--config.data.vocabulary` start from
+random parameters instead of a checkpoint.
 
 Hardware and time: to be measured with a pre-trained checkpoint; the table in the README has what was.
 Expected: BERT BASE on dev (Table 5 and 6 of the paper): MRPC 86.7 accuracy, SST-2 92.7, QNLI 88.4, MNLI-m 84.4.

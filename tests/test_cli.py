@@ -104,6 +104,7 @@ def test_an_unknown_flag_is_wrong_use(capfd, words, tmp_path):
         "sweep": ["--config", TINY, "--workdir", tmp_path / "run"],
         "evaluate": ["--config", TINY, "--checkpoint", tmp_path],
         "predict": ["--config", f"{GLUE}:size=L1_H16", "--checkpoint", tmp_path, "--output", tmp_path / "run"],
+        "submission": ["--predictions", tmp_path, "--output", tmp_path / "run"],
         "fill": ["--checkpoint", tmp_path, "a [MASK]"],
     }
     (tmp_path / "params").mkdir()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, in_input_order, joined
 from bertjax.data.files import replacing
 from bertjax.data.labelled_text import encode_rows
-from bertjax.data.tables import Reading, read_table
+from bertjax.data.tables import Reading, Row, read_table
+from bertjax.data.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.model.config import ModelConfig
@@ -48,6 +49,7 @@ class GlueTask:
     header: tuple[str, ...] = ()
 
 
+_NUMBERED = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 _DIAGNOSTIC = "diagnostic"
@@ -58,15 +60,15 @@ TASKS = {
         "CoLA",
         ("sentence",),
         "label",
-        ("0", "1"),
+        _NUMBERED,
         ("matthews", "accuracy"),
         {"": "CoLA.tsv"},
         header=("source", "label", "star", "sentence"),
     ),
-    "sst2": GlueTask("SST-2", ("sentence",), "label", ("0", "1"), ("accuracy",), {"": "SST-2.tsv"}),
-    "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", ("0", "1"), ("f1", "accuracy"), {"": "MRPC.tsv"}),
+    "sst2": GlueTask("SST-2", ("sentence",), "label", _NUMBERED, ("accuracy",), {"": "SST-2.tsv"}),
+    "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _NUMBERED, ("f1", "accuracy"), {"": "MRPC.tsv"}),
     "stsb": GlueTask("STS-B", _PAIR, "score", (), ("spearman", "pearson"), {"": "STS-B.tsv"}),
-    "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", ("0", "1"), ("f1", "accuracy"), {"": "QQP.tsv"}),
+    "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", _NUMBERED, ("f1", "accuracy"), {"": "QQP.tsv"}),
     "mnli": GlueTask(
         "MNLI",
         _PAIR,
@@ -78,9 +80,14 @@ TASKS = {
     ),
     "qnli": GlueTask("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), {"": "QNLI.tsv"}),
     "rte": GlueTask("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",), {"": "RTE.tsv"}),
-    "wnli": GlueTask("WNLI", _PAIR, "label", ("0", "1"), ("accuracy",), {"": "WNLI.tsv"}),
+    "wnli": GlueTask("WNLI", _PAIR, "label", _NUMBERED, ("accuracy",), {"": "WNLI.tsv"}),
     # Has no training or dev set: predicted by a model of MNLI.
     "ax": GlueTask(_DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), {"": "AX.tsv"}),
+}
+_TFDS_TEXTS = {
+    "mrpc": ("sentence1", "sentence2"),
+    "mnli": ("premise", "hypothesis"),
+    "ax": ("premise", "hypothesis"),
 }
 # STS-B's scores run from 0 to 5, and the server takes nothing beyond.
 _SCORE_RANGE = (0.0, 5.0)
@@ -108,7 +115,8 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
     data, split = config.data, config.data.eval_split
     sets = {suffix: encode(glue, f"{split}{middle}") for suffix, middle in glue.evaluated.items()}
-    if name == "mnli" and split == "test" and _file(Path(data.path).expanduser(), TASKS["ax"], split):
+    in_tfds = data.path.startswith(PREFIX)
+    if name == "mnli" and split == "test" and (in_tfds or _file(Path(data.path).expanduser(), TASKS["ax"], split)):
         sets[_AX] = encode(TASKS["ax"], split)
     return finetuning.make_task(
         config,
@@ -132,18 +140,37 @@ def objective(glue: GlueTask, model: ModelConfig) -> Objective:
 
 
 def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Examples:
-    folder = Path(config.data.path).expanduser()
+    labelled = not split.startswith("test") and glue.folder != _DIAGNOSTIC
+    label = glue.label if labelled else None
+    if config.data.path.startswith(PREFIX):
+        reading, rows = _tfds_rows(config.data.path.removeprefix(PREFIX), glue, split, labelled)
+    else:
+        reading, rows = _file_rows(Path(config.data.path).expanduser(), glue, split, labelled)
+    readings.append(reading)
+    return encode_rows(rows, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
+
+
+def _file_rows(folder: Path, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
     path = _file(folder, glue, split)
     if path is None:
         name = _name(glue, split)
         raise UsageError(f"there is no {folder / glue.folder / name} and no {folder / name}")
-    labelled = not split.startswith("test") and glue.folder != _DIAGNOSTIC
     columns = (*glue.texts, glue.label) if labelled else glue.texts
     reading = Reading(str(path))
-    readings.append(reading)
-    rows = read_table(path, columns, reading, header=glue.header if labelled and glue.header else True)
-    label = glue.label if labelled else None
-    return encode_rows(rows, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
+    return reading, read_table(path, columns, reading, header=glue.header if labelled and glue.header else True)
+
+
+def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
+    """TFDS names MNLI's texts otherwise, its splits `validation`, and its classes where GLUE numbers them."""
+    task = next(key for key, value in TASKS.items() if value is glue)
+    features = _TFDS_TEXTS.get(task, glue.texts)
+    columns = dict(zip(glue.texts, features, strict=True)) | ({glue.label: "label"} if labelled else {})
+    split = "test" if glue.folder == _DIAGNOSTIC else split.replace("dev", "validation")
+    directory, colon, dataset = name.rpartition(":")
+    dataset = dataset if "/" in dataset else f"{dataset}/{task}"
+    reading = Reading(f"tfds:{dataset}:{split}")
+    named = bool(glue.labels) and glue.labels != _NUMBERED
+    return reading, read_tfds(f"{directory}{colon}{dataset}", split, columns, reading, named_labels=named)
 
 
 def _name(glue: GlueTask, split: str) -> str:

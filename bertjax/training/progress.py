@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from ml_collections import ConfigDict
 from bertjax.planning.flops import peak_flops_per_second
 from bertjax.report.curves import draw_curves
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import saved_fingerprint
+from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.workdir import write_atomically
 from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_lines, rounded, say
@@ -130,7 +129,7 @@ class Progress:
             "seed": self._config.seed,
             **values,
             "baseline": baseline,
-            "checkpoint": os.fspath(checkpoint),
+            "checkpoint": f"{CHECKPOINTS}/{checkpoint.name}",
             "parameters_fingerprint": saved_fingerprint(checkpoint),
             "data_sha256": self._task.data_hash,
             **self._task.report,

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import zipfile
 from pathlib import Path
 
 import jax
@@ -92,7 +93,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last_and_is_the_one_that_is_used
     kept = {int(child.name) for child in (cola / "checkpoints").iterdir()}
     assert {results["step"], 80} == kept
     best = find_checkpoint(cola)
-    assert str(best) == results["checkpoint"] and score_of(best) == results["matthews"]
+    assert best == cola.resolve() / results["checkpoint"] and score_of(best) == results["matthews"]
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={cola}"])
     assert json.loads(capfd.readouterr().out)["matthews"] == pytest.approx(results["matthews"])
@@ -120,6 +121,22 @@ def test_predictions_are_glue_s_file_in_input_order(cola, capfd, tmp_path):
     assert accuracy == pytest.approx(json.loads((cola / "results.json").read_text())["accuracy"])
     (test,) = predict(capfd, cola, tmp_path)
     assert len(test.read_text().splitlines()) == 10
+
+
+def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capfd, tmp_path):
+    predict(capfd, cola, tmp_path / "predictions")
+    archives = []
+    for arguments in ([], ["--own_wnli"]):
+        output = tmp_path / f"{len(arguments)}.zip"
+        cli.main(["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments])
+        archives.append(zipfile.ZipFile(output))
+        said = capfd.readouterr().err
+        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows, GLUE's test set has 1,063" in said
+        assert ("WNLI.tsv is missing" in said) == bool(arguments)
+    assert sorted(archives[0].namelist()) == ["CoLA.tsv", "WNLI.tsv"]
+    assert archives[1].namelist() == ["CoLA.tsv"]
+    wnli = archives[0].read("WNLI.tsv").decode().split("\n")
+    assert wnli[0] == "index\tprediction" and wnli[1:-1] == [f"{index}\t0" for index in range(146)]
 
 
 def test_a_run_from_a_checkpoint_takes_all_but_the_output_layer_and_says_so(cola, glue, letters, tmp_path, capfd):
@@ -151,6 +168,47 @@ def test_a_head_that_was_never_trained_is_refused(corpus, glue, tmp_path, capfd)
             capfd, command[0], config, f"--checkpoint={pretrained}", *command[1:], "--config.data.seq_len=16"
         )
         assert "has no parameters classifier/bias, classifier/kernel" in error
+
+
+def test_the_same_rows_from_tfds(letters, tmp_path):
+    import tensorflow_datasets as tfds
+
+    from bertjax.config import load_config
+    from bertjax.tasks import glue
+
+    files = glue_files(tmp_path / "glue")
+    rows = [line.split("\t") for line in (files / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
+    features = {
+        "sentence1": tfds.features.Text(),
+        "sentence2": tfds.features.Text(),
+        "label": tfds.features.ClassLabel(names=["entailment", "not_entailment"]),
+        "idx": tfds.features.Scalar("int32"),
+    }
+    examples = [{"idx": int(i), "sentence1": a, "sentence2": b, "label": label} for i, a, b, label in rows]
+    dataset = tfds.dataset_builders.store_as_tfds_dataset(
+        name="glue",
+        version="2.0.0",
+        config="rte",
+        data_dir=tmp_path / "tfds",
+        split_datasets={"validation": examples},
+        features=tfds.features.FeaturesDict(features),
+    )
+    assert dataset.info.splits["validation"].num_examples == len(rows)
+    found = []
+    for path in (files, f"tfds:{tmp_path / 'tfds'}:glue"):
+        config = load_config(
+            f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
+        )
+        found.append(list(glue.build(config, train=False).eval_batches()))
+    texts = [
+        sorted(
+            (row[mask > 0].tolist(), int(label))
+            for batch in batches
+            for row, mask, label in zip(batch["input_ids"], batch["input_mask"], batch["labels"], strict=True)
+        )
+        for batches in found
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_regression(glue, letters, tmp_path, capfd):

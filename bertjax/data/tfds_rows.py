@@ -1,0 +1,64 @@
+"""Rows of a TensorFlow Datasets split, in the form `tables.read_table` gives. TensorFlow is imported only here."""
+
+from collections.abc import Iterator, Mapping
+
+from bertjax.data.tables import Reading, Row
+from bertjax.errors import BertjaxError, UsageError
+
+PREFIX = "tfds:"
+
+
+def read_tfds(
+    name: str, split: str, columns: Mapping[str, str], reading: Reading, *, named_labels: bool = True
+) -> Iterator[Row]:
+    """The rows of a split in the order stored; the dataset is downloaded where it is not there.
+
+    Args:
+      name: such as `glue/mrpc`, perhaps with a data directory before it: `DIR:glue/mrpc`.
+      split: of the dataset.
+      columns: column of a row to feature of the dataset.
+      reading: counts `read`.
+      named_labels: classes by name, or by number.
+
+    Raises:
+      UsageError: no such dataset, split or feature.
+      BertjaxError: the dataset cannot be had or read.
+    """
+    directory, _, dataset = name.rpartition(":")
+    try:
+        import tensorflow_datasets as tfds
+
+        builder = tfds.builder(dataset, data_dir=directory or None)
+    except ImportError as error:
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {_line(error)}; install it") from error
+    except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
+        raise UsageError(f"tfds has no dataset {dataset!r}: {_line(error)}") from error
+    features = builder.info.features
+    missing = [feature for feature in columns.values() if feature not in features]
+    if missing:
+        raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; it has {', '.join(features)}")
+    try:
+        if not builder.is_prepared():
+            builder.download_and_prepare()
+        for line, example in enumerate(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)), 1):
+            reading.read += 1
+            fields = {}
+            for column, feature in columns.items():
+                value = example[feature]
+                if isinstance(value, bytes):
+                    fields[column] = value.decode("utf-8", "replace")
+                elif named_labels and hasattr(features[feature], "int2str") and value >= 0:
+                    fields[column] = features[feature].int2str(int(value))
+                else:
+                    fields[column] = str(value)
+            yield Row(line, fields)
+    except (BertjaxError, GeneratorExit):
+        raise
+    except ValueError as error:
+        raise UsageError(f"cannot read split {split!r} of tfds dataset {dataset!r}: {_line(error)}") from error
+    except Exception as error:
+        raise BertjaxError(f"cannot read tfds dataset {dataset!r}, split {split!r}: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

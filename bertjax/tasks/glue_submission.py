@@ -1,0 +1,69 @@
+"""The archive that the GLUE server takes: one file of predictions a task."""
+
+import io
+import zipfile
+from pathlib import Path
+
+from bertjax.data.files import replacing
+from bertjax.errors import BertjaxError, UsageError
+
+# Every file of a submission, and the rows of its test set.
+TEST_ROWS = {
+    "CoLA.tsv": 1063,
+    "SST-2.tsv": 1821,
+    "MRPC.tsv": 1725,
+    "STS-B.tsv": 1379,
+    "QQP.tsv": 390_965,
+    "MNLI-m.tsv": 9796,
+    "MNLI-mm.tsv": 9847,
+    "QNLI.tsv": 5463,
+    "RTE.tsv": 3000,
+    "WNLI.tsv": 146,
+    "AX.tsv": 1104,
+}
+_WNLI = "WNLI.tsv"
+_WNLI_MAJORITY = "0"
+# So that equal predictions give equal archives.
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def collect(folder: Path, output: Path, wnli_by_majority: bool = True) -> list[str]:
+    """Packs the prediction files of a folder.
+
+    Args:
+      folder: what `bertjax predict` wrote for each task.
+      output: the archive, replaced where it is there.
+      wnli_by_majority: WNLI's majority class for every example, as in the paper, whatever the folder has.
+
+    Returns:
+      What is wrong with the submission, a line each: files that are missing, or have another number of rows than GLUE's
+      test set. The server takes whole submissions only.
+
+    Raises:
+      UsageError: there is no prediction file in the folder.
+      BertjaxError: the archive cannot be written.
+    """
+    found = {name: folder / name for name in TEST_ROWS if (folder / name).is_file()}
+    contents = {name: path.read_text(encoding="utf-8") for name, path in found.items()}
+    if not contents:
+        raise UsageError(
+            f"{folder} has none of {', '.join(TEST_ROWS)}; `bertjax predict --output {folder}` writes them"
+        )
+    if wnli_by_majority:
+        rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(TEST_ROWS[_WNLI]))
+        contents[_WNLI] = "index\tprediction\n" + rows
+    problems = [f"{name} is missing" for name in TEST_ROWS if name not in contents]
+    for name, content in contents.items():
+        rows = len(content.splitlines()) - 1
+        if rows != TEST_ROWS[name]:
+            problems.append(f"{name} has {rows:,} rows, GLUE's test set has {TEST_ROWS[name]:,}")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(contents):
+            archive.writestr(zipfile.ZipInfo(name, _DATE), contents[name], zipfile.ZIP_DEFLATED)
+    try:
+        with replacing(output) as unfinished:
+            unfinished.write_bytes(packed.getvalue())
+    except OSError as error:
+        raise BertjaxError(f"cannot write {output}: {error.strerror or error}") from error
+    return problems
