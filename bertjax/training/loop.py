@@ -95,13 +95,15 @@ def _run(
     )()
 
     def evaluate_now(step: int) -> None:
+        # Steps that are still under way belong to training, not to the evaluation.
+        jax.block_until_ready(state.step)
         start = time.monotonic()
         with progress.paused():
             values = evaluate(task, mesh, state.params)
             progress.evaluated(step, values, time.monotonic() - start)
 
     def save_now() -> None:
-        _refuse_bad_step(state, checkpoints)
+        _refuse_bad_step(state, checkpoints)  # which waits for the steps under way
         with progress.paused():
             checkpoints.save(state, progress.score_at(step))
 

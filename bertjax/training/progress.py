@@ -45,12 +45,14 @@ class Progress:
         self._rate = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
         self._peak, source = peak_flops_per_second(jax.devices())
         say(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
+        self._compilation = _Compilation()
         self._started = self._since = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
         self._tokens_per_second = self._flops_per_second = 0.0
 
     def close(self) -> None:
+        self._compilation.close()
         if self._writers:
             self._writers.close()
 
@@ -143,7 +145,9 @@ class Progress:
                 first = f"{before[name]:.4f}" if name in before else ""
                 guess = f"{baseline[name]:.4f}" if name in baseline else ""
                 say(f"{name:<18}{first:>10}{value:>10.4f}{guess:>12}")
-        say(f"done: {self._task.schedule.steps:,} steps; result of {checkpoint}")
+        seconds = time.monotonic() - self._started
+        compiling = f"{duration(seconds)}, {100 * self._compilation.seconds / seconds:.0f} % of it compiling"
+        say(f"done: {self._task.schedule.steps:,} steps in {compiling}; result of {checkpoint}")
         say(f"curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
 
     def _write(self, file: str, step: int, values: dict[str, Any]) -> None:
@@ -162,6 +166,21 @@ class Progress:
         """At the speed of now, counted in FLOPs, since a later step may be a larger one."""
         flops = self._task.work(self._task.schedule.steps).flops - self._task.work(step).flops
         return flops / self._flops_per_second if self._flops_per_second else 0.0
+
+
+class _Compilation:
+    """Seconds that XLA has compiled for since this was made."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.seconds += seconds
+
+    def close(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._heard)
 
 
 def _evaluation(line: dict[str, float]) -> dict[str, float]:
