@@ -182,7 +182,7 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
         "sentence1": tfds.features.Text(),
         "sentence2": tfds.features.Text(),
         "label": tfds.features.ClassLabel(names=["entailment", "not_entailment"]),
-        "idx": tfds.features.Scalar("int32"),
+        "idx": tfds.features.Scalar(np.int32),
     }
     examples = [{"idx": int(i), "sentence1": a, "sentence2": b, "label": label} for i, a, b, label in rows]
     dataset = tfds.dataset_builders.store_as_tfds_dataset(
@@ -190,7 +190,7 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
         version="2.0.0",
         config="rte",
         data_dir=tmp_path / "tfds",
-        split_datasets={"validation": examples},
+        split_datasets={"validation": list(enumerate(examples))},
         features=tfds.features.FeaturesDict(features),
     )
     assert dataset.info.splits["validation"].num_examples == len(rows)

@@ -1,0 +1,58 @@
+"""Labelled text that every machine has: paragraphs of docstrings, and the library each one is of.
+
+    python launch/docstring_labels.py OUTPUT_DIRECTORY
+
+Writes train.tsv and dev.tsv with the columns `text` and `label`, as many rows of each library. A module's paragraphs are
+all in one of the two files, and no paragraph is in both.
+"""
+
+import hashlib
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from bertjax.corpus import docstrings
+
+LIBRARIES = ("jax", "matplotlib", "numpy", "scipy", "tensorflow")
+TRAIN_ROWS, DEV_ROWS = 800, 160  # of each library
+_WORDS = range(8, 40)
+
+
+def library(module: str) -> str:
+    """The distribution's folder under site-packages."""
+    parts = Path(module).parts
+    return parts[parts.index("site-packages") + 1] if "site-packages" in parts else ""
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def main(output: Path) -> None:
+    names = sorted((name for name in docstrings.modules() if library(name) in LIBRARIES), key=digest)
+    rows: dict[str, dict[str, list[str]]] = {"train": {}, "dev": {}}
+    seen: set[str] = set()
+    for name in names:
+        # By name and not by place, so that the split is the same on every machine.
+        split = "dev" if int(digest(name[name.index("site-packages") :]), 16) % 5 == 0 else "train"
+        label = library(name)
+        for document in docstrings.documents([name], Counter()):
+            for paragraph in document.split("\n"):
+                # A library that is named is no riddle.
+                text = re.sub(r"(?i)\b(?:jax|jnp|matplotlib|mpl|numpy|np|scipy|tensorflow|tf)\b\.?", "", paragraph)
+                text = " ".join(text.split())
+                if len(text.split()) in _WORDS and text not in seen:
+                    seen.add(text)
+                    rows[split].setdefault(label, []).append(text)
+    output.mkdir(parents=True, exist_ok=True)
+    for split, wanted in (("train", TRAIN_ROWS), ("dev", DEV_ROWS)):
+        found = rows[split]
+        count = min([wanted, *(len(found.get(label, [])) for label in LIBRARIES)])
+        lines = [f"{text}\t{label}\n" for label in LIBRARIES for text in sorted(found[label], key=digest)[:count]]
+        (output / f"{split}.tsv").write_text("text\tlabel\n" + "".join(sorted(lines, key=digest)), encoding="utf-8")
+        print(f"{output / split}.tsv: {count} paragraphs of each of {', '.join(LIBRARIES)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
