@@ -2,8 +2,8 @@
 
     python launch/docstring_labels.py OUTPUT_DIRECTORY
 
-Writes train.tsv and dev.tsv with the columns `text` and `label`, as many rows of each library. A module's paragraphs are
-all in one of the two files, and no paragraph is in both.
+Writes train.tsv and dev.tsv with the columns `text` and `label`, as many rows of each library. A module's paragraphs
+are all in one of the two files, and no paragraph is in both.
 """
 
 import hashlib
