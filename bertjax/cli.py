@@ -283,18 +283,22 @@ def prepare(args: argparse.Namespace) -> None:
 
 def inspect(args: argparse.Namespace) -> None:
     from bertjax.corpus.store import open_corpus
-    from bertjax.data.inspect import format_example, write_batches
+    from bertjax.data.inspect import format_example, format_row, write_batches
+    from bertjax.tasks.vocabulary_files import open_vocabulary
 
-    config, task = _config_and_task(args)
+    config, task = _config_and_task(args, train=True)
     if args.steps < 1 or args.steps > task.schedule.steps:
         raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = _first_batches(task, args.steps)
-    vocabulary = open_corpus(config.data.corpus).vocabulary()
+    if "corpus" in config.data:
+        vocabulary, show = open_corpus(config.data.corpus).vocabulary(), format_example
+    else:
+        vocabulary, show = open_vocabulary(config.data.vocabulary), format_row
     for step, batch in enumerate(batches):
         for row in range(min(args.rows, len(batch["input_ids"]))):
-            print(f"step {step}, row {row}\n{format_example(batch, row, vocabulary)}\n")
+            print(f"step {step}, row {row}\n{show(batch, row, vocabulary)}\n")
     if args.npz:
         write_batches(batches, args.npz)
         print(f"wrote the batches of {args.steps} step(s) to {args.npz}")
@@ -369,8 +373,9 @@ def evaluate(args: argparse.Namespace) -> None:
         config, task = _config_and_task(args, start=checkpoint)
     else:
         config, task = _saved_config_and_task(checkpoint, args.overrides)
-    say(f"checkpoint {checkpoint}")
-    print(json.dumps(evaluate_checkpoint(config, task, checkpoint)))
+    values = evaluate_checkpoint(config, task, checkpoint)
+    say(f"of checkpoint {checkpoint}")
+    print(json.dumps(values))
 
 
 def predict(args: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -283,6 +284,40 @@ def test_fill_prints_the_best_pieces_of_each_mask(capfd, workdir):
         probabilities = [float(probability) for _, probability, _ in found]
         assert probabilities == sorted(probabilities, reverse=True)
         assert 0 < sum(probabilities) <= 100
+
+
+def test_fill_refuses_more_pieces_than_there_are(capfd, workdir):
+    error = refused(capfd, "fill", "--checkpoint", workdir, "--top", 100_000, "a [MASK]")
+    assert "--top is 100000; it must be between 1 and the vocabulary's" in error
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(capfd, corpus, workdir, tmp_path):
+    pieces = (corpus / "vocab.txt").read_text().split("\n")[:-1]
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:5], *reversed(pieces[5:])]) + "\n")
+    other = tmp_path / "corpus"
+    given = ["--input", f"text:{corpus.parent}/text.txt", "--vocab", tmp_path / "vocab.txt", "--heldout", 0.1]
+    printed(capfd, "prepare", *given, "--output", other)
+    config = ["--config", f"{TINY},corpus={other},seq_len=16"]
+    assert "another vocabulary" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
+    started = ["train", *config, "--workdir", tmp_path / "run", "--init_from", workdir]
+    assert "another vocabulary" in refused(capfd, *started)
+
+
+def test_sigterm_saves_and_exits_with_0_and_the_same_command_goes_on(corpus, tmp_path):
+    config = [f"--config={TINY},corpus={corpus},seq_len=16", "--config.steps=2000", "--config.eval_every=2000"]
+    command = [sys.executable, "-m", "bertjax", "train", *config, f"--workdir={tmp_path}"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = []
+    for line in run.stderr:
+        said.append(line)
+        if line.startswith("step 5/"):
+            run.send_signal(signal.SIGTERM)
+            break
+    out, rest = run.communicate(timeout=120)
+    assert run.returncode == 0, "".join(said) + rest
+    assert "asked to stop" in rest and "stopped by a signal at step" in rest and "saved" in rest
+    result = json.loads(out)
+    assert result["stopped"] and (tmp_path / "checkpoints" / str(result["step"])).is_dir()
 
 
 def test_fill_needs_a_mask_and_a_checkpoint(capfd, workdir, tmp_path):

@@ -44,15 +44,40 @@ def format_example(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabu
     lines = [head]
     for segment, name in enumerate("AB"):
         text = " ".join(shown[p] for p in range(length) if segment_ids[p] == segment)
-        lines += textwrap.wrap(
-            text,
-            _WIDTH,
-            initial_indent=f"{name}: ",
-            subsequent_indent="   ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += _wrapped(f"{name}: ", text)
     return "\n".join(lines)
+
+
+def format_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
+    """One example of a fine-tuning batch as text: its sequences by segment, then its labels.
+
+    Args:
+      batch: as `examples.assemble` makes them.
+      row: of the batch.
+      vocabulary: the tokenizer's.
+    """
+    ids, mask, segment_ids = (np.atleast_2d(batch[name][row]) for name in ("input_ids", "input_mask", "segment_ids"))
+    lines = []
+    for sequence, (tokens, inside, segments) in enumerate(zip(ids, mask > 0, segment_ids, strict=True)):
+        choice = f"choice {sequence}, " if len(ids) > 1 else ""
+        lines.append(f"{choice}{inside.sum()} tokens + {(~inside).sum()} padding")
+        for segment, name in enumerate("AB"):
+            pieces = [vocabulary.pieces[token] for token in tokens[inside & (segments == segment)]]
+            lines += _wrapped(f"{name}: ", " ".join(pieces))
+    told = {name: values for name, values in batch.items() if name not in ("input_ids", "input_mask", "segment_ids")}
+    lines += _wrapped("", "  ".join(f"{name} {np.array2string(values[row])}" for name, values in told.items()))
+    return "\n".join(lines)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent="   ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _shown(seen: int, original: int | None, vocabulary: Vocabulary) -> str:

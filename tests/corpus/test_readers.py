@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 from collections import Counter
 
 import pytest
@@ -173,6 +174,21 @@ def test_damaged_compression_is_one_error(tmp_path, name, damage):
 def test_specs_that_cannot_be(tmp_path, spec, says):
     with pytest.raises(UsageError, match=says):
         readers.expand([spec.format(tmp_path)])
+
+
+def test_what_cannot_be_read_to_an_end_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UsageError, match="pipe.txt is no file that can be read to an end"):
+        readers.expand([f"text:{tmp_path}"])
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/**/*.txt"])
+def test_a_file_is_read_once_however_many_links_lead_to_it(tmp_path, pattern):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    sources, repeated = readers.expand([f"text:{pattern.format(tmp_path)}"])
+    assert len(sources) == 1 and repeated >= 1
 
 
 def test_expansion(tmp_path):

@@ -1,5 +1,7 @@
 """Batches as text and as files."""
 
+import os
+
 import numpy as np
 import pytest
 from small_corpora import write_pieces
@@ -45,6 +47,13 @@ def test_npz_stacks_the_batches_of_a_phase(tmp_path):
         assert set(arrays) == {"input_ids", "labels"}
         assert arrays["input_ids"].shape == (3, 2, 4)
         np.testing.assert_array_equal(arrays["labels"], [[0, 0], [1, 0], [2, 0]])
+
+
+def test_npz_replaces_files_and_nothing_else(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is there and is not a file"):
+        write_batches([{"input_ids": np.zeros((2, 3))}], tmp_path / "pipe")
+    assert not (tmp_path / "pipe").is_file()
 
 
 def test_npz_keeps_phases_apart(tmp_path):

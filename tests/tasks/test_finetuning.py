@@ -365,6 +365,16 @@ def test_wrong_use_is_refused_in_a_line(arguments, says, glue, letters, tmp_path
     assert says in refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *given, *arguments)
 
 
+@pytest.mark.parametrize("task, shown", [("cola", "A: [CLS] "), ("rte", "B: ")])
+def test_examples_are_shown_as_the_model_sees_them(task, shown, glue, letters, capfd):
+    capfd.readouterr()
+    config = f"--config={EXPERIMENTS}/glue.py:task={task},path={glue},size=L1_H16,quick=true"
+    cli.main(["inspect", config, "--rows=2", *overrides(letters)])
+    text = capfd.readouterr().out
+    assert text.count("step 0, row") == 2 and shown in text and "padding" in text
+    assert "labels " in text and "[SEP]" in text and "weights 1." in text
+
+
 def test_neither_size_nor_checkpoint_is_refused(glue, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue}"
     assert "fine-tuning starts from a checkpoint" in refused(capfd, "train", config, f"--workdir={tmp_path}")

@@ -1,5 +1,7 @@
 """Checkpoints: what is saved comes back on any mesh, and damage is found, named and passed over."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -97,8 +99,17 @@ def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path):
     saved(tmp_path)
     for step in (1, 2, 3):
         truncate(tmp_path / "checkpoints" / str(step))
-    with pytest.raises(BertjaxError, match="all checkpoints"):
-        restored(tmp_path)
+    # The second time too, as after a restart by a supervisor.
+    for _ in range(2):
+        with pytest.raises(BertjaxError, match="all checkpoints"):
+            restored(tmp_path)
+
+
+def test_a_newest_checkpoint_without_parameters_is_named_and_no_older_one_taken(tmp_path):
+    saved(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "3" / "params")
+    with pytest.raises(BertjaxError, match=r"checkpoints/3 is damaged"):
+        find_checkpoint(tmp_path)
 
 
 def test_the_fingerprint_sees_a_bit_and_an_exchange():
