@@ -50,6 +50,8 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     """
     mesh = make_mesh(MeshConfig(**config.mesh))
     check_batches(task, mesh, config.accumulate)
+    if init_from:
+        check_vocabulary(task, find_checkpoint(init_from))
     optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
@@ -70,7 +72,6 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
         else:
             state = init_state(task.objective, optimizer, mesh, _key(config.seed, "init"))
             if init_from:
-                check_vocabulary(task, find_checkpoint(init_from))
                 state = state.replace(params=load_params(init_from, state.params, say, task.fresh))
                 say(f"starting at step 0 with the parameters of {init_from}")
         progress = stack.enter_context(contextlib.closing(Progress(config, task, workdir, int(state.step))))
