@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bertjax.errors import BertjaxError
+
 UNFINISHED_SUFFIX = ".unfinished"
 
 
@@ -25,3 +27,17 @@ def replacing(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Writes a file, text as UTF-8, whole or not at all, and returns its path.
+
+    Raises:
+      BertjaxError: it cannot be written.
+    """
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+    return path

@@ -10,11 +10,11 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, in_input_order, joined
-from bertjax.data.files import replacing
+from bertjax.data.files import write_whole
 from bertjax.data.labelled_text import encode_rows
 from bertjax.data.tables import Reading, Row, read_table
 from bertjax.data.tfds_rows import PREFIX, read_tfds
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
@@ -228,16 +228,11 @@ def _write(glue: GlueTask, sets: dict[str, Examples], outputs: list[dict[str, np
         path = folder / {**glue.submission, _AX: "AX.tsv"}[suffix]
         predicted = _predictions(glue, logits)
         shown = [glue.labels[index] for index in predicted] if glue.labels else [f"{value:.3f}" for value in predicted]
-        write_submission(path, shown)
-        written.append(path)
+        written.append(write_submission(path, shown))
     return written
 
 
-def write_submission(path: Path, predictions: Sequence[str]) -> None:
+def write_submission(path: Path, predictions: Sequence[str]) -> Path:
     """A file as the GLUE server takes it: `index` and `prediction`, with a header, whole or not at all."""
     lines = "".join(f"{index}\t{value}\n" for index, value in enumerate(predictions))
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_text("index\tprediction\n" + lines)
-    except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+    return write_whole(path, "index\tprediction\n" + lines)

@@ -4,8 +4,8 @@ import io
 import zipfile
 from pathlib import Path
 
-from bertjax.data.files import replacing
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.data.files import write_whole
+from bertjax.errors import UsageError
 
 # Every file of a submission, and the rows of its test set.
 TEST_ROWS = {
@@ -61,9 +61,5 @@ def collect(folder: Path, output: Path, wnli_by_majority: bool = True) -> list[s
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _DATE), contents[name], zipfile.ZIP_DEFLATED)
-    try:
-        with replacing(output) as unfinished:
-            unfinished.write_bytes(packed.getvalue())
-    except OSError as error:
-        raise BertjaxError(f"cannot write {output}: {error.strerror or error}") from error
+    write_whole(output, packed.getvalue())
     return problems

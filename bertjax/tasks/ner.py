@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.files import replacing
+from bertjax.data.files import write_whole
 from bertjax.data.tables import Reading
 from bertjax.data.tagged import OUTSIDE, Tagged, make_rows, read_tagged
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.metrics.entities import entity_scores
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
@@ -145,12 +145,6 @@ def _most_frequent(trained: Tagged, tagged: Tagged) -> list[str]:
 
 def _write(tagged: Tagged, predicted: list[str], folder: Path) -> list[Path]:
     """What `conlleval` reads: word, tag and predicted tag a line, a blank line between sentences."""
-    path = folder / "predictions.conll"
     sentences = zip(*(tagged.sentences(values) for values in (tagged.words, tagged.tags, predicted)), strict=True)
     lines = ["".join(f"{' '.join(row)}\n" for row in zip(*sentence, strict=True)) for sentence in sentences]
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_text("\n".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
-    return [path]
+    return [write_whole(folder / "predictions.conll", "\n".join(lines))]

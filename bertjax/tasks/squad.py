@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import in_input_order
-from bertjax.data.files import replacing
+from bertjax.data.files import write_whole
 from bertjax.data.questions import Question, Windows, make_windows, read_questions
 from bertjax.data.tables import Reading
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
@@ -254,15 +254,10 @@ def _write(data: ConfigDict, questions: list[Question], answers: list[Answer], f
     else:
         files[_PREDICTIONS] = {question.id: answer.text for question, answer in pairs}
     files[_NBEST] = {question.id: _with_probabilities(answer, data.version == "2.0") for question, answer in pairs}
-    written = []
-    for name, content in files.items():
-        try:
-            with replacing(folder / name) as unfinished:
-                unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise BertjaxError(f"cannot write {folder / name}: {error.strerror or error}") from error
-        written.append(folder / name)
-    return written
+    return [
+        write_whole(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        for name, content in files.items()
+    ]
 
 
 def _with_probabilities(answer: Answer, with_null: bool) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, encode_pair, in_input_order, make_examples
-from bertjax.data.files import replacing
+from bertjax.data.files import write_whole
 from bertjax.data.tables import Reading, read_table
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
@@ -107,10 +107,5 @@ def _accuracy(examples: Examples, predictions: np.ndarray) -> dict[str, float]:
 
 def _write(examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
     """The leaderboard's form: `pred`, a header, then a choice a line, in the order of the file."""
-    path = folder / "predictions.csv"
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_text("pred\n" + "".join(f"{choice}\n" for choice in _predictions(examples, outputs)))
-    except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
-    return [path]
+    lines = "".join(f"{choice}\n" for choice in _predictions(examples, outputs))
+    return [write_whole(folder / "predictions.csv", "pred\n" + lines)]

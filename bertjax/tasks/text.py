@@ -9,10 +9,10 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.files import replacing
+from bertjax.data.files import write_whole
 from bertjax.data.labelled_text import encode_rows
 from bertjax.data.tables import FORMATS, Reading, read_table
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
@@ -134,12 +134,6 @@ def _baseline(labels: Sequence[str], examples: Examples) -> dict[str, float]:
 
 def _write(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
     """`prediction`, a line for each row that was used, in the order of the file."""
-    path = folder / "predictions.tsv"
     values = _values(labels, examples, outputs)
     shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_text("prediction\n" + "".join(f"{value}\n" for value in shown), encoding="utf-8")
-    except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
-    return [path]
+    return [write_whole(folder / "predictions.tsv", "prediction\n" + "".join(f"{value}\n" for value in shown))]
