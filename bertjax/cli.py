@@ -1,19 +1,14 @@
-"""The command line: one function a command, which parses, validates and dispatches.
-
-Everything heavy is imported inside the commands, so that `--help` and wrong flags answer at once.
-"""
+"""The command line: flags to arguments, errors to one line and an exit code. `commands.py` has what each does."""
 
 import argparse
 import importlib.metadata
-import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
+from bertjax import commands
 from bertjax.errors import BertjaxError, UsageError
 
 _CONFIG_HELP = "experiment file, typed arguments after a colon: experiments/pretrain.py:size=base,seq_len=128"
@@ -102,10 +97,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"bertjax {importlib.metadata.version('bertjax')}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    top = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def command(name: str, run: Any, does: str, example: str, config: bool = False) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
+    def command(
+        name: str, run: Any, does: str, example: str, config: bool = False, group: Any = top
+    ) -> argparse.ArgumentParser:
+        sub = group.add_parser(
             name,
             help=does,
             description=does,
@@ -121,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "prepare",
-        prepare,
+        commands.prepare,
         "Turns text into a tokenised corpus, and trains a vocabulary where none is given.",
         "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus",
     )
@@ -147,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "inspect",
-        inspect,
+        commands.inspect,
         "Shows what the model will see in training, as text.",
         "bertjax inspect --config experiments/pretrain.py:corpus=runs/corpus --rows 2",
         config=True,
@@ -158,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command(
         "describe",
-        describe,
+        commands.describe,
         "Prints parameters by module, FLOPs per token, batch and schedule.",
         "bertjax describe --config experiments/pretrain.py:size=large,phases=2",
         config=True,
@@ -166,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "train",
-        train,
+        commands.train,
         "Trains, or goes on where the workdir stopped.",
         "bertjax train --config experiments/pretrain.py:size=mini,corpus=runs/corpus --workdir runs/mini",
         config=True,
@@ -181,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "sweep",
-        sweep,
+        commands.sweep,
         "Runs the trials of the config's sweep(), each with several seeds, and selects on dev.",
         "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte",
         config=True,
@@ -192,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "evaluate",
-        evaluate,
+        commands.evaluate,
         "Prints a checkpoint's metrics on held-out data.",
         "bertjax evaluate --checkpoint runs/mini",
         config=True,
@@ -201,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "predict",
-        predict,
+        commands.predict,
         "Writes a checkpoint's predictions in the task's official format.",
         "bertjax predict --checkpoint runs/mrpc --output runs/glue",
         config=True,
@@ -212,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "submission",
-        submission,
+        commands.submission,
         "Packs GLUE predictions into the archive that its server takes.",
         "bertjax submission --predictions runs/submission --output runs/submission.zip",
     )
@@ -222,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "fill",
-        fill,
+        commands.fill,
         "Fills each [MASK] of a text with the most probable pieces.",
         'bertjax fill --checkpoint runs/mini "Paris is the [MASK] of France."',
     )
@@ -230,280 +227,29 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
     sub.add_argument("--top", type=int, default=5, help="pieces a mask")
 
-    bench = commands.add_parser(
+    bench = top.add_parser(
         "bench",
         help="Measures the train step or the input pipeline.",
         epilog="example:\n  bertjax bench step --config experiments/pretrain.py:size=tiny,quick=true",
         formatter_class=_Help,
         allow_abbrev=False,
     ).add_subparsers(dest="what", metavar="step|input", required=True)
-    commands_before, commands = commands, bench
     sub = command(
         "step",
-        bench_step,
+        commands.bench_step,
         "Times train steps on synthetic batches; ends with one JSON line.",
         "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
         config=True,
+        group=bench,
     )
     sub.add_argument("--steps", type=int, default=10, help="timed steps, after one that compiles")
     sub = command(
         "input",
-        bench_input,
+        commands.bench_input,
         "Times the input pipeline; ends with one JSON line.",
         "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
         config=True,
+        group=bench,
     )
     sub.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    commands = commands_before
     return parser
-
-
-def prepare(args: argparse.Namespace) -> None:
-    from bertjax.corpus.prepare import prepare as run
-    from bertjax.corpus.prepare import summary
-
-    # As Ctrl-C, which cleans up; the default would leave a part of the output behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if args.cased and args.uncased:
-        raise UsageError("--cased and --uncased exclude each other")
-    manifest = run(
-        args.input,
-        args.output,
-        vocabulary=args.vocab,
-        vocabulary_kind=args.vocab_kind,
-        vocabulary_size=args.vocab_size,
-        lower_case=False if args.cased else True if args.uncased else None,
-        heldout_share=args.heldout,
-        workers=args.workers,
-        data_dir=args.data_dir,
-        overwrite=args.overwrite,
-    )
-    print(summary(args.output, manifest))
-
-
-def inspect(args: argparse.Namespace) -> None:
-    from bertjax.corpus.store import open_corpus
-    from bertjax.data.inspect import format_example, format_row, write_batches
-    from bertjax.tasks.vocabulary_files import open_vocabulary
-
-    config, task = _config_and_task(args, train=True)
-    if args.steps < 1 or args.steps > task.schedule.steps:
-        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
-    if args.rows < 1:
-        raise UsageError(f"--rows is {args.rows}; it must be at least 1")
-    batches = _first_batches(task, args.steps)
-    if "corpus" in config.data:
-        vocabulary, show = open_corpus(config.data.corpus).vocabulary(), format_example
-    else:
-        vocabulary, show = open_vocabulary(config.data.vocabulary), format_row
-    for step, batch in enumerate(batches):
-        for row in range(min(args.rows, len(batch["input_ids"]))):
-            print(f"step {step}, row {row}\n{show(batch, row, vocabulary)}\n")
-    if args.npz:
-        write_batches(batches, args.npz)
-        print(f"wrote the batches of {args.steps} step(s) to {args.npz}")
-
-
-def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
-    from itertools import islice
-
-    return list(islice(task.train_batches(0), count))
-
-
-def describe(args: argparse.Namespace) -> None:
-    from bertjax.report.describe import describe_task
-
-    config, task = _config_and_task(args)
-    print(describe_task(config, task))
-
-
-def train(args: argparse.Namespace) -> None:
-    from bertjax.training.loop import train as run
-
-    if args.distributed:
-        _join_the_others()
-    config, task = _config_and_task(args, train=True, start=args.init_from)
-    print(json.dumps(run(config, task, args.workdir, args.init_from)))
-
-
-def sweep(args: argparse.Namespace) -> None:
-    from bertjax.config import load_trials
-    from bertjax.training.sweep import run_sweep
-
-    if args.seeds < 1:
-        raise UsageError(f"--seeds is {args.seeds}; it must be at least 1")
-    # Refuses a wrong config before any trial.
-    first, _ = _config_and_task(args, train=True, start=args.init_from)
-    given = [item for item in args.overrides if not item.startswith("--config.seed=")]
-
-    def build(trial: dict[str, Any]) -> tuple[Any, Any]:
-        # What is given on the command line holds for every trial.
-        args.overrides = [*(f"--config.{field}={value}" for field, value in trial.items()), *given]
-        return _config_and_task(args, train=True, start=args.init_from)
-
-    trials = [{**trial, "seed": first.seed + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
-    print(json.dumps(run_sweep(build, trials, args.workdir, args.init_from)))
-
-
-def _join_the_others() -> None:
-    """Connects the processes of a run; TPU pods and Slurm tell JAX all it needs, elsewhere three variables do."""
-    import jax
-
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    try:
-        if len(given) == len(names):
-            address, count, index = given.values()
-            jax.distributed.initialize(address, int(count), int(index))
-        else:
-            jax.distributed.initialize()
-    except (ValueError, RuntimeError) as error:
-        raise BertjaxError(
-            f"--distributed found no cluster ({error}); off TPU pods and Slurm, set {', '.join(names)}"
-        ) from error
-
-
-def evaluate(args: argparse.Namespace) -> None:
-    from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.evaluation import evaluate_checkpoint
-    from bertjax.training.writers import say
-
-    checkpoint = find_checkpoint(args.checkpoint)
-    if args.config:
-        config, task = _config_and_task(args, start=checkpoint)
-    else:
-        config, task = _saved_config_and_task(checkpoint, args.overrides)
-    values = evaluate_checkpoint(config, task, checkpoint)
-    say(f"of checkpoint {checkpoint}")
-    print(json.dumps(values))
-
-
-def predict(args: argparse.Namespace) -> None:
-    from bertjax.tasks.finetuning import SPLITS
-    from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.evaluation import write_predictions
-
-    if args.split not in SPLITS:
-        raise UsageError(f"--split is {args.split!r}; known: {', '.join(SPLITS)}")
-    checkpoint = find_checkpoint(args.checkpoint)
-    if args.config:
-        config, task = _config_and_task(args, start=checkpoint, split=args.split)
-    else:
-        config, task = _saved_config_and_task(checkpoint, args.overrides, split=args.split)
-    for path in write_predictions(config, task, checkpoint, args.output):
-        print(path)
-
-
-def submission(args: argparse.Namespace) -> None:
-    from bertjax.tasks.glue_submission import collect
-
-    for problem in collect(Path(args.predictions), Path(args.output), not args.own_wnli):
-        print(f"incomplete: {problem}", file=sys.stderr)
-    print(args.output)
-
-
-def fill(args: argparse.Namespace) -> None:
-    from bertjax.tasks.fill import fill as run
-    from bertjax.tasks.vocabulary_files import workdir_vocabulary
-    from bertjax.training.checkpoint import find_checkpoint, load_params, workdir_of
-    from bertjax.training.evaluation import abstract_params
-
-    checkpoint = find_checkpoint(args.checkpoint)
-    vocabulary = workdir_vocabulary(workdir_of(checkpoint))
-    _, task = _saved_config_and_task(checkpoint, [], corpus_wanted=False)
-    params = load_params(checkpoint, abstract_params(task.objective), print)
-    for text in args.text:
-        print(text)
-        for pieces in run(task.objective.model, params, vocabulary, text, args.top):
-            print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
-
-
-def bench_step(args: argparse.Namespace) -> None:
-    from bertjax.training.bench import bench_step as run
-
-    if args.steps < 1:
-        raise UsageError(f"--steps is {args.steps}; it must be at least 1")
-    config, task = _config_and_task(args)
-    print(json.dumps(run(config, task, args.steps)))
-
-
-def bench_input(args: argparse.Namespace) -> None:
-    from bertjax.corpus.store import open_corpus
-    from bertjax.data.bench import bench_input as run
-    from bertjax.data.settings import Masking
-    from bertjax.fields import phases
-
-    config, _ = _config_and_task(args)
-    if not config.data.corpus:
-        raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
-    print(
-        json.dumps(
-            run(
-                open_corpus(config.data.corpus),
-                phases(config)[0],
-                objective=config.data.objective,
-                masking=Masking(**config.data.masking),
-                seed=config.seed,
-                pair_passes=config.data.pair_passes,
-                seconds=args.seconds,
-            )
-        )
-    )
-
-
-def _config_and_task(
-    args: argparse.Namespace, train: bool = False, start: Any = None, split: str = ""
-) -> tuple[Any, Any]:
-    from bertjax.config import load_config
-
-    if not args.config:
-        raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
-    config = load_config(args.config, args.overrides)
-    for name in ("corpus", "path", "vocabulary"):
-        # Whole, so that the config a run saves means the same from any folder.
-        if name in config.data and config.data[name] and ":" not in config.data[name]:
-            config.data[name] = os.path.abspath(os.path.expanduser(config.data[name]))
-    if start is not None:
-        from bertjax.training.checkpoint import find_checkpoint
-        from bertjax.training.starting_point import adopt
-
-        config = adopt(config, find_checkpoint(start))
-    return _checked(config, train, split)
-
-
-def _saved_config_and_task(
-    checkpoint: Any, overrides: list[str], corpus_wanted: bool = True, split: str = ""
-) -> tuple[Any, Any]:
-    from bertjax.config import load_saved_config
-    from bertjax.tasks.finetuning import LABELS
-    from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
-    from bertjax.training.checkpoint import workdir_of
-    from bertjax.training.workdir import CONFIG
-
-    workdir = workdir_of(checkpoint)
-    config = load_saved_config(workdir / CONFIG, overrides)
-    if "vocabulary" in config.data:
-        # The one it started with may be gone.
-        config.data.vocabulary = str(workdir / ENTRY)
-        if (workdir / LABELS).exists():
-            config.data.labels = str(workdir / LABELS)
-    elif not corpus_wanted:
-        config.data.corpus, config.model.vocab_size = "", workdir_vocabulary(workdir).size
-    return _checked(config, split=split)
-
-
-def _checked(config: Any, train: bool = False, split: str = "") -> tuple[Any, Any]:
-    import importlib
-
-    if split:
-        if "eval_split" not in config.data:
-            raise UsageError(f"the task {config.task} has no predictions to write")
-        config.data.eval_split = split
-    # Not a registry: the name is that of the one file that knows the task.
-    if not config.task.isidentifier() or not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
-        raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{config.task}.py")
-    module = importlib.import_module(f"bertjax.tasks.{config.task}")
-    if not hasattr(module, "build"):
-        raise UsageError(f"config.task is {config.task!r}, which is no task")
-    module.check(config)
-    return config, module.build(config, train)

@@ -7,23 +7,13 @@ from ml_collections import ConfigDict
 
 from bertjax.data.settings import Masking, Phase, check_objective
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.config import SIZES, ModelConfig, size_fields
 from bertjax.training.optimizer import OptimizerConfig
 from bertjax.training.sharding import MeshConfig
 
 BATCH_READINGS = ("tokens", "sequences")
 # What a fine-tuning run takes from the checkpoint it starts from, where its config leaves them 0 or empty.
-FROM_CHECKPOINT = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "mlp_size",
-    "max_positions",
-    "num_segments",
-    "activation",
-    "layer_norm_eps",
-)
+FROM_CHECKPOINT = (*SIZES, "activation", "layer_norm_eps")
 
 
 def _common_config() -> ConfigDict:
@@ -95,7 +85,7 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     config.data.path = ""
     config.data.eval_split = "dev"
     config.data.vocabulary = ""  # "": the checkpoint's
-    config.data.labels = ""  # a labels.json; "": the labels of the training file
+    config.data.labels = ""  # an output_layer.json; "": the labels of the training file
     config.data.seq_len = 128
     config.data.batch_size = 32
     config.data.eval_batch_size = 64
@@ -107,6 +97,15 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 5e-5
     config.optimizer.warmup_steps = -1  # -1: a tenth of all steps, as in google-research/bert
     return config
+
+
+def make_quick(config: ConfigDict, seq_len: int) -> None:
+    """A few steps on short rows, to see a fine-tuning experiment run whole within a minute on CPU."""
+    config.steps = 4
+    config.log_every = 2
+    config.data.batch_size = 8
+    config.data.seq_len = seq_len
+    config.model.dtype = "float32"
 
 
 def check_common(config: ConfigDict, zero_allowed: tuple[str, ...] = ()) -> None:

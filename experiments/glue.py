@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
 from bertjax.errors import UsageError
-from bertjax.fields import finetuning_config
+from bertjax.fields import finetuning_config, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
@@ -31,11 +31,7 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.task = given.task
     config.data.path = given.path
     if given.quick:
-        config.steps = 4
-        config.log_every = 2
-        config.data.batch_size = 8
-        config.data.seq_len = 32
-        config.model.dtype = "float32"
+        make_quick(config, seq_len=32)
     return config
 
 

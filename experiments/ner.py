@@ -13,7 +13,7 @@ Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8, mea
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config
+from bertjax.fields import finetuning_config, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
@@ -28,9 +28,5 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.seq_len = 512 if given.context == "document" else 128
     config.data.batch_size = 16
     if given.quick:
-        config.steps = 4
-        config.log_every = 2
-        config.data.batch_size = 8
-        config.data.seq_len = 64
-        config.model.dtype = "float32"
+        make_quick(config, seq_len=64)
     return config

@@ -13,7 +13,7 @@ Expected: dev EM / F1 of BERT BASE on 1.1: 80.8 / 88.5; LARGE 84.1 / 90.9, on 2.
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config
+from bertjax.fields import finetuning_config, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
@@ -37,11 +37,7 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.choose_null_threshold = True
     config.data.null_threshold = 0.0
     if given.quick:
-        config.steps = 4
-        config.log_every = 2
-        config.data.batch_size = 8
-        config.data.seq_len = 64
+        make_quick(config, seq_len=64)
         config.data.max_query_len = 16
         config.data.doc_stride = 32
-        config.model.dtype = "float32"
     return config

@@ -13,7 +13,7 @@ Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test 
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config
+from bertjax.fields import finetuning_config, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
@@ -25,9 +25,5 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.eval_batch_size = 16
     config.optimizer.learning_rate = 2e-5
     if given.quick:
-        config.steps = 4
-        config.log_every = 2
-        config.data.batch_size = 8
-        config.data.seq_len = 32
-        config.model.dtype = "float32"
+        make_quick(config, seq_len=32)
     return config

@@ -1,10 +1,12 @@
-"""Fine-tuning on your own sentences, or pairs of them, with a class or a number each.
+"""Fine-tuning on your own sentences, or pairs of them, with a class or a number each, or with a tag for each word.
 
     bertjax train --config experiments/text.py:train=train.csv,dev=dev.csv --init_from runs/base --workdir runs/topic
     bertjax predict --checkpoint runs/topic --config.data.test_file=new.jsonl --output runs/topic/predictions
 
 Files end with .tsv (quotes are text), .csv or .jsonl, and name their columns: `text`, `second` for a pair, `label`.
-`kind=number` is a regression. Rows that are not used are counted and printed with file and line.
+`kind=number` is a regression. With `kind=tags` a row is a sentence: its words and as many tags, lists in JSON, else
+separated by spaces; tags that are O, B-TYPE or I-TYPE give the F1 of entities, others accuracy. Rows that are not used
+are counted and printed with file and line.
 
 Hardware and time: whatever the data is; `bertjax bench step` with the same config gives the tokens/s of this machine.
 Expected: the table at the end has the most frequent class beside the result.
@@ -13,7 +15,7 @@ Expected: the table at the end has the most frequent class beside the result.
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config
+from bertjax.fields import finetuning_config, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
@@ -30,9 +32,5 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.label = given.label
     config.data.kind = given.kind
     if given.quick:
-        config.steps = 4
-        config.log_every = 2
-        config.data.batch_size = 8
-        config.data.seq_len = 32
-        config.model.dtype = "float32"
+        make_quick(config, seq_len=32)
     return config

@@ -1,11 +1,11 @@
 """Set before JAX is imported anywhere: eight fake devices on the CPU, quick compilation, and a quiet TensorFlow."""
 
 import os
-import random
 import tempfile
 from pathlib import Path
 
 import pytest
+from made_up_text import make_corpus
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
@@ -27,27 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """A prepared corpus of 60 short documents, each with words of its own kind, and a vocabulary trained on them."""
-    from bertjax.corpus.prepare import prepare
-
-    folder = tmp_path_factory.mktemp("corpus")
-    rng = random.Random(0)
-    all_words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
-    documents = []
-    for _ in range(60):
-        words = rng.sample(all_words, 6)
-        sentences = [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(rng.randint(4, 12))]
-        documents.append("\n".join(sentences))
-    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
-    prepare(
-        [f"text:{folder}/text.txt"],
-        folder / "corpus",
-        vocabulary_size=70,
-        heldout_share=0.1,
-        workers=1,
-        progress=False,
-    )
-    return folder / "corpus"
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from made_up_text import make_corpus
+
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
 # Log lines, evaluations and checkpoints fall on different steps, so that a checkpoint holds unfinished sums.
 OVERRIDES = {
@@ -83,28 +85,6 @@ class Run:
 
     def tail(self) -> str:
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-3:])
-
-
-def make_corpus(folder: Path) -> Path:
-    """A prepared corpus of 80 documents of made-up words."""
-    from bertjax.corpus.prepare import prepare
-
-    rng = random.Random(0)
-    words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
-    documents = [
-        "\n".join(" ".join(rng.choices(words, k=rng.randint(3, 12))) for _ in range(rng.randint(4, 20)))
-        for _ in range(80)
-    ]
-    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
-    prepare(
-        [f"text:{folder}/text.txt"],
-        folder / "corpus",
-        vocabulary_size=70,
-        heldout_share=0.1,
-        workers=1,
-        progress=False,
-    )
-    return folder / "corpus"
 
 
 def train_command(corpus: Path, workdir: Path, steps: int) -> list[str]:

@@ -189,7 +189,7 @@ def test_an_unexpected_error_is_one_line_and_tells_of_debug(capfd, monkeypatch):
     def broken(args):
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setattr(cli, "describe", broken)
+    monkeypatch.setattr("bertjax.commands.describe", broken)
     error = refused(capfd, "describe", code=1)
     assert "RuntimeError: first" in error and "--debug" in error
     with pytest.raises(RuntimeError):
@@ -200,7 +200,7 @@ def test_ctrl_c_is_told_apart_from_a_failure(capfd, monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "describe", interrupted)
+    monkeypatch.setattr("bertjax.commands.describe", interrupted)
     assert refused(capfd, "describe", code=130) == "bertjax: interrupted\n"
 
 

@@ -31,7 +31,7 @@ def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
       UsageError: no such dataset or split.
       BertjaxError: TensorFlow Datasets does not run here.
     """
-    info = _builder(name, data_dir).info
+    info = open_builder(name, data_dir).info
     try:
         return info.splits[split].num_bytes if info.splits else None
     except (KeyError, ValueError) as error:
@@ -47,7 +47,7 @@ def texts(
       UsageError: no such dataset or split, or no single text feature.
       BertjaxError: the dataset cannot be had or read.
     """
-    builder = _builder(name, data_dir)
+    builder = open_builder(name, data_dir)
     try:
         if not builder.is_prepared():
             builder.download_and_prepare()
@@ -60,22 +60,28 @@ def texts(
     except BertjaxError:
         raise
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
     except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {_first_line(error)}") from error
+        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}") from error
     except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {_first_line(error)}") from error
+        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}") from error
 
 
-def _builder(name: str, data_dir: str | None) -> Any:
+def open_builder(name: str, data_dir: str | None) -> Any:
+    """The builder of a dataset, prepared or not.
+
+    Raises:
+      UsageError: no such dataset.
+      BertjaxError: TensorFlow Datasets does not run here.
+    """
     try:
         import tensorflow_datasets as tfds
 
         return tfds.builder(name, data_dir=data_dir)
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
     except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
-        raise UsageError(f"tfds has no dataset {name!r}: {_first_line(error)}") from error
+        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}") from error
 
 
 def _text_feature(name: str, features: Any) -> str:
@@ -102,6 +108,7 @@ def _decode(data: bytes, problems: Counter[str]) -> str:
         return data.decode("utf-8", "replace")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What a library says in many lines, in one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

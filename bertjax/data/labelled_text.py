@@ -39,6 +39,9 @@ def encode_rows(
     sequences, found = [], []
     special = 1 + len(texts)
     for row in rows:
+        for column in texts:
+            if not isinstance(row.fields[column], str):
+                raise UsageError(f"{reading.file} line {row.line}: {column} is a list, not a text")
         ids = [tokenizer.encode(row.fields[column]) for column in texts]
         if not all(ids):
             reading.note("with an empty text", row.line)

@@ -11,6 +11,7 @@ from typing import Any
 from bertjax.errors import UsageError
 
 FORMATS = ("tsv", "csv", "jsonl")
+_SHORT = "with too few fields"
 
 
 @dataclasses.dataclass
@@ -38,11 +39,8 @@ class Reading:
     def summary(self) -> str:
         """One line for a person."""
         parts = [f"{self.file}: {self.read:,} rows read, {self.used:,} used"]
-        for what, found in (("skipped", self.skipped), ("", self.noted)):
-            parts += [
-                f"{entry['rows']:,} {what} {reason}".replace("  ", " ") + f" (first: {entry['first']})"
-                for reason, entry in found.items()
-            ]
+        for verb, found in (("skipped ", self.skipped), ("", self.noted)):
+            parts += [f"{entry['rows']:,} {verb}{reason} (first: {entry['first']})" for reason, entry in found.items()]
         return ", ".join(parts)
 
 
@@ -53,10 +51,10 @@ def _count(found: dict[str, dict[str, Any]], reason: str, place: int | str) -> N
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row: the line it starts at, from 1, and its fields by column name."""
+    """One row: the line it starts at, from 1, and its fields by column name; a list only where JSON has one."""
 
     line: int
-    fields: dict[str, str]
+    fields: dict[str, Any]
 
 
 def read_table(
@@ -66,6 +64,7 @@ def read_table(
     *,
     form: str = "tsv",
     header: bool | Sequence[str] = True,
+    keep_short: bool = False,
 ) -> Iterator[Row]:
     """The rows of a file that have all wanted columns; `reading` tells of those that have not.
 
@@ -74,13 +73,16 @@ def read_table(
 
     Args:
       path: the file.
-      columns: that must be there. A row too short for one of them is skipped and counted.
+      columns: that must be there.
       reading: counts `read` and `skipped`; `used` is the caller's.
       form: `tsv`, `csv` or `jsonl`.
       header: True if the first line names the columns, else their names.
+      keep_short: whether a row that lacks a wanted column is kept with an empty one, as predictions need, which are
+        told apart by their number; else it is skipped. Either is counted.
 
     Raises:
-      UsageError: the file or a column is missing, a line is not JSON, or a quote never closes; with file and line.
+      UsageError: the file or a column is missing, the file is empty, a line is not JSON, or a quote never closes; with
+        file and line.
     """
     path = Path(path)
     try:
@@ -88,30 +90,45 @@ def read_table(
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    if not text.strip():
+        raise UsageError(f"{path} is empty")
     if form == "jsonl":
-        yield from _json_rows(path, text, columns, reading)
-        return
-    rows = _tsv_rows(text) if form == "tsv" else _csv_rows(path, text)
+        rows = _json_rows(path, text, columns)
+    else:
+        rows = _split_rows(path, _tsv_rows(text) if form == "tsv" else _csv_rows(path, text), columns, header)
+    for line, fields in rows:
+        reading.read += 1
+        if None in fields:
+            if not keep_short:
+                reading.skip(_SHORT, line)
+                continue
+            reading.note(_SHORT, line)
+        values = (_clean(field or "", reading, line) for field in fields)
+        yield Row(line, dict(zip(columns, values, strict=True)))
+
+
+def _split_rows(
+    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: bool | Sequence[str]
+) -> Iterator[tuple[int, list[str | None]]]:
     if header is True:
-        _, names = next(rows, (0, []))
+        _, names = next(rows)
     else:
         names = list(header)
     missing = [column for column in columns if column not in names]
     if missing:
         raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(names) or '(none)'}")
-    indices = {column: names.index(column) for column in columns}
+    indices = [names.index(column) for column in columns]
     for line, fields in rows:
-        if not fields or fields == [""]:
-            continue
-        reading.read += 1
-        if len(fields) <= max(indices.values()):
-            reading.skip("with too few fields", line)
-            continue
-        yield Row(line, {column: _clean(fields[index], reading, line) for column, index in indices.items()})
+        yield line, [fields[index] if index < len(fields) else None for index in indices]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines; what follows the last line's end is none."""
+    return text.removesuffix("\n").split("\n")
 
 
 def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    for line, row in enumerate(text.split("\n"), 1):
+    for line, row in enumerate(_lines(text), 1):
         yield line, row.removesuffix("\r").split("\t")
 
 
@@ -126,35 +143,35 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             what = "a quote opens here and never closes" if "unexpected end" in str(error) else str(error)
             raise UsageError(f"{path} line {line}: {what}") from error
-        yield line, fields
+        yield line, fields or [""]
         line = reader.line_num + 1
 
 
-def _json_rows(path: Path, text: str, columns: Sequence[str], reading: Reading) -> Iterator[Row]:
-    for line, row in enumerate(text.split("\n"), 1):
-        if not row.strip():
-            continue
-        reading.read += 1
+def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    for line, row in enumerate(_lines(text), 1):
         try:
-            fields = json.loads(row)
+            fields = json.loads(row) if row.strip() else {}
         except ValueError as error:
             raise UsageError(f"{path} line {line} is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise UsageError(f"{path} line {line} is not a JSON object")
-        if any(fields.get(column) is None for column in columns):
-            reading.skip("with too few fields", line)
-            continue
-        yield Row(line, {column: _text(fields[column]) for column in columns})
+        yield line, [_text(fields.get(column)) for column in columns]
 
 
 def _text(value: Any) -> Any:
-    return value if isinstance(value, (str, list)) else json.dumps(value)
+    return value if value is None or isinstance(value, (str, list)) else json.dumps(value)
 
 
-def _clean(field: str, reading: Reading, line: int) -> str:
-    if field.isascii():
+def _clean(field: Any, reading: Reading, line: int) -> Any:
+    if not isinstance(field, str) or field.isascii():
         return field
-    repaired = field.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if repaired != field:
+    return decoded(field.encode("utf-8", "surrogateescape"), reading, line)
+
+
+def decoded(text: bytes, reading: Reading, line: int) -> str:
+    """UTF-8 to text; what is none becomes U+FFFD, and is noted."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
         reading.note("with bytes that are not UTF-8", line)
-    return repaired
+        return text.decode("utf-8", "replace")

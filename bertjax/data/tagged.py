@@ -1,13 +1,15 @@
-"""Sentences of tagged words, in documents, to rows of word pieces (CoNLL's form)."""
+"""Sentences of tagged words, in documents, to rows of word pieces; from CoNLL's form, or from rows of a table."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
-from bertjax.data.tables import Reading
+from bertjax.data.tables import Reading, Row, decoded
 from bertjax.errors import UsageError
 
 OUTSIDE = "O"
@@ -20,7 +22,7 @@ class Tagged:
     """The words of a file.
 
     Attributes:
-      words, tags: all of them, in order; tags are "" where the file has none.
+      words, tags: all of them, in order; all tags are "" where the file has none.
       sentence_ends: words up to the end of each sentence.
       document_ends: words up to the end of each document.
     """
@@ -30,25 +32,28 @@ class Tagged:
     sentence_ends: list[int]
     document_ends: list[int]
 
+    @property
+    def has_tags(self) -> bool:
+        return any(self.tags)
+
     def sentences(self, values: list[str]) -> list[list[str]]:
         """A value of each word, by sentence."""
         starts = [0, *self.sentence_ends[:-1]]
         return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
 
 
-def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
+def read_tagged(path: Path, reading: Reading) -> Tagged:
     """Reads a word a line, its tag in the last column, a blank line between sentences, -DOCSTART- between documents.
 
     Args:
       path: the file.
-      reading: counts sentences.
-      labelled: False for words without tags.
+      reading: counts sentences, and notes lines that are not UTF-8.
 
     Raises:
-      UsageError: the file is missing, has no words, or or a line has no tag or one that is not O, B-TYPE or I-TYPE.
+      UsageError: the file is missing, has no words, or a line has no tag or one that is not O, B-TYPE or I-TYPE.
     """
     try:
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     words: list[str] = []
@@ -60,8 +65,8 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
         if len(words) > (ends[-1] if ends else 0):
             ends.append(len(words))
 
-    for line, row in enumerate(text.split("\n"), 1):
-        columns = row.split()
+    for line, row in enumerate(lines, 1):
+        columns = decoded(row, reading, line).split()
         if not columns:
             end(sentence_ends)
         elif columns[0] == _DOCUMENT:
@@ -69,13 +74,49 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
             end(document_ends)
         else:
             words.append(columns[0])
-            tags.append(_tag(columns, path, line) if labelled else "")
+            tags.append(_tag(columns, path, line))
     end(sentence_ends)
     end(document_ends)
     if not words:
         raise UsageError(f"{path} has no words")
     reading.read = reading.used = len(sentence_ends)
     return Tagged(words, tags, sentence_ends, document_ends)
+
+
+def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Reading) -> Tagged:
+    """Reads a sentence a row, its words and as many tags: lists in JSON, else separated by spaces.
+
+    Args:
+      rows: of one file.
+      text: the column with the words.
+      label: the column with the tags; None where there are none.
+      reading: gains `used`, and notes of empty sentences.
+
+    Raises:
+      UsageError: a row has not as many tags as words, or there are no words.
+    """
+    words: list[str] = []
+    tags: list[str] = []
+    ends: list[int] = []
+    for row in rows:
+        here = _items(row.fields[text])
+        if not here:
+            reading.note("with an empty text", row.line)
+        labels = _items(row.fields[label]) if label else [""] * len(here)
+        if len(labels) != len(here) or (label and not all(labels)):
+            raise UsageError(f"{reading.file} line {row.line}: {len(here)} words and {len(labels)} tags")
+        words += here
+        tags += labels
+        ends.append(len(words))
+    if not words:
+        raise UsageError(f"{reading.file} has no words")
+    reading.used = len(ends)
+    return Tagged(words, tags, ends, ends)
+
+
+def _items(value: str | list[Any]) -> list[str]:
+    # A word with a space in it, as JSON may have one, would be two in a file of predictions.
+    return value.split() if isinstance(value, str) else ["_".join(str(item).split()) for item in value]
 
 
 def _tag(columns: list[str], path: Path, line: int) -> str:
@@ -98,7 +139,7 @@ def make_rows(
     half, and a word is labelled where it has most context.
 
     Args:
-      labels: names of the tags, the index is the id; [] leaves all words unlabelled.
+      labels: names of the tags, the index is the id; a word without a tag is unlabelled.
       documents: rows are documents, not sentences.
       path: for messages.
 
@@ -142,10 +183,8 @@ def make_rows(
 
 
 def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:
-    if not labels:
-        return [-1] * len(tagged.words)
-    index = {label: position for position, label in enumerate(labels)}
-    unknown = sorted({*tagged.tags} - {*labels})
+    index = {label: position for position, label in enumerate(labels)} | {"": -1}
+    unknown = sorted({*tagged.tags} - {*index})
     if unknown:
         raise UsageError(f"{path} has tags the training file has not: {', '.join(unknown)}")
     return [index[tag] for tag in tagged.tags]
@@ -153,6 +192,8 @@ def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:
 
 def _parts(lengths: np.ndarray, room: int) -> list[tuple[int, int]]:
     """First word and the one after the last of rows with at most `room` pieces, overlapping by half."""
+    if not len(lengths):
+        return [(0, 0)]
     ends = np.cumsum(lengths)
     starts = ends - lengths
     parts = []

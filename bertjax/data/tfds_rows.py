@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from bertjax.corpus.datasets import first_line, open_builder
 from bertjax.data.tables import Reading, Row
 from bertjax.errors import BertjaxError, UsageError
 
@@ -25,14 +26,7 @@ def read_tfds(
       BertjaxError: the dataset cannot be had or read.
     """
     directory, _, dataset = name.rpartition(":")
-    try:
-        import tensorflow_datasets as tfds
-
-        builder = tfds.builder(dataset, data_dir=directory or None)
-    except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {_line(error)}; install it") from error
-    except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
-        raise UsageError(f"tfds has no dataset {dataset!r}: {_line(error)}") from error
+    builder = open_builder(dataset, directory or None)
     features = builder.info.features
     missing = [feature for feature in columns.values() if feature not in features]
     if missing:
@@ -40,7 +34,7 @@ def read_tfds(
     try:
         if not builder.is_prepared():
             builder.download_and_prepare()
-        for line, example in enumerate(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)), 1):
+        for line, example in enumerate(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator(), 1):
             reading.read += 1
             fields = {}
             for column, feature in columns.items():
@@ -52,13 +46,9 @@ def read_tfds(
                 else:
                     fields[column] = str(value)
             yield Row(line, fields)
-    except (BertjaxError, GeneratorExit):
+    except BertjaxError:
         raise
     except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {dataset!r}: {_line(error)}") from error
+        raise UsageError(f"cannot read split {split!r} of tfds dataset {dataset!r}: {first_line(error)}") from error
     except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {dataset!r}, split {split!r}: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise BertjaxError(f"cannot read tfds dataset {dataset!r}, split {split!r}: {first_line(error)}") from error

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from bertjax.errors import UsageError
+
 Chunk = tuple[int, int, str]
 
 
@@ -22,6 +24,22 @@ def chunks(tags: Sequence[str]) -> set[Chunk]:
         if prefix in ("B", "I") and not goes_on:
             start, kind = index, here
     return found
+
+
+def has_entities(tags: Iterable[str]) -> bool:
+    """Whether tags mark entities: each O, B-TYPE or I-TYPE, and not all O.
+
+    Raises:
+      UsageError: some do and some do not, so that the scheme is mixed up.
+    """
+    inside = {tag for tag in tags if tag != "O"}
+    marked = {tag for tag in inside if tag[:2] in ("B-", "I-") and len(tag) > 2}
+    if marked and marked != inside:
+        raise UsageError(
+            f"the tags mix schemes: {min(marked)} marks an entity, {min(inside - marked)} does not; use O, B-TYPE and "
+            "I-TYPE throughout, or neither B- nor I-"
+        )
+    return bool(marked)
 
 
 def entity_scores(wanted: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> dict[str, float]:

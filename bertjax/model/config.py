@@ -18,16 +18,7 @@ _HEAD_SIZE = 64
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "dots", "full")
-_COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "mlp_size",
-    "max_positions",
-    "num_segments",
-    "vocab_multiple",
-)
+SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_positions", "num_segments")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +63,7 @@ class ModelConfig:
     remat: str = "none"
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name in (*SIZES, "vocab_multiple"):
             if getattr(self, name) < 1:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         if self.hidden_size % self.num_heads:

@@ -18,6 +18,7 @@ from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.fields import check_common, check_length, model_config
 from bertjax.model.config import ModelConfig
+from bertjax.model.heads import SequenceModel
 from bertjax.planning.flops import flops_per_token
 from bertjax.tasks.task import Batch, NumpyBatch, Objective, Outputs, Schedule, Sums, Task, Work
 from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
@@ -25,7 +26,8 @@ from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
 # Top-level parameters that never come from a checkpoint: all else does.
 NEW_LAYER = ("classifier",)
 SPLITS = ("dev", "test")
-LABELS = "labels.json"
+# What a workdir keeps of the layer on top: whose it is, and what its outputs mean.
+OUTPUT_LAYER = "output_layer.json"
 _DEFAULT_VOCAB_SIZE = 30522
 _ZERO_ALLOWED = ("steps", "eval_every", "checkpoint_every")
 
@@ -66,25 +68,20 @@ def vocabulary_of(config: ConfigDict) -> Vocabulary:
 
 
 def saved_labels(config: ConfigDict) -> list[str] | None:
-    """The labels a config names a file of, in the order of their ids; None where it names none.
+    """The labels in the `output_layer.json` that a config names, in the order of their ids; None where it names none.
 
     Raises:
-      UsageError: the file is no list of labels.
+      UsageError: the file has no list of labels.
     """
     if not config.data.labels:
         return None
     try:
-        labels = json.loads(Path(config.data.labels).read_text(encoding="utf-8"))
+        labels = json.loads(Path(config.data.labels).read_text(encoding="utf-8"))["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ValueError("it is no list of strings")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read the labels in {config.data.labels} ({error})") from error
     return labels
-
-
-def labels_file(labels: Sequence[str]) -> dict[str, bytes]:
-    """What a workdir keeps, so that its checkpoints can be used without the training file."""
-    return {LABELS: (json.dumps(list(labels), ensure_ascii=False) + "\n").encode()}
 
 
 def model_of(config: ConfigDict, vocabulary: Vocabulary) -> ModelConfig:
@@ -105,11 +102,12 @@ def make_task(
     evaluated: Examples,
     readings: list[Reading],
     *,
+    output: str,
+    labels: Sequence[str] = (),
     score: Callable[[list[dict[str, np.ndarray]]], dict[str, float]],
     baseline: Callable[[], dict[str, float]],
     best_by: str,
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]],
-    files: dict[str, bytes] | None = None,
 ) -> Task:
     """A task on examples in memory.
 
@@ -117,9 +115,10 @@ def make_task(
       train: None for evaluation alone.
       evaluated: labelled or not; every one of them once, in batches of `eval_batch_size`.
       readings: of the files they come from.
+      output: what the output layer tells; a checkpoint of another `output`, or other `labels`, cannot be evaluated.
+      labels: of its classes, in the order of their ids.
       score: outputs of all evaluation batches to metrics; {} where there are no labels.
       baseline, best_by, write: see `Task`.
-      files: beside the vocabulary.
     """
     data = config.data
     batching = Batching(data.batch_size, data.bucket, data.seq_len)
@@ -127,12 +126,12 @@ def make_task(
     process = (jax.process_index(), jax.process_count())
     batch_sizes: tuple[int, ...] = (data.eval_batch_size,)
     if train is None:
-        schedule = Schedule(max(1, config.steps), 0, 1, 1, eval_first=False)
+        schedule = _schedule_without_data(config)
         batches, work = _no_batches, _no_work
     else:
         plan = TrainPlan(train, batching, config.seed)
         schedule = _schedule(config, plan.steps_per_epoch)
-        batches = partial(_batches, train, batching, plan, schedule.steps, process)
+        batches = partial(train_batches, train, batching, plan, schedule.steps, process=process)
         work = partial(_work, plan, objective.model.config, batching.batch_size, train.choices)
         batch_sizes = (data.batch_size, *batch_sizes)
     return Task(
@@ -148,11 +147,15 @@ def make_task(
         best_by=best_by,
         write=write,
         fresh=NEW_LAYER,
-        files={**vocabulary_files(vocabulary), **(files or {})},
+        files={**vocabulary_files(vocabulary), OUTPUT_LAYER: _output_layer(output, labels)},
         report={"files": [vars(reading) for reading in readings]},
         notes=tuple(reading.summary() for reading in readings),
         data_hash=evaluated.fingerprint() if train is None else train.fingerprint(),
     )
+
+
+def _output_layer(output: str, labels: Sequence[str]) -> bytes:
+    return (json.dumps({"output": output, "labels": list(labels)}, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Objective], choices: int = 1) -> Task:
@@ -185,7 +188,7 @@ def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Obj
 
     return Task(
         objective=objective,
-        schedule=Schedule(max(1, config.steps), 0, 1, 1, eval_first=False),
+        schedule=_schedule_without_data(config),
         batch_sizes=(rows,),
         train_batches=_no_batches,
         eval_batches=partial(_no_batches, 0),
@@ -194,18 +197,16 @@ def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Obj
     )
 
 
-def _batches(
-    train: Examples, batching: Batching, plan: TrainPlan, steps: int, process: tuple[int, int], start_step: int
-) -> Any:
-    return train_batches(train, batching, plan, steps, start_step, process)
-
-
 def _no_batches(start_step: int) -> Any:
     raise UsageError("this task was built for evaluation; it has no training data")
 
 
 def _no_work(step: int) -> Work:
     return Work(0, 0, 0.0)
+
+
+def _schedule_without_data(config: ConfigDict) -> Schedule:
+    return Schedule(max(1, config.steps), warmup_steps=0, eval_every=1, checkpoint_every=1, eval_first=False)
 
 
 def _schedule(config: ConfigDict, steps_per_epoch: int) -> Schedule:
@@ -244,6 +245,24 @@ def apply(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | 
 def classes_objective(model: nn.Module) -> Objective:
     """One of several classes, or choices, for each example: batches have `labels` int32 [B], -1 where unknown."""
     return Objective(model, ("cross_entropy", "accuracy"), ("cross_entropy",), _labelled, _classify, abstract_row)
+
+
+def sequence_objective(labels: Sequence[str], model: ModelConfig) -> Objective:
+    """Cross-entropy over the classes of a row, or squared error where there are none."""
+    if labels:
+        return classes_objective(SequenceModel(model, len(labels)))
+    return regression_objective(SequenceModel(model, 1))
+
+
+def are_known(labels: np.ndarray) -> bool:
+    """Whether all examples have their label: an id of at least 0, or a number."""
+    return bool(np.isfinite(labels).all() if labels.dtype.kind == "f" else (labels >= 0).all())
+
+
+def constant_guess(labels: np.ndarray) -> np.ndarray:
+    """The most frequent label, or the mean, for every example."""
+    guess = np.mean(labels) if labels.dtype.kind == "f" else np.bincount(np.maximum(labels, 0)).argmax()
+    return np.full(len(labels), guess)
 
 
 def regression_objective(model: nn.Module) -> Objective:

@@ -16,10 +16,8 @@ from bertjax.data.tables import Reading, Row, read_table
 from bertjax.data.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
-from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel
 from bertjax.tasks import finetuning
-from bertjax.tasks.task import Objective, Task
+from bertjax.tasks.task import Task
 
 check = finetuning.check
 
@@ -106,7 +104,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not config.data.path:
         if train:
             raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
-        return finetuning.synthetic_task(config, functools.partial(objective, glue))
+        return finetuning.synthetic_task(config, functools.partial(finetuning.sequence_objective, glue.labels))
     vocabulary = finetuning.vocabulary_of(config)
     model = finetuning.model_of(config, vocabulary)
     readings: list[Reading] = []
@@ -120,23 +118,19 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         sets[_AX] = encode(TASKS["ax"], split)
     return finetuning.make_task(
         config,
-        objective(glue, model),
+        finetuning.sequence_objective(glue.labels, model),
         vocabulary,
         encode(glue, "train") if train else None,
         joined(list(sets.values())),
         readings,
+        # The diagnostic set is predicted with a model of MNLI.
+        output="glue/mnli" if name == "ax" else f"glue/{name}",
+        labels=glue.labels,
         score=functools.partial(_score, glue, sets),
         baseline=functools.partial(_baseline, glue, sets),
         best_by=glue.metrics[0],
         write=functools.partial(_write, glue, sets),
     )
-
-
-def objective(glue: GlueTask, model: ModelConfig) -> Objective:
-    """Cross-entropy over the task's classes, or squared error where its labels are numbers."""
-    if glue.labels:
-        return finetuning.classes_objective(SequenceModel(model, len(glue.labels)))
-    return finetuning.regression_objective(SequenceModel(model, 1))
 
 
 def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Examples:
@@ -157,7 +151,13 @@ def _file_rows(folder: Path, glue: GlueTask, split: str, labelled: bool) -> tupl
         raise UsageError(f"there is no {folder / glue.folder / name} and no {folder / name}")
     columns = (*glue.texts, glue.label) if labelled else glue.texts
     reading = Reading(str(path))
-    return reading, read_table(path, columns, reading, header=glue.header if labelled and glue.header else True)
+    return reading, read_table(
+        path,
+        columns,
+        reading,
+        header=glue.header if labelled and glue.header else True,
+        keep_short=not labelled,
+    )
 
 
 def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
@@ -200,7 +200,7 @@ def _measured(glue: GlueTask, sets: dict[str, Examples], predictions: dict[str, 
     found = {}
     for suffix, predicted in predictions.items():
         labels = sets[suffix].rows["labels"]
-        if glue.labels and (labels < 0).any() or not glue.labels and np.isnan(labels).any():
+        if not finetuning.are_known(labels):
             continue
         found |= {f"{name}{suffix}": getattr(metrics, name)(predicted, labels) for name in glue.metrics}
     return found
@@ -212,14 +212,7 @@ def _predictions(glue: GlueTask, logits: np.ndarray) -> np.ndarray:
 
 def _baseline(glue: GlueTask, sets: dict[str, Examples]) -> dict[str, float]:
     """The most frequent label of the evaluated set, or its mean, for every example."""
-    guesses = {}
-    for suffix, examples in sets.items():
-        labels = examples.rows["labels"]
-        if glue.labels and (labels < 0).all():
-            return {}
-        guess = np.bincount(labels[labels >= 0]).argmax() if glue.labels else np.mean(labels)
-        guesses[suffix] = np.full(len(labels), guess)
-    return _measured(glue, sets, guesses)
+    return _measured(glue, sets, {suffix: finetuning.constant_guess(sets[suffix].rows["labels"]) for suffix in sets})
 
 
 def _write(glue: GlueTask, sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

@@ -124,6 +124,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         trained,
         windows.examples,
         readings,
+        output="squad",
         score=lambda outputs: _score(data, questions, answer(outputs)),
         baseline=lambda: _baseline(data, questions),
         best_by="f1",

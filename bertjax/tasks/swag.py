@@ -48,8 +48,9 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         trained,
         examples,
         readings,
+        output="swag",
         score=lambda outputs: _accuracy(examples, _predictions(examples, outputs)),
-        baseline=lambda: _accuracy(examples, np.full(len(examples), _most_frequent(examples))),
+        baseline=lambda: _accuracy(examples, finetuning.constant_guess(examples.rows["labels"])),
         best_by="accuracy",
         write=functools.partial(_write, examples),
     )
@@ -68,7 +69,7 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], spl
     columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
     vocabulary, seq_len = tokenizer.vocabulary, config.data.seq_len
     sequences, labels = [], []
-    for row in read_table(path, columns, reading, form="csv"):
+    for row in read_table(path, columns, reading, form="csv", keep_short=not labelled):
         context = tokenizer.encode(row.fields["sent1"])
         start = row.fields["sent2"]
         # The ending goes on the second sentence, so both are the second segment.
@@ -95,14 +96,9 @@ def _predictions(examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np
     return np.array(in_input_order(outputs, len(examples))["logits"]).argmax(axis=-1)
 
 
-def _most_frequent(examples: Examples) -> int:
-    labels = examples.rows["labels"]
-    return int(np.bincount(labels[labels >= 0], minlength=1).argmax())
-
-
 def _accuracy(examples: Examples, predictions: np.ndarray) -> dict[str, float]:
     labels = examples.rows["labels"]
-    return {} if (labels < 0).any() else {"accuracy": accuracy(predictions, labels)}
+    return {"accuracy": accuracy(predictions, labels)} if finetuning.are_known(labels) else {}
 
 
 def _write(examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

@@ -1,25 +1,24 @@
-"""A user's own sentences or pairs of them, with a class or a number each, from TSV, CSV or JSON Lines."""
+"""A user's own sentences, pairs of them or words, with a class, a number or tags, from TSV, CSV or JSON Lines."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
 from bertjax.data.files import write_whole
 from bertjax.data.labelled_text import encode_rows
-from bertjax.data.tables import FORMATS, Reading, read_table
+from bertjax.data.tables import FORMATS, Reading, Row, read_table
+from bertjax.data.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
-from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel
-from bertjax.tasks import finetuning
-from bertjax.tasks.task import Objective, Task
+from bertjax.tasks import finetuning, tagging
+from bertjax.tasks.task import Task
 
-KINDS = ("classes", "number")
+KINDS = ("classes", "number", "tags")
 
 
 def check(config: ConfigDict) -> None:
@@ -43,8 +42,12 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not data.train_file:
         if train:
             raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
-        return finetuning.synthetic_task(config, functools.partial(objective, labels=("0", "1")))
+        if data.kind == "tags":
+            return finetuning.synthetic_task(config, functools.partial(tagging.objective, tags=2))
+        return finetuning.synthetic_task(config, functools.partial(finetuning.sequence_objective, ("0", "1")))
     vocabulary = finetuning.vocabulary_of(config)
+    if data.kind == "tags":
+        return _tagging(config, vocabulary, train)
     model = finetuning.model_of(config, vocabulary)
     readings: list[Reading] = []
     labels: Sequence[str] = ()
@@ -55,36 +58,58 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     examples = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
     return finetuning.make_task(
         config,
-        objective(model, labels),
+        finetuning.sequence_objective(labels, model),
         vocabulary,
         trained,
         examples,
         readings,
+        output=f"text/{data.kind}",
+        labels=labels,
         score=lambda outputs: _measured(labels, examples, _values(labels, examples, outputs)),
         baseline=lambda: _baseline(labels, examples),
         best_by="accuracy" if labels else "pearson",
         write=functools.partial(_write, labels, examples),
-        files=finetuning.labels_file(labels) if labels else {},
     )
 
 
-def objective(model: ModelConfig, labels: Sequence[str]) -> Objective:
-    """Cross-entropy over the classes, or squared error where there are none."""
-    if labels:
-        return finetuning.classes_objective(SequenceModel(model, len(labels)))
-    return finetuning.regression_objective(SequenceModel(model, 1))
+def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
+    data = config.data
+    readings: list[Reading] = []
+
+    def read(file: str, labelled: bool) -> Tagged:
+        label = data.label if labelled else None
+        rows, reading = _open(data, file, [data.text, *([label] if label else [])], labelled)
+        readings.append(reading)
+        return tagged_rows(rows, data.text, label, reading)
+
+    labels = finetuning.saved_labels(config)
+    trained = read(data.train_file, True) if train or labels is None else None
+    tagged = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
+    return tagging.tagging_task(
+        config,
+        vocabulary,
+        labels or tagging.tags_of(trained),
+        trained if train else None,
+        tagged,
+        readings,
+        output=f"text/{data.kind}",
+        documents=False,
+    )
 
 
-def _rows(data: ConfigDict, file: str, columns: Sequence[str], reading: Reading):
+def _open(data: ConfigDict, file: str, columns: Sequence[str], labelled: bool) -> tuple[Iterator[Row], Reading]:
+    if not file:
+        raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
     path = Path(data.path).expanduser() / file
     form = path.suffix.removeprefix(".").lower()
     if form not in FORMATS:
         raise UsageError(f"{path} ends with none of {', '.join(f'.{known}' for known in FORMATS)}")
-    return read_table(path, columns, reading, form=form)
+    reading = Reading(str(path))
+    return read_table(path, columns, reading, form=form, keep_short=not labelled), reading
 
 
 def _labels(data: ConfigDict) -> list[str]:
-    labels = sorted({row.fields[data.label] for row in _rows(data, data.train_file, [data.label], Reading(""))})
+    labels = sorted({row.fields[data.label] for row in _open(data, data.train_file, [data.label], True)[0]})
     if len(labels) < 2:
         raise UsageError(f"the column {data.label!r} of {data.train_file} has {len(labels)} different labels, not two")
     return labels
@@ -93,13 +118,10 @@ def _labels(data: ConfigDict) -> list[str]:
 def _read(
     data: ConfigDict, tokenizer: Tokenizer, labels: Sequence[str], readings: list[Reading], file: str, labelled: bool
 ) -> Examples:
-    if not file:
-        raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
     texts = [data.text, *([data.second_text] if data.second_text else [])]
-    reading = Reading(str(Path(data.path).expanduser() / file))
-    readings.append(reading)
     label = data.label if labelled else None
-    rows = _rows(data, file, [*texts, *([label] if label else [])], reading)
+    rows, reading = _open(data, file, [*texts, *([label] if label else [])], labelled)
+    readings.append(reading)
     return encode_rows(rows, texts, label, labels, tokenizer, data.seq_len, reading)
 
 
@@ -110,26 +132,20 @@ def _values(labels: Sequence[str], examples: Examples, outputs: list[dict[str, n
 
 def _measured(labels: Sequence[str], examples: Examples, values: np.ndarray) -> dict[str, float]:
     wanted = examples.rows["labels"]
-    if labels:
-        return (
-            {}
-            if (wanted < 0).any()
-            else {
-                "accuracy": metrics.accuracy(values, wanted),
-                "macro_f1": float(np.mean([metrics.f1(values == c, wanted == c) for c in range(len(labels))])),
-                "matthews": metrics.matthews(values, wanted),
-            }
-        )
-    if np.isnan(wanted).any():
+    if not finetuning.are_known(wanted):
         return {}
+    if labels:
+        return {
+            "accuracy": metrics.accuracy(values, wanted),
+            "macro_f1": float(np.mean([metrics.f1(values == c, wanted == c) for c in range(len(labels))])),
+            "matthews": metrics.matthews(values, wanted),
+        }
     return {"pearson": metrics.pearson(values, wanted), "spearman": metrics.spearman(values, wanted)}
 
 
 def _baseline(labels: Sequence[str], examples: Examples) -> dict[str, float]:
     """The most frequent class, or the mean, for every example."""
-    wanted = examples.rows["labels"]
-    guess = np.bincount(np.maximum(wanted, 0)).argmax() if labels else np.mean(wanted)
-    return _measured(labels, examples, np.full(len(wanted), guess))
+    return _measured(labels, examples, finetuning.constant_guess(examples.rows["labels"]))
 
 
 def _write(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

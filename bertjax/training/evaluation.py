@@ -14,7 +14,7 @@ from bertjax.tasks.task import Objective, Task
 from bertjax.training.checkpoint import load_params
 from bertjax.training.loop import check_batches, evaluate, predict
 from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
-from bertjax.training.starting_point import check_vocabulary
+from bertjax.training.starting_point import check_output_layer, check_vocabulary
 from bertjax.training.writers import say
 
 
@@ -62,6 +62,7 @@ def _mesh_and_params(config: ConfigDict, task: Task, checkpoint: epath.Path) -> 
     shape = MeshConfig(**config.mesh)
     mesh = make_mesh(shape)
     check_vocabulary(task, checkpoint)
+    check_output_layer(task, checkpoint)
     for note in task.notes:
         say(note)
     check_batches(task, mesh, 1)

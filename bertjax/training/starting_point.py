@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
 from bertjax.fields import FROM_CHECKPOINT
+from bertjax.tasks.finetuning import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import workdir_of
@@ -30,6 +31,28 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
             )
 
 
+def check_output_layer(task: Task, checkpoint: epath.Path) -> None:
+    """Refuses to evaluate an output layer as that of another task, whose shape it may well have.
+
+    Raises:
+      UsageError: the checkpoint was trained for another task, or its classes are others.
+    """
+    theirs = workdir_of(checkpoint) / OUTPUT_LAYER
+    if OUTPUT_LAYER in task.files and theirs.exists():
+        ours, found = json.loads(task.files[OUTPUT_LAYER]), json.loads(theirs.read_text())
+        for what in ("output", "labels"):
+            if found[what] != ours[what]:
+                raise UsageError(
+                    f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
+                    f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
+                )
+
+
+def _shown(value: str | list[str]) -> str:
+    text = value if isinstance(value, str) else ", ".join(value) or "(none)"
+    return text if len(text) < 100 else f"{text[:97]}..."
+
+
 def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     """The config with the fields it leaves to the checkpoint: the model's sizes, and the path of the vocabulary.
 
@@ -39,13 +62,16 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     workdir = workdir_of(checkpoint)
     try:
         saved = json.loads((workdir / CONFIG).read_text())["model"]
-    except (OSError, ValueError, KeyError) as error:
+        wanted = {name: saved[name] for name in (*FROM_CHECKPOINT, "vocab_multiple")}
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{checkpoint} has no readable {workdir / CONFIG} ({error}), which tells its sizes") from error
+    except KeyError as error:
+        raise UsageError(f"{workdir / CONFIG} has no field {error}, which tells a size of {checkpoint}") from error
     whole = config.copy_and_resolve_references()
     for name in FROM_CHECKPOINT:
         if not whole.model[name]:
-            whole.model[name] = saved[name]
-    whole.model.vocab_multiple = saved["vocab_multiple"]
+            whole.model[name] = wanted[name]
+    whole.model.vocab_multiple = wanted["vocab_multiple"]
     if "vocabulary" in whole.data and not whole.data.vocabulary:
         whole.data.vocabulary = str(workdir / ENTRY)
     return whole

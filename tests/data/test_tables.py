@@ -31,6 +31,26 @@ def test_short_rows_are_counted_with_the_first_line(tmp_path):
     assert "4 rows read" in reading.summary() and "line 3" in reading.summary()
 
 
+def test_rows_to_predict_are_kept_however_short(tmp_path):
+    found, reading = rows(tmp_path, b"id\ttext\n1\ta\n\n2\n3\td\n", columns=("text",), keep_short=True)
+    assert found == [(2, "a"), (3, ""), (4, ""), (5, "d")]
+    assert reading.noted["with too few fields"]["rows"] == 2 and not reading.skipped
+
+
+def test_a_blank_line_is_a_row(tmp_path):
+    for form in ("tsv", "csv"):
+        assert [row[1] for row in rows(tmp_path, b"text\na\n\nb\n", columns=("text",), form=form)[0]] == ["a", "", "b"]
+    found, reading = rows(tmp_path, b"text\tlabel\na\t1\n\nb\t0\n")
+    assert [row[0] for row in found] == [2, 4] and reading.read == 3
+    assert reading.skipped["with too few fields"]["first"] == "line 3"
+
+
+def test_an_empty_file_is_named(tmp_path):
+    for form in ("tsv", "csv", "jsonl"):
+        with pytest.raises(UsageError, match="file is empty"):
+            rows(tmp_path, b"\xef\xbb\xbf\r\n", form=form)
+
+
 def test_odd_characters_end_no_line(tmp_path):
     found, _ = rows(tmp_path, "text\tlabel\na\u2028b\x85c\x0bd\t1\n".encode())
     assert found == [(2, "a\u2028b\x85c\x0bd", "1")]
@@ -55,7 +75,7 @@ def test_a_quote_that_never_closes_is_an_error_with_its_line(tmp_path):
 def test_json_lines(tmp_path):
     found, reading = rows(tmp_path, b'{"text": "a", "label": 1}\n\n{"text": "b"}\n', form="jsonl")
     assert found == [(1, "a", "1")]
-    assert reading.skipped["with too few fields"]["first"] == "line 3"
+    assert reading.read == 3 and reading.skipped == {"with too few fields": {"rows": 2, "first": "line 2"}}
     with pytest.raises(UsageError, match="line 1 is not JSON"):
         rows(tmp_path, b"text\n", form="jsonl")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bertjax.corpus.tokenizer import Tokenizer, load_vocabulary
-from bertjax.data.tables import Reading
-from bertjax.data.tagged import make_rows, read_tagged
+from bertjax.data.tables import Reading, Row
+from bertjax.data.tagged import make_rows, read_tagged, tagged_rows
 from bertjax.errors import UsageError
 
 FILE = """-DOCSTART- -X- O O
@@ -53,6 +53,28 @@ def test_windows_line_ends_a_byte_order_mark_and_no_last_line_end_change_nothing
 def test_what_is_not_conll_is_refused_with_its_line(tmp_path, content, says):
     with pytest.raises(UsageError, match=says):
         read(tmp_path, content)
+
+
+def test_bytes_that_are_not_utf8_are_noted(tmp_path):
+    path = tmp_path / "eng.train"
+    path.write_bytes(b"caf\xe9 O\n")
+    reading = Reading(str(path))
+    assert read_tagged(path, reading).words == ["caf\ufffd"]
+    assert reading.noted["with bytes that are not UTF-8"] == {"rows": 1, "first": "line 1"}
+
+
+def test_a_row_of_a_table_is_a_sentence():
+    rows = [
+        Row(2, {"w": "a b", "t": "O B-X"}),
+        Row(3, {"w": ["c d", "e"], "t": ["O", "O"]}),
+        Row(4, {"w": "", "t": ""}),
+    ]
+    reading = Reading("file")
+    tagged = tagged_rows(rows, "w", "t", reading)
+    assert tagged.sentences(tagged.words) == [["a", "b"], ["c_d", "e"], []]
+    assert reading.used == 3 and reading.noted["with an empty text"]["first"] == "line 4"
+    with pytest.raises(UsageError, match="file line 5: 2 words and 1 tags"):
+        tagged_rows([Row(5, {"w": "a b", "t": "O"})], "w", "t", reading)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +133,8 @@ def test_a_word_without_pieces_is_unknown_and_still_told(tokenizer, tmp_path):
 def test_a_tag_the_training_file_has_not_is_refused(tokenizer, tmp_path):
     with pytest.raises(UsageError, match="dev has tags the training file has not: I-PER"):
         make_rows(read(tmp_path), ["O", "I-LOC", "I-ORG"], tokenizer, 16, False, "dev")
-    unlabelled, *_ = make_rows(read(tmp_path), [], tokenizer, 16, False, "test")
+    words = tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, Reading(""))
+    assert not words.has_tags
+    unlabelled, *_ = make_rows(words, LABELS, tokenizer, 16, False, "test")
     assert (unlabelled.tokens["token_labels"] == -1).all()
     assert np.all(unlabelled.tokens["segment_ids"] == 0)

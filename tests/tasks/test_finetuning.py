@@ -286,7 +286,42 @@ def test_own_files_in_any_form(letters, tmp_path, capfd):
     (tmp_path / "train.csv").unlink()
     (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/new.tsv")
     lines = path.read_text().split()
-    assert lines[0] == "prediction" and len(lines) == 3 and set(lines[1:]) <= {"good", "bad"}
+    assert lines[0] == "prediction" and len(lines) == 4 and set(lines[1:]) <= {"good", "bad"}
+
+
+@pytest.mark.parametrize("tag, best_by", [("I-PER", "f1"), ("NOUN", "word_accuracy")])
+def test_own_words_with_tags_in_any_form(tag, best_by, letters, tmp_path, capfd):
+    sentences = [(["zu", "ba", "pa"], [tag, "O", "O"]), (["ke", "zu"], ["O", tag])] * 16
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": w, "label": t}) + "\n" for w, t in sentences))
+    (tmp_path / "dev.tsv").write_text(
+        "text\tlabel\n" + "".join(f"{' '.join(w)}\t{' '.join(t)}\n" for w, t in sentences)
+    )
+    (tmp_path / "new.csv").write_text('text\n"ba zu"\n\nzu\n')
+    config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.tsv,kind=tags"
+    results = train(config, tmp_path / "run", letters, steps=0, epochs=15)
+    assert results[best_by] == max(results["baseline"][best_by], results[best_by]) > 0.9
+    assert ("f1" in results) == (best_by == "f1")
+    (tmp_path / "train.jsonl").unlink()
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/new.csv")
+    assert path.read_text() == f"ba O\nzu {tag}\n\n\nzu {tag}\n"
+
+
+def test_mixed_schemes_of_tags_are_refused(letters, tmp_path, capfd):
+    (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
+    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags,size=L1_H16"
+    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
+    assert "the tags mix schemes: B-PER marks an entity, LOC does not" in error
+
+
+def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, tmp_path, capfd):
+    for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
+        config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+        error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
+        assert "has output glue/cola, the config wants glue/rte" in error
+    assert "was trained for glue" in refused(capfd, "fill", f"--checkpoint={cola}", "[MASK]")
+    assert "times the input of pre-training" in refused(
+        capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
+    )
 
 
 def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):

@@ -69,7 +69,7 @@ def truncate(folder):
 
 
 def flip_bits(folder):
-    """One bit in every 256 bytes: Orbax leaves bytes in its files that nothing reads, and a lone flip may fall there."""
+    """One bit in every 256 bytes: Orbax leaves bytes in its files that nothing reads, and one flip may fall there."""
     file = data_files(folder)[0]
     content = bytearray(file.read_bytes())
     for position in range(0, len(content), 256):

@@ -1,0 +1,27 @@
+"""A small corpus whose documents can be told apart, for tests that need one."""
+
+import random
+from pathlib import Path
+
+
+def make_corpus(folder: Path) -> Path:
+    """Prepares 60 short documents, each with words of its own, and a vocabulary trained on them."""
+    from bertjax.corpus.prepare import prepare
+
+    rng = random.Random(0)
+    all_words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
+    documents = []
+    for _ in range(60):
+        words = rng.sample(all_words, 6)
+        sentences = [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(rng.randint(4, 12))]
+        documents.append("\n".join(sentences))
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+    prepare(
+        [f"text:{folder}/text.txt"],
+        folder / "corpus",
+        vocabulary_size=70,
+        heldout_share=0.1,
+        workers=1,
+        progress=False,
+    )
+    return folder / "corpus"
