@@ -1,7 +1,8 @@
-"""A config to the task it describes: an experiment's file, or what the workdir of a checkpoint keeps."""
+"""Configs, of an experiment's file or of a checkpoint's workdir, and the tasks they describe."""
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from etils import epath
@@ -9,7 +10,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config import load_config, load_saved_config
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning import OUTPUT_LAYER
+from bertjax.tasks.finetuning import OUTPUT_LAYER, SPLITS
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -22,38 +23,27 @@ _PATHS = ("corpus", "path", "vocabulary", "labels")
 _FILES = ("train_file", "dev_file", "test_file")
 
 
-def from_experiment(
-    experiment: str,
-    overrides: list[str],
-    *,
-    train: bool = False,
-    start: str | epath.Path | None = None,
-    split: str = "",
-) -> tuple[ConfigDict, Task]:
-    """The config of an experiment, and its task.
+def experiment_config(experiment: str, overrides: Sequence[str], start: str | epath.Path | None = None) -> ConfigDict:
+    """The config of an experiment.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE`.
-      train: the task needs its training data.
-      start: checkpoint that the parameters come from, and what the config leaves to it.
-      split: to evaluate; "" is the config's.
+      start: checkpoint that gives what the config leaves to it.
 
     Raises:
-      UsageError: the config, its data or the checkpoint cannot be used.
+      UsageError: the config or the checkpoint cannot be used.
     """
     config = load_config(experiment, overrides)
     _make_absolute(config.data)
-    if start is not None:
-        config = adopt(config, find_checkpoint(start))
-    return _config_and_task(config, train, split)
+    return config if start is None else adopt(config, find_checkpoint(start))
 
 
-def from_checkpoint(checkpoint: epath.Path, overrides: list[str], split: str = "") -> tuple[ConfigDict, Task]:
-    """The config a checkpoint was trained with, and its task for evaluation.
+def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:
+    """The config a checkpoint was trained with.
 
     Raises:
-      UsageError: as `from_experiment`.
+      UsageError: there is none, or the overrides do not fit.
     """
     workdir = workdir_of(checkpoint)
     config = load_saved_config(workdir / CONFIG, overrides)
@@ -62,35 +52,32 @@ def from_checkpoint(checkpoint: epath.Path, overrides: list[str], split: str = "
         config.data.vocabulary = str(workdir / ENTRY)
         if (workdir / OUTPUT_LAYER).exists():
             config.data.labels = str(workdir / OUTPUT_LAYER)
-    return _config_and_task(config, False, split)
+    return config
 
 
-def pretrained(checkpoint: epath.Path) -> Task:
-    """The pre-training task of a checkpoint, without its corpus.
+def choose_split(config: ConfigDict, split: str) -> ConfigDict:
+    """The config, to predict the examples of `split`.
 
     Raises:
-      UsageError: the checkpoint is of another task, so that it has no masked language model.
+      UsageError: there is no such split, or the task predicts none.
     """
-    workdir = workdir_of(checkpoint)
-    config = load_saved_config(workdir / CONFIG, [])
-    if config.task != _PRETRAINING:
-        raise UsageError(f"{checkpoint} was trained for {config.task}; give a checkpoint of pre-training")
-    config.data.corpus, config.model.vocab_size = "", workdir_vocabulary(workdir).size
-    return _config_and_task(config, False, "")[1]
+    if split not in SPLITS:
+        raise UsageError(f"--split is {split!r}; known: {', '.join(SPLITS)}")
+    if "eval_split" not in config.data:
+        raise UsageError(f"the task {config.task} has no predictions to write")
+    config.data.eval_split = split
+    return config
 
 
-def _make_absolute(data: ConfigDict) -> None:
-    """Makes paths whole, so that the config a run saves means the same from any folder."""
-    for name in (*_PATHS, *(() if data.get("path") else _FILES)):
-        if data.get(name) and ":" not in data[name]:
-            data[name] = os.path.abspath(os.path.expanduser(data[name]))
+def build_task(config: ConfigDict, train: bool = False) -> Task:
+    """The task of a config.
 
+    Args:
+      train: it needs its training data.
 
-def _config_and_task(config: ConfigDict, train: bool, split: str) -> tuple[ConfigDict, Task]:
-    if split:
-        if "eval_split" not in config.data:
-            raise UsageError(f"the task {config.task} has no predictions to write")
-        config.data.eval_split = split
+    Raises:
+      UsageError: there is no such task, or a value or the data cannot be used.
+    """
     # Not a registry: the name is that of the one file that knows the task.
     if not config.task.isidentifier() or not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
         raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{config.task}.py")
@@ -98,4 +85,24 @@ def _config_and_task(config: ConfigDict, train: bool, split: str) -> tuple[Confi
     if not hasattr(module, "build"):
         raise UsageError(f"config.task is {config.task!r}, which is no task")
     module.check(config)
-    return config, module.build(config, train)
+    return module.build(config, train)
+
+
+def pretrained_task(checkpoint: epath.Path) -> Task:
+    """The pre-training task of a checkpoint, without its corpus.
+
+    Raises:
+      UsageError: the checkpoint is of another task, so that it has no masked language model.
+    """
+    config = checkpoint_config(checkpoint, [])
+    if config.task != _PRETRAINING:
+        raise UsageError(f"{checkpoint} was trained for {config.task}; give a checkpoint of pre-training")
+    config.data.corpus, config.model.vocab_size = "", workdir_vocabulary(workdir_of(checkpoint)).size
+    return build_task(config)
+
+
+def _make_absolute(data: ConfigDict) -> None:
+    """Makes paths whole, so that the config a run saves means the same from any folder."""
+    for name in (*_PATHS, *(() if data.get("path") else _FILES)):
+        if data.get(name) and ":" not in data[name]:
+            data[name] = os.path.abspath(os.path.expanduser(data[name]))

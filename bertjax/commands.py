@@ -14,24 +14,22 @@ from typing import Any
 from bertjax.errors import BertjaxError, UsageError
 
 
-def _experiment(args: argparse.Namespace, **wanted: Any) -> tuple[Any, Any]:
-    """The config and the task of --config; see `bertjax.building.from_experiment`."""
-    from bertjax.building import from_experiment
+def _config(args: argparse.Namespace, start: Any = None) -> Any:
+    """The config of --config; see `bertjax.building.experiment_config`."""
+    from bertjax.building import experiment_config
 
     if not args.config:
         raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
-    return from_experiment(args.config, args.overrides, **wanted)
+    return experiment_config(args.config, args.overrides, start)
 
 
-def _of_checkpoint(args: argparse.Namespace, split: str = "") -> tuple[Any, Any, Any]:
-    """The checkpoint, and the config and the task of --config or, without it, of the checkpoint."""
-    from bertjax.building import from_checkpoint
+def _checkpoint_and_config(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The checkpoint, and the config of --config or, without it, of the checkpoint."""
+    from bertjax.building import checkpoint_config
     from bertjax.training.checkpoint import find_checkpoint
 
     checkpoint = find_checkpoint(args.checkpoint)
-    if args.config:
-        return checkpoint, *_experiment(args, start=checkpoint, split=split)
-    return checkpoint, *from_checkpoint(checkpoint, args.overrides, split)
+    return checkpoint, _config(args, checkpoint) if args.config else checkpoint_config(checkpoint, args.overrides)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -58,11 +56,13 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def inspect(args: argparse.Namespace) -> None:
+    from bertjax.building import build_task
     from bertjax.corpus.store import open_corpus
     from bertjax.data.inspect import format_example, format_row, write_batches
     from bertjax.tasks.vocabulary_files import open_vocabulary
 
-    config, task = _experiment(args, train=True)
+    config = _config(args)
+    task = build_task(config, train=True)
     if args.steps < 1 or args.steps > task.schedule.steps:
         raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
     if args.rows < 1:
@@ -87,39 +87,40 @@ def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
 
 
 def describe(args: argparse.Namespace) -> None:
+    from bertjax.building import build_task
     from bertjax.report.describe import describe_task
 
-    config, task = _experiment(args)
-    print(describe_task(config, task))
+    config = _config(args)
+    print(describe_task(config, build_task(config)))
 
 
 def train(args: argparse.Namespace) -> None:
+    from bertjax.building import build_task
     from bertjax.training.loop import train as run
 
     if args.distributed:
         _join_the_others()
-    config, task = _experiment(args, train=True, start=args.init_from)
-    print(json.dumps(run(config, task, args.workdir, args.init_from)))
+    config = _config(args, args.init_from)
+    print(json.dumps(run(config, build_task(config, train=True), args.workdir, args.init_from)))
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from bertjax.building import from_experiment
+    from bertjax.building import experiment_config
     from bertjax.config import load_trials
     from bertjax.training.sweep import run_sweep
 
     if args.seeds < 1:
         raise UsageError(f"--seeds is {args.seeds}; it must be at least 1")
-    # Refuses a wrong config before any trial.
-    first, _ = _experiment(args, train=True, start=args.init_from)
+    config = _config(args, args.init_from)
+    # What is given on the command line holds for every trial.
     given = [item for item in args.overrides if not item.startswith("--config.seed=")]
 
-    def build(trial: dict[str, Any]) -> tuple[Any, Any]:
-        # What is given on the command line holds for every trial.
+    def configure(trial: dict[str, Any]) -> Any:
         overrides = [*(f"--config.{field}={value}" for field, value in trial.items()), *given]
-        return from_experiment(args.config, overrides, train=True, start=args.init_from)
+        return experiment_config(args.config, overrides, args.init_from)
 
-    trials = [{**trial, "seed": first.seed + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
-    print(json.dumps(run_sweep(build, trials, args.workdir, args.init_from)))
+    trials = [{**trial, "seed": config.seed + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
+    print(json.dumps(run_sweep(configure, trials, args.workdir, args.init_from)))
 
 
 def _join_the_others() -> None:
@@ -141,23 +142,23 @@ def _join_the_others() -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    from bertjax.building import build_task
     from bertjax.training.evaluation import evaluate_checkpoint
     from bertjax.training.writers import say
 
-    checkpoint, config, task = _of_checkpoint(args)
-    values = evaluate_checkpoint(config, task, checkpoint)
+    checkpoint, config = _checkpoint_and_config(args)
+    values = evaluate_checkpoint(config, build_task(config), checkpoint)
     say(f"of checkpoint {checkpoint}")
     print(json.dumps(values))
 
 
 def predict(args: argparse.Namespace) -> None:
-    from bertjax.tasks.finetuning import SPLITS
+    from bertjax.building import build_task, choose_split
     from bertjax.training.evaluation import write_predictions
 
-    if args.split not in SPLITS:
-        raise UsageError(f"--split is {args.split!r}; known: {', '.join(SPLITS)}")
-    checkpoint, config, task = _of_checkpoint(args, args.split)
-    for path in write_predictions(config, task, checkpoint, args.output):
+    checkpoint, config = _checkpoint_and_config(args)
+    choose_split(config, args.split)
+    for path in write_predictions(config, build_task(config), checkpoint, args.output):
         print(path)
 
 
@@ -170,14 +171,14 @@ def submission(args: argparse.Namespace) -> None:
 
 
 def fill(args: argparse.Namespace) -> None:
-    from bertjax.building import pretrained
+    from bertjax.building import pretrained_task
     from bertjax.tasks.fill import fill as run
     from bertjax.tasks.vocabulary_files import workdir_vocabulary
     from bertjax.training.checkpoint import find_checkpoint, load_params, workdir_of
     from bertjax.training.evaluation import abstract_params
 
     checkpoint = find_checkpoint(args.checkpoint)
-    task = pretrained(checkpoint)
+    task = pretrained_task(checkpoint)
     vocabulary = workdir_vocabulary(workdir_of(checkpoint))
     params = load_params(checkpoint, abstract_params(task.objective), print)
     for text in args.text:
@@ -187,25 +188,27 @@ def fill(args: argparse.Namespace) -> None:
 
 
 def bench_step(args: argparse.Namespace) -> None:
+    from bertjax.building import build_task
     from bertjax.training.bench import bench_step as run
 
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
-    config, task = _experiment(args)
-    print(json.dumps(run(config, task, args.steps)))
+    config = _config(args)
+    print(json.dumps(run(config, build_task(config), args.steps)))
 
 
 def bench_input(args: argparse.Namespace) -> None:
     from bertjax.corpus.store import open_corpus
     from bertjax.data.bench import bench_input as run
     from bertjax.data.settings import Masking
-    from bertjax.fields import phases
+    from bertjax.fields import check_pretraining, phases
 
-    config, _ = _experiment(args)
+    config = _config(args)
     if "corpus" not in config.data:
         raise UsageError(f"`bench input` times the input of pre-training; the config's task is {config.task}")
     if not config.data.corpus:
         raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
+    check_pretraining(config)
     print(
         json.dumps(
             run(

@@ -140,6 +140,7 @@ def make_task(
         batch_sizes=batch_sizes,
         train_batches=batches,
         eval_batches=partial(eval_batches, evaluated, evaluation, process),
+        eval_steps=-(-len(evaluated) // evaluation.batch_size),
         work=work,
         synthetic_batch=lambda: next(batches(0)),
         score=lambda means, outputs: {**means, **score(outputs)},

@@ -55,6 +55,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         batch_sizes=tuple(phase.batch_size for phase in phases(config)),
         train_batches=partial(_train_batches, config, corpus),
         eval_batches=partial(_eval_batches, config, corpus),
+        eval_steps=-(-config.data.eval_rows // phases(config)[0].batch_size),
         work=partial(_work, phases(config), model),
         synthetic_batch=partial(synthetic_batch, phases(config)[0], model),
         score=lambda means, outputs: _with_perplexity(means),

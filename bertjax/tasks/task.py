@@ -76,6 +76,7 @@ class Task:
       batch_sizes: rows of the global batches there are, which must split over the devices.
       train_batches: first step to this process's rows of the batch of that step and all after.
       eval_batches: this process's rows of the evaluation batches; every example exactly once, padding has weight 0.
+      eval_steps: batches of an evaluation, to tell the time left; 0 where they are not known before.
       work: a step to what all steps before it amount to.
       synthetic_batch: a batch of random numbers, of the shape of the first step, for benchmarks.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
@@ -100,6 +101,7 @@ class Task:
     score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means
     baseline: Callable[[], dict[str, float]] = dict
     best_by: str = ""
+    eval_steps: int = 0
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
     fresh: tuple[str, ...] = ()
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)

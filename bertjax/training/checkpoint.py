@@ -231,8 +231,16 @@ def score_of(checkpoint: epath.Path) -> float:
 
 
 def saved_fingerprint(checkpoint: epath.Path) -> str:
-    """Hexadecimal digits that change with any bit of the parameters."""
-    return f"{json.loads((checkpoint / 'meta' / 'metadata').read_text())['fingerprints']['params']:08x}"
+    """Hexadecimal digits that change with any bit of the parameters.
+
+    Raises:
+      BertjaxError: the checkpoint is damaged.
+    """
+    file = checkpoint / "meta" / "metadata"
+    try:
+        return f"{json.loads(file.read_text())['fingerprints']['params']:08x}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)})") from error
 
 
 def workdir_of(checkpoint: epath.Path) -> epath.Path:

@@ -11,10 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params, saved_fingerprint
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.progress import Progress
 from bertjax.training.sharding import MeshConfig, batch_shards, make_mesh, put_batch, replicated
@@ -50,8 +51,10 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     """
     mesh = make_mesh(MeshConfig(**config.mesh))
     check_batches(task, mesh, config.accumulate)
+    start = ""
     if init_from:
         check_vocabulary(task, find_checkpoint(init_from))
+        start = saved_fingerprint(find_checkpoint(init_from))
     optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
@@ -59,7 +62,7 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     workdir = workdirs.make(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
-        workdirs.claim(workdir, config.to_dict(), task.data_hash, abstract)
+        workdirs.claim(workdir, config.to_dict(), task.data_hash, start, abstract)
         stop_requested = stack.enter_context(stop_requests())
         workdirs.keep_files(workdir, task.files)
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, config.keep_checkpoints)))
@@ -68,7 +71,8 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
         if state is not None:
             say(f"going on from step {int(state.step):,} of {workdir}")
             if init_from:
-                say("--init_from is for a run that begins; this one goes on without it")
+                other = "" if workdirs.started_from(workdir) == start else ", which began with other parameters,"
+                say(f"--init_from is for a run that begins; this one{other} goes on without it")
         else:
             state = init_state(task.objective, optimizer, mesh, _key(config.seed, "init"))
             if init_from:
@@ -151,9 +155,12 @@ def predict(task: Task, mesh: Mesh, params: Any) -> tuple[dict[str, float], list
     names = task.objective.metrics
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []
-    for batch in task.eval_batches():
-        sums, output = eval_step(params, put_batch(batch, mesh), sums)
-        outputs.append(output)
+    shown = jax.process_index() == 0
+    with progress_bar("evaluation", task.eval_steps or None, " batches", shown, after_seconds=2) as bar:
+        for batch in task.eval_batches():
+            sums, output = eval_step(params, put_batch(batch, mesh), sums)
+            outputs.append(output)
+            bar.update()
     return _with_loss(means(jax.device_get(sums)), task.objective), jax.device_get(outputs)
 
 

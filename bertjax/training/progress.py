@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +12,13 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from bertjax.corpus.progress import progress_bar
 from bertjax.planning.flops import peak_flops_per_second
 from bertjax.report.curves import draw_curves
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.optimizer import LearningRate
-from bertjax.training.workdir import write_atomically
+from bertjax.training.workdir import started_from, write_atomically
 from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_lines, rounded, say
 
 RESULTS = "results.json"
@@ -46,12 +48,16 @@ class Progress:
         self._peak, source = peak_flops_per_second(jax.devices())
         say(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
         self._compilation = _Compilation()
+        # Elsewhere than on a terminal the lines of `log` say as much.
+        shown = self._writers is not None and sys.stderr.isatty()
+        self._bar = progress_bar("training", schedule.steps, " steps", shown=shown, done=step)
         self._started = self._since = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
         self._tokens_per_second = self._flops_per_second = 0.0
 
     def close(self) -> None:
+        self._bar.close()
         self._compilation.close()
         if self._writers:
             self._writers.close()
@@ -67,6 +73,7 @@ class Progress:
 
     def stepped(self, step: int, done: jax.Array) -> None:
         """After each step; waits for the first, which compiles and is left out of the speed."""
+        self._bar.update()
         if self._compiling:
             jax.block_until_ready(done)
             seconds = time.monotonic() - self._started - self._paused_seconds
@@ -129,10 +136,12 @@ class Progress:
         results = {
             "step": step,
             "seed": self._config.seed,
+            "selected_by": self._task.best_by,
             **values,
             "baseline": baseline,
             "checkpoint": f"{CHECKPOINTS}/{checkpoint.name}",
             "parameters_fingerprint": saved_fingerprint(checkpoint),
+            "started_from": started_from(self._workdir),
             "data_sha256": self._task.data_hash,
             **self._task.report,
             "config": self._config.to_dict(),

@@ -1,22 +1,24 @@
 """Many runs of one config with other fields: each kept when it is done, selected on dev (section A.3 of the paper)."""
 
+import contextlib
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.errors import BertjaxError
-from bertjax.tasks.task import Task
+from bertjax.building import build_task
+from bertjax.corpus.progress import progress_bar
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import loop
-from bertjax.training.checkpoint import CHECKPOINTS, absolute
+from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, first_line, saved_fingerprint
 from bertjax.training.progress import RESULTS
-from bertjax.training.workdir import write_atomically
+from bertjax.training.workdir import other_numbers, write_atomically
 from bertjax.training.writers import duration, say
 
 SWEEP = "sweep.json"
@@ -25,7 +27,7 @@ _SEED = "seed"
 
 
 def run_sweep(
-    build: Callable[[dict[str, Any]], tuple[ConfigDict, Task]],
+    configure: Callable[[dict[str, Any]], ConfigDict],
     trials: Sequence[dict[str, Any]],
     path: str,
     init_from: str | None,
@@ -36,7 +38,7 @@ def run_sweep(
     begins. Of all finished trials, the best alone keeps its checkpoints.
 
     Args:
-      build: a trial's fields to its config and task.
+      configure: a trial's fields to its config.
       trials: fields and their values; those that differ in `seed` alone are restarts of one setting.
       path: the workdir of the sweep.
       init_from: checkpoint that each trial starts from.
@@ -45,27 +47,35 @@ def run_sweep(
       What `sweep.json` holds: all trials, the settings with mean, deviation and best, and the best trial.
 
     Raises:
+      UsageError: a trial's config, or the data of the first, cannot be used; or a trial finished with another config.
       BertjaxError: every trial failed.
     """
     workdir = absolute(path)
+    # All of them before any trial, so that a wrong field does not show after hours.
+    configs = [configure(trial) for trial in trials]
+    folders = [workdir / _TRIALS / name_of(trial) for trial in trials]
+    finished = [_finished(*each, init_from) for each in zip(trials, configs, folders, strict=True)]
+    if not any(finished):
+        build_task(configs[0], train=True)
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
-    for number, trial in enumerate(trials, 1):
-        folder = workdir / _TRIALS / name_of(trial)
-        start = time.monotonic()
-        ran = not (folder / RESULTS).exists()
-        if ran:
-            left = f", about {duration(statistics.mean(spent) * (len(trials) - number + 1))} left" if spent else ""
-            say(f"trial {number} of {len(trials)}: {name_of(trial)}{left}")
-        outcome, stopped = _outcome(build, trial, folder, init_from)
-        if stopped:
-            say(f"the sweep stopped in trial {number} of {len(trials)}; the same command goes on from here")
-            return {"stopped": True, "trials": outcomes}
-        if ran:
-            spent.append(time.monotonic() - start)
-        outcomes.append(outcome)
-        _keep_best_checkpoint(outcomes, workdir)
-        write_atomically(workdir / SWEEP, json.dumps(summary(outcomes), indent=1) + "\n")
+    with contextlib.closing(progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty())) as bar:
+        for number, (trial, config, folder, outcome) in enumerate(
+            zip(trials, configs, folders, finished, strict=True), 1
+        ):
+            if outcome is None:
+                left = f", about {duration(statistics.mean(spent) * (len(trials) - number + 1))} left" if spent else ""
+                say(f"trial {number} of {len(trials)}: {name_of(trial)}{left}")
+                start = time.monotonic()
+                outcome = _run(trial, config, folder, init_from)
+                if outcome is None:
+                    say(f"the sweep stopped in trial {number} of {len(trials)}; the same command goes on from here")
+                    return {"stopped": True, "trials": outcomes}
+                spent.append(time.monotonic() - start)
+            outcomes.append(outcome)
+            bar.update()
+            _keep_best_checkpoint(outcomes, workdir)
+            write_atomically(workdir / SWEEP, json.dumps(summary(outcomes), indent=1) + "\n")
     whole = summary(outcomes)
     if whole["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
@@ -74,30 +84,44 @@ def run_sweep(
     return {"stopped": False, **whole}
 
 
-def _outcome(
-    build: Callable[[dict[str, Any]], tuple[ConfigDict, Task]],
-    trial: dict[str, Any],
-    folder: epath.Path,
-    init_from: str | None,
-) -> tuple[dict[str, Any], bool]:
-    """What became of a trial, and whether a signal stopped it."""
+def _run(trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_from: str | None) -> dict[str, Any] | None:
+    """What became of a trial; None where a signal stopped it."""
     try:
-        config, task = build(trial)
-        if not (folder / RESULTS).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            if loop.train(config, task, os.fspath(folder), init_from)["stopped"]:
-                return {}, True
-        results = json.loads((folder / RESULTS).read_text())
-    except BertjaxError as error:
-        say(f"the trial failed: {error}")
-        return {"trial": trial, "error": str(error)}, False
-    metrics = {name: value for name, value in results.items() if isinstance(value, float)}
-    return {"trial": trial, "score": results[task.best_by], "score_name": task.best_by, "metrics": metrics}, False
+        folder.mkdir(parents=True, exist_ok=True)
+        task = build_task(config, train=True)
+        if loop.train(config, task, os.fspath(folder), init_from)["stopped"]:
+            return None
+        return _outcome(trial, json.loads((folder / RESULTS).read_text()))
+    except Exception as error:  # Whatever ends one trial, the next may do better.
+        text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
+        say(f"the trial failed: {text}")
+        return {"trial": trial, "error": text}
+
+
+def _finished(
+    trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_from: str | None
+) -> dict[str, Any] | None:
+    """The outcome of a trial that was run before; None where it was not, or not to its end."""
+    if not (folder / RESULTS).exists():
+        return None
+    results = json.loads((folder / RESULTS).read_text())
+    shown = other_numbers(results["config"], config.to_dict())
+    if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
+        shown = "it started from other parameters than those of --init_from"
+    if shown:
+        raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
+    return _outcome(trial, results)
+
+
+def _outcome(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    name = results["selected_by"]
+    metrics = {key: value for key, value in results.items() if isinstance(value, float)}
+    return {"trial": trial, "score": results[name], "score_name": name, "metrics": metrics}
 
 
 def name_of(trial: dict[str, Any]) -> str:
     """A folder's name that says what is special about a trial."""
-    return ",".join(f"{field.rpartition('.')[2]}={value}" for field, value in sorted(trial.items())) or "default"
+    return ",".join(f"{field}={value}" for field, value in sorted(trial.items())) or "default"
 
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,18 +147,18 @@ def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(whole: dict[str, Any]) -> str:
     """The settings as text, the best first."""
-    lines = [
-        f"{whole['best']['score_name'] + ' on dev':<44}{'trials':>7}{'mean':>9}{'dev.':>9}{'best':>9}{'failed':>8}"
-    ]
+    title = f"{whole['best']['score_name']} on dev"
+    width = 2 + max(len(title), *(len(row["setting"]) for row in whole["settings"]))
+    lines = [f"{title:<{width}}{'trials':>7}{'mean':>9}{'dev.':>9}{'best':>9}{'failed':>8}"]
     for row in whole["settings"]:
         scores = "".join(f"{row[name]:>9.4f}" if name in row else f"{'':>9}" for name in ("mean", "deviation", "best"))
-        lines.append(f"{row['setting']:<44}{row['trials']:>7}{scores}{row['failed']:>8}")
+        lines.append(f"{row['setting']:<{width}}{row['trials']:>7}{scores}{row['failed']:>8}")
     return "\n".join(lines)
 
 
 def _keep_best_checkpoint(outcomes: list[dict[str, Any]], workdir: epath.Path) -> None:
     best = summary(outcomes)["best"]
     for outcome in outcomes:
-        folder = Path(os.fspath(workdir / _TRIALS / name_of(outcome["trial"]))) / CHECKPOINTS
+        folder = workdir / _TRIALS / name_of(outcome["trial"]) / CHECKPOINTS
         if outcome is not best and "score" in outcome and folder.exists():
-            epath.Path(folder).rmtree()
+            folder.rmtree()

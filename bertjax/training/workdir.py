@@ -58,13 +58,14 @@ def make(path: str) -> epath.Path:
     return workdir
 
 
-def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, state: TrainState) -> None:
+def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: str, state: TrainState) -> None:
     """Writes down whose workdir it is, unless it holds checkpoints of another config or of other data.
 
     Args:
       workdir: locked by this process.
       config: the run's, as nested dictionaries.
       data_hash: of what the run reads; the config has its path alone.
+      start: fingerprint of the parameters it starts from, kept from the first attempt; "" is random ones.
       state: abstract, for the size of a checkpoint.
 
     Raises:
@@ -74,15 +75,15 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, state: Tr
     # A run that failed before its first checkpoint has left nothing to protect from the command that puts it right.
     begun = any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
     old = _read(workdir / CONFIG) if begun else None
-    changed = [] if old is None else [line for line in differences(old, config) if not line.startswith(_MAY_CHANGE)]
-    if changed:
-        shown = "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
+    shown = "" if old is None else other_numbers(old, config)
+    if shown:
         raise UsageError(
             f"the workdir {workdir} belongs to a run with another config ({shown}); choose another "
             "--workdir, or go back to that config"
         )
-    data = {"sha256": data_hash}
-    if begun and (_read(workdir / DATA) or data) != data:
+    origin = {"sha256": data_hash, "started_from": start}
+    before = (_read(workdir / DATA) if begun else None) or origin
+    if before["sha256"] != data_hash:
         raise UsageError(
             f"the workdir {workdir} belongs to a run on other data: what its config names has changed since (see "
             f"{DATA}); choose another --workdir, or bring that data back"
@@ -97,7 +98,18 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, state: Tr
             )
     if jax.process_index() == 0:
         write_atomically(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
-        write_atomically(workdir / DATA, json.dumps(data) + "\n")
+        write_atomically(workdir / DATA, json.dumps(before) + "\n")
+
+
+def started_from(workdir: epath.Path) -> str:
+    """Fingerprint of the parameters the run of a claimed workdir began with; "" where they were random."""
+    return (_read(workdir / DATA) or {}).get("started_from", "")
+
+
+def other_numbers(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The fields of two configs whose differences change what a run computes, in a line; "" where there are none."""
+    changed = [line for line in differences(old, new) if not line.startswith(_MAY_CHANGE)]
+    return "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
 
 
 def _read(file: epath.Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from etils import epath
+from tqdm import tqdm
 
 from bertjax.training.workdir import write_atomically
 
@@ -23,7 +24,9 @@ TIMING = "timing.jsonl"
 def say(text: str) -> None:
     """One line to the terminal, at once, from the first process of a run alone."""
     if jax.process_index() == 0:
-        print(text, file=sys.stderr, flush=True)
+        # Above the progress bars, where there are any.
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:

@@ -1,8 +1,11 @@
 """Every fine-tuning task from its files to results and official predictions, on a model of one layer."""
 
 import csv
+import dataclasses
 import json
 import math
+import os
+import signal
 import zipfile
 from pathlib import Path
 
@@ -12,8 +15,11 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 from bertjax import cli
-from bertjax.errors import UsageError
-from bertjax.training.checkpoint import find_checkpoint, score_of
+from bertjax.building import build_task, experiment_config
+from bertjax.training import loop
+from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
+from bertjax.training.step import make_train_step
+from bertjax.training.sweep import run_sweep
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 MODEL = {
@@ -324,6 +330,39 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
     )
 
 
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path):
+    given = overrides(letters, steps=6, log_every=2, checkpoint_every=4, eval_every=3, model__hidden_dropout=0.1)
+    config = experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
+    task = build_task(config, train=True)
+
+    def stopped_at_3(start):
+        for step, batch in enumerate(task.train_batches(start), start):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    loop.train(config, task, str(tmp_path / "whole"))
+    assert loop.train(config, dataclasses.replace(task, train_batches=stopped_at_3), str(tmp_path / "cut"))["stopped"]
+    assert not (tmp_path / "cut" / "results.json").exists()
+    loop.train(config, task, str(tmp_path / "cut"))
+    whole, cut = (tmp_path / name for name in ("whole", "cut"))
+    assert (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
+    assert saved_fingerprint(find_checkpoint(whole)) == saved_fingerprint(find_checkpoint(cut))
+
+
+def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+    command = ["train", config, f"--workdir={tmp_path / 'run'}", *overrides(None)]
+    cli.main([*command, f"--init_from={cola}"])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["started_from"] == saved_fingerprint(find_checkpoint(cola))
+    for checkpoint, other in ((cola, False), (tmp_path / "run", True)):
+        capfd.readouterr()
+        cli.main([*command, f"--init_from={checkpoint}"])
+        error = capfd.readouterr().err
+        assert "goes on without it" in error and ("began with other parameters" in error) == other
+
+
 def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):
     command = [
         "sweep",
@@ -333,15 +372,13 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
         "--seeds=2",
         *[item for item in overrides(None, steps=2) if "learning_rate" not in item],
     ]
-    from bertjax.training import loop
-
     calls = []
     whole = loop.train
 
     def failing(config, task, path, init_from):
         calls.append(path)
         if len(calls) == 3:
-            raise UsageError("no more of this")
+            raise ZeroDivisionError("no more of this")
         return whole(config, task, path, init_from)
 
     monkeypatch.setattr(loop, "train", failing)
@@ -359,6 +396,26 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
     best = max(second["trials"], key=lambda trial: trial["score"])
     assert second["best"]["score"] == best["score"]
     assert "accuracy on dev" in capfd.readouterr().err
+    # What is done was done with another config: it may not pass for what is asked now.
+    error = refused(capfd, *command, "--config.model.hidden_dropout=0.25")
+    assert "was run otherwise (model.hidden_dropout: 0.0 -> 0.25)" in error
+    best = next(path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists())
+    command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
+    assert "started from other parameters than those of --init_from" in refused(capfd, *command)
+
+
+def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
+    config = f"{EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+    given = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
+    make_train_step.cache_clear()
+    found = run_sweep(
+        lambda trial: experiment_config(config, [*given, *(f"--config.{k}={v}" for k, v in trial.items())], cola),
+        [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
+        str(tmp_path),
+        str(cola),
+    )
+    assert len({trial["metrics"]["cross_entropy"] for trial in found["trials"]}) == 4
+    assert make_train_step.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
