@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 test: lint
 	$(BIN)/python -m pytest -q -m "not slow"
 
-test-all: lint
+test-all: lint $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.installed-dev
@@ -29,6 +29,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-parity: $(VENV)/.installed-dev
+	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev,parity]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

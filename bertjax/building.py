@@ -10,14 +10,14 @@ from ml_collections import ConfigDict
 
 from bertjax.config import load_config, load_saved_config
 from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import OUTPUT_LAYER, SPLITS
 from bertjax.tasks.task import Task
-from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
+from bertjax.tasks.vocabulary_files import ENTRY
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.starting_point import adopt
 from bertjax.training.workdir import CONFIG
 
-_PRETRAINING = "pretraining"
 _PATHS = ("corpus", "path", "vocabulary", "labels")
 # Relative to `data.path`, where there is one.
 _FILES = ("train_file", "dev_file", "test_file")
@@ -88,17 +88,17 @@ def build_task(config: ConfigDict, train: bool = False) -> Task:
     return module.build(config, train)
 
 
-def pretrained_task(checkpoint: epath.Path) -> Task:
-    """The pre-training task of a checkpoint, without its corpus.
+def checkpoint_model(checkpoint: epath.Path, vocab_size: int) -> ModelConfig:
+    """The model of a checkpoint.
 
     Raises:
-      UsageError: the checkpoint is of another task, so that it has no masked language model.
+      UsageError: its config does not tell.
     """
     config = checkpoint_config(checkpoint, [])
-    if config.task != _PRETRAINING:
-        raise UsageError(f"{checkpoint} was trained for {config.task}; give a checkpoint of pre-training")
-    config.data.corpus, config.model.vocab_size = "", workdir_vocabulary(workdir_of(checkpoint)).size
-    return build_task(config)
+    try:
+        return ModelConfig(**{**config.model, "vocab_size": vocab_size})
+    except TypeError as error:
+        raise UsageError(f"{workdir_of(checkpoint) / CONFIG} does not tell the model: {error}") from error
 
 
 def _make_absolute(data: ConfigDict) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from bertjax import commands
 from bertjax.errors import BertjaxError, UsageError
 
+_ANY_CHECKPOINT = "a workdir, a step in it, a folder of Hugging Face, or a checkpoint of TensorFlow 1"
 _CONFIG_HELP = "experiment file, typed arguments after a colon: experiments/pretrain.py:size=base,seq_len=128"
 
 
@@ -171,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--workdir", required=True, metavar="DIR", help="checkpoints, metrics, curves; resumed if it exists"
     )
-    sub.add_argument("--init_from", metavar="CKPT", help="start a new run with the parameters of this checkpoint")
+    sub.add_argument("--init_from", metavar="CKPT", help=f"start with the parameters of {_ANY_CHECKPOINT}")
     sub.add_argument(
         "--distributed", action="store_true", help="one process of several: the same command on every host"
     )
@@ -184,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         config=True,
     )
     sub.add_argument("--workdir", required=True, metavar="DIR", help="of the sweep; goes on where it stopped")
-    sub.add_argument("--init_from", metavar="CKPT", help="start each trial with the parameters of this checkpoint")
+    sub.add_argument("--init_from", metavar="CKPT", help=f"start each trial with the parameters of {_ANY_CHECKPOINT}")
     sub.add_argument("--seeds", type=int, default=1, help="random restarts of each setting")
 
     sub = command(
@@ -194,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         "bertjax evaluate --checkpoint runs/mini",
         config=True,
     )
-    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
 
     sub = command(
         "predict",
@@ -203,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
         "bertjax predict --checkpoint runs/mrpc --output runs/glue",
         config=True,
     )
-    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
     sub.add_argument("--output", required=True, metavar="DIR", help="gets the files, replacing those of the same name")
     sub.add_argument("--split", default="test", help="test (the default) or dev")
 
@@ -224,8 +225,33 @@ def _parser() -> argparse.ArgumentParser:
         'bertjax fill --checkpoint runs/mini "Paris is the [MASK] of France."',
     )
     sub.add_argument("text", nargs="+")
-    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help="a workdir, or WORKDIR/checkpoints/STEP")
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
     sub.add_argument("--top", type=int, default=5, help="pieces a mask")
+
+    sub = command(
+        "features",
+        commands.features,
+        "Shows contextual embeddings of texts, and writes them.",
+        'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers -1,-2 --output banks.npz',
+    )
+    sub.add_argument("text", nargs="*", help="a text, or a pair with ||| between")
+    sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
+    sub.add_argument("--input", metavar="FILE", help="more texts, one a line")
+    sub.add_argument("--layers", default="-1", help="0 is the embeddings, -1 the last layer; several with commas")
+    sub.add_argument("--seq_len", type=int, default=0, help="cut texts to so many tokens (default: the model's)")
+    sub.add_argument("--output", metavar="FILE", help="an .npz with hidden_states, input_ids, input_mask, segment_ids")
+    sub.add_argument("--show", type=int, default=5, help="texts to print")
+
+    sub = command(
+        "convert",
+        commands.convert,
+        "Turns a checkpoint of bertjax, Hugging Face or TensorFlow 1 into another of these.",
+        "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased",
+    )
+    sub.add_argument("source", metavar="SRC", help=_ANY_CHECKPOINT)
+    sub.add_argument("destination", metavar="DST", help="a folder, which must not exist yet")
+    sub.add_argument("--format", default="bertjax", help="of DST: bertjax, huggingface or tensorflow")
+    sub.add_argument("--overwrite", action="store_true", help="replace a checkpoint at DST when the new one is whole")
 
     bench = top.add_parser(
         "bench",

@@ -4,10 +4,12 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,37 @@ def _config(args: argparse.Namespace, start: Any = None) -> Any:
     return experiment_config(args.config, args.overrides, start)
 
 
-def _checkpoint_and_config(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The checkpoint, and the config of --config or, without it, of the checkpoint."""
-    from bertjax.building import checkpoint_config
+@contextlib.contextmanager
+def _checkpoint(args: argparse.Namespace) -> Iterator[Any]:
+    """The checkpoint of --checkpoint, whatever its format."""
+    from bertjax.interop.convert import as_bertjax
     from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.training.writers import say
 
-    checkpoint = find_checkpoint(args.checkpoint)
-    return checkpoint, _config(args, checkpoint) if args.config else checkpoint_config(checkpoint, args.overrides)
+    with as_bertjax(args.checkpoint, say) as path:
+        yield find_checkpoint(path)
+
+
+@contextlib.contextmanager
+def _start(args: argparse.Namespace) -> Iterator[str | None]:
+    """The checkpoint of --init_from as one of ours; one of another format is kept converted beside the run."""
+    from bertjax.interop.convert import as_bertjax
+    from bertjax.training.writers import say
+
+    if not args.init_from:
+        yield None
+        return
+    shared = getattr(args, "distributed", False) or "://" in args.workdir
+    keep = None if shared else Path(args.workdir).expanduser().absolute() / "init_from"
+    with as_bertjax(args.init_from, say, keep) as path:
+        yield path
+
+
+def _checkpoint_config(args: argparse.Namespace, checkpoint: Any) -> Any:
+    """The config of --config or, without it, of the checkpoint."""
+    from bertjax.building import checkpoint_config
+
+    return _config(args, checkpoint) if args.config else checkpoint_config(checkpoint, args.overrides)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -100,8 +126,9 @@ def train(args: argparse.Namespace) -> None:
 
     if args.distributed:
         _join_the_others()
-    config = _config(args, args.init_from)
-    print(json.dumps(run(config, build_task(config, train=True), args.workdir, args.init_from)))
+    with _start(args) as start:
+        config = _config(args, start)
+        print(json.dumps(run(config, build_task(config, train=True), args.workdir, start)))
 
 
 def sweep(args: argparse.Namespace) -> None:
@@ -111,16 +138,17 @@ def sweep(args: argparse.Namespace) -> None:
 
     if args.seeds < 1:
         raise UsageError(f"--seeds is {args.seeds}; it must be at least 1")
-    config = _config(args, args.init_from)
     # What is given on the command line holds for every trial.
     given = [item for item in args.overrides if not item.startswith("--config.seed=")]
+    with _start(args) as start:
+        first = _config(args, start).seed
 
-    def configure(trial: dict[str, Any]) -> Any:
-        overrides = [*(f"--config.{field}={value}" for field, value in trial.items()), *given]
-        return experiment_config(args.config, overrides, args.init_from)
+        def configure(trial: dict[str, Any]) -> Any:
+            overrides = [*(f"--config.{field}={value}" for field, value in trial.items()), *given]
+            return experiment_config(args.config, overrides, start)
 
-    trials = [{**trial, "seed": config.seed + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
-    print(json.dumps(run_sweep(configure, trials, args.workdir, args.init_from)))
+        trials = [{**trial, "seed": first + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
+        print(json.dumps(run_sweep(configure, trials, args.workdir, start)))
 
 
 def _join_the_others() -> None:
@@ -146,20 +174,21 @@ def evaluate(args: argparse.Namespace) -> None:
     from bertjax.training.evaluation import evaluate_checkpoint
     from bertjax.training.writers import say
 
-    checkpoint, config = _checkpoint_and_config(args)
-    values = evaluate_checkpoint(config, build_task(config), checkpoint)
-    say(f"of checkpoint {checkpoint}")
-    print(json.dumps(values))
+    with _checkpoint(args) as checkpoint:
+        config = _checkpoint_config(args, checkpoint)
+        values = evaluate_checkpoint(config, build_task(config), checkpoint)
+        say(f"of checkpoint {checkpoint}")
+        print(json.dumps(values))
 
 
 def predict(args: argparse.Namespace) -> None:
     from bertjax.building import build_task, choose_split
     from bertjax.training.evaluation import write_predictions
 
-    checkpoint, config = _checkpoint_and_config(args)
-    choose_split(config, args.split)
-    for path in write_predictions(config, build_task(config), checkpoint, args.output):
-        print(path)
+    with _checkpoint(args) as checkpoint:
+        config = choose_split(_checkpoint_config(args, checkpoint), args.split)
+        for path in write_predictions(config, build_task(config), checkpoint, args.output):
+            print(path)
 
 
 def submission(args: argparse.Namespace) -> None:
@@ -171,20 +200,72 @@ def submission(args: argparse.Namespace) -> None:
 
 
 def fill(args: argparse.Namespace) -> None:
-    from bertjax.building import pretrained_task
     from bertjax.tasks.fill import fill as run
-    from bertjax.tasks.vocabulary_files import workdir_vocabulary
-    from bertjax.training.checkpoint import find_checkpoint, load_params, workdir_of
-    from bertjax.training.evaluation import abstract_params
 
-    checkpoint = find_checkpoint(args.checkpoint)
-    task = pretrained_task(checkpoint)
-    vocabulary = workdir_vocabulary(workdir_of(checkpoint))
-    params = load_params(checkpoint, abstract_params(task.objective), print)
-    for text in args.text:
+    with _encoder_and(args, "masked_lm") as (config, params, vocabulary):
+        for text in args.text:
+            print(text)
+            for pieces in run(config, params, vocabulary, text, args.top):
+                print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
+
+
+def features(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from bertjax.data.files import replacing
+    from bertjax.tasks.features import features as run
+
+    texts = [*args.text, *(_lines(args.input) if args.input else [])]
+    if not texts:
+        raise UsageError("give texts, or a file of them with --input")
+    try:
+        layers = [int(layer) for layer in args.layers.split(",")]
+    except ValueError:
+        raise UsageError(f"--layers is {args.layers!r}; give numbers with commas, such as -1,-2,-3,-4") from None
+    with _encoder_and(args) as (config, params, vocabulary):
+        found = run(config, params, vocabulary, texts, layers, args.seq_len or config.max_positions)
+    for index, text in enumerate(texts[: args.show]):
         print(text)
-        for pieces in run(task.objective.model, params, vocabulary, text, args.top):
-            print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
+        inside = found["input_mask"][index] > 0
+        for piece, vectors in zip(
+            (vocabulary.pieces[id_] for id_ in found["input_ids"][index][inside]),
+            found["hidden_states"][index][:, inside].swapaxes(0, 1),
+            strict=True,
+        ):
+            numbers = " ".join(f"{value:9.5f}" for value in vectors[0][:6])
+            print(f"  {piece:<16} layer {layers[0]}: {numbers} ...")
+    if args.output:
+        with replacing(Path(args.output)) as unfinished, open(unfinished, "wb") as file:
+            np.savez(file, **found)
+        print(f"wrote hidden_states {list(found['hidden_states'].shape)} (text, layer, token, width) to {args.output}")
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+@contextlib.contextmanager
+def _encoder_and(args: argparse.Namespace, *parts: str) -> Iterator[tuple[Any, Any, Any]]:
+    """The model's sizes, its encoder's parameters and those of other parts, and the vocabulary of --checkpoint."""
+    from bertjax.building import checkpoint_model
+    from bertjax.tasks.vocabulary_files import workdir_vocabulary
+    from bertjax.training.checkpoint import workdir_of
+    from bertjax.training.parameters import load_parts
+
+    with _checkpoint(args) as checkpoint:
+        vocabulary = workdir_vocabulary(workdir_of(checkpoint))
+        yield checkpoint_model(checkpoint, vocabulary.size), load_parts(checkpoint, ("encoder", *parts)), vocabulary
+
+
+def convert(args: argparse.Namespace) -> None:
+    from bertjax.interop.convert import convert as run
+    from bertjax.training.writers import say
+
+    run(args.source, args.destination, args.format, args.overwrite, say)
+    print(args.destination)
 
 
 def bench_step(args: argparse.Namespace) -> None:

@@ -1,9 +1,5 @@
-"""The writing side of the corpus format: a staging directory that becomes the corpus at once, and the splits in it."""
+"""The writing side of the corpus format: the splits in a directory."""
 
-import contextlib
-import fcntl
-import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,89 +8,12 @@ import numpy as np
 
 from bertjax.corpus import heldout, store
 from bertjax.corpus.encoding import Encoded, Part
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError
 
 _INDEX = "index"
 _INDEX_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
-
-
-@contextlib.contextmanager
-def staged(output: Path, overwrite: bool) -> Iterator[Path]:
-    """A directory beside `output` that takes its place when the block ends well, and vanishes when it does not.
-
-    A killed run leaves the hidden directory `.NAME.partial`, which the next run of the same output clears.
-
-    Raises:
-      UsageError: something is at `output` already, or another run is writing it.
-      BertjaxError: the disk is full or not writable.
-    """
-    partial = output.with_name(f".{output.name}.partial")
-    old = output.with_name(f".{output.name}.old")
-    if old.exists() and not output.exists():
-        old.rename(output)  # Killed between the two renames below.
-    _check_free(output, overwrite)
-    lock = None
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        lock = _claim(partial, output)
-        shutil.rmtree(old, ignore_errors=True)
-        yield partial
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
-        if output.exists():
-            output.rename(old)
-        partial.rename(output)
-        _sync(output.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise BertjaxError(
-            f"cannot write the corpus {output}: {error.strerror or error}; nothing was left there"
-        ) from error
-    finally:
-        if lock is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-            os.close(lock)
-
-
-def _check_free(output: Path, overwrite: bool) -> None:
-    if not output.exists():
-        return
-    is_corpus = (output / store.MANIFEST).is_file()
-    is_empty = output.is_dir() and not any(output.iterdir())
-    if is_empty or (is_corpus and overwrite):
-        return
-    if is_corpus:
-        raise UsageError(f"there is a corpus at {output} already; give --overwrite or another --output")
-    raise UsageError(f"{output} exists and is no corpus; give another --output")
-
-
-def _claim(partial: Path, output: Path) -> int:
-    """Makes the staging directory, empty and locked; the lock ends with this process, however it ends."""
-    while True:
-        partial.mkdir(exist_ok=True)
-        lock = os.open(partial, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise UsageError(f"another `bertjax prepare` is writing {output} at this moment; wait for it") from None
-        if partial.exists() and os.path.samestat(os.fstat(lock), partial.stat()):
-            break
-        os.close(lock)  # Its owner finished or cleared it between the two calls.
-    for file in partial.iterdir():
-        file.unlink()
-    return lock
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class _SplitWriter:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.corpus import docstrings, encoding, readers, store
-from bertjax.corpus.output import CorpusWriter, staged
+from bertjax.corpus.output import CorpusWriter
 from bertjax.corpus.progress import progress_bar
+from bertjax.corpus.staging import staged
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
@@ -93,7 +94,7 @@ def prepare(
     sources, repeated = readers.expand(inputs, data_dir)
     problems: Counter[str] = Counter(files_named_again=repeated)
 
-    with staged(output, overwrite) as directory:
+    with staged(output, overwrite, "corpus", lambda path: (path / store.MANIFEST).is_file()) as directory:
         with worker_pool(workers) as pool:
             to_read = [_spooled(source, directory, problems, pool, progress) for source in sources]
             if given:

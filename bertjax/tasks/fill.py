@@ -7,18 +7,21 @@ import numpy as np
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.errors import UsageError
-from bertjax.model.heads import PretrainingModel
+from bertjax.model.config import ModelConfig
+from bertjax.model.encoder import Encoder
+from bertjax.model.heads import MaskedLmHead
 
 _MASK = "[MASK]"
 
 
 def fill(
-    model: PretrainingModel, params: Any, vocabulary: Vocabulary, text: str, top: int
+    config: ModelConfig, params: Any, vocabulary: Vocabulary, text: str, top: int
 ) -> list[list[tuple[str, float]]]:
     """The most probable pieces at each [MASK] of a text.
 
     Args:
-      model, params: of a checkpoint.
+      config: of the model.
+      params: its `encoder` and `masked_lm`.
       vocabulary: its vocabulary.
       text: holds [MASK] at least once.
       top: pieces a mask.
@@ -39,15 +42,18 @@ def fill(
     for index, part in enumerate(parts):
         ids += [vocabulary.mask_id] * (index > 0) + tokenizer.encode(part)
     ids.append(vocabulary.sep_id)
-    if len(ids) > model.config.max_positions:
-        raise UsageError(f"the text has {len(ids)} tokens, the model takes {model.config.max_positions}")
+    if len(ids) > config.max_positions:
+        raise UsageError(f"the text has {len(ids)} tokens, the model takes {config.max_positions}")
     row = np.array([ids], np.int32)
-    batch = {
-        "input_ids": row,
-        "input_mask": np.ones_like(row),
-        "segment_ids": np.zeros_like(row),
-        "masked_lm_positions": np.flatnonzero(row[0] == vocabulary.mask_id)[None].astype(np.int32),
-    }
-    logits, _ = jax.jit(model.apply)({"params": params}, batch)
-    probabilities = np.asarray(jax.nn.softmax(logits[0]))  # [P, V]
-    return [[(vocabulary.pieces[id_], float(row[id_])) for id_ in np.argsort(-row)[:top]] for row in probabilities]
+
+    @jax.jit
+    def probabilities(params: Any) -> jax.Array:
+        hidden, _ = Encoder(config).apply(
+            {"params": params["encoder"]}, row, np.zeros_like(row), np.ones_like(row)
+        )  # [1, L, D]
+        masked = hidden[:, np.flatnonzero(row[0] == vocabulary.mask_id)]  # [1, P, D]
+        table = params["encoder"]["embeddings"]["token"]
+        return jax.nn.softmax(MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, table)[0])
+
+    found = np.asarray(probabilities(params))  # [P, V]
+    return [[(vocabulary.pieces[id_], float(row[id_])) for id_ in np.argsort(-row)[:top]] for row in found]

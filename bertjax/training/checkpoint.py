@@ -7,7 +7,6 @@ complete. What is damaged later (a truncated copy, a bad disk) is found by the f
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,7 +174,7 @@ class Checkpoints:
             ),
         )
         for name in ("params", "training"):
-            _check_fingerprint(restored[name], restored["meta"], name)
+            check_fingerprint(restored[name], restored["meta"], name)
         return restored["params"], restored["training"]
 
     def _set_aside(self, step: int, aside: epath.Path) -> None:
@@ -187,7 +186,8 @@ class Checkpoints:
         self._manager.reload()
 
 
-def _check_fingerprint(tree: Any, meta: dict[str, Any], name: str) -> None:
+def check_fingerprint(tree: Any, meta: dict[str, Any], name: str) -> None:
+    """Raises a BertjaxError if an item of a checkpoint is not as it was saved."""
     found, expected = int(fingerprint(tree)), meta["fingerprints"][name]
     if found != expected:
         raise BertjaxError(f"the fingerprint of {name} is {found:08x}, saved as {expected:08x}")
@@ -246,75 +246,6 @@ def saved_fingerprint(checkpoint: epath.Path) -> str:
 def workdir_of(checkpoint: epath.Path) -> epath.Path:
     """The workdir a step's directory belongs to, where its config and vocabulary are."""
     return checkpoint.parent.parent
-
-
-def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
-    """Parameters alone, to start another run or to evaluate: `target` with every array the checkpoint has.
-
-    Args:
-      path: see `find_checkpoint`.
-      target: tree of arrays, returned where the checkpoint lacks them (a new output layer), or of shapes with
-        shardings, all of which must be there.
-      warn: told which parameters come from the checkpoint, which are new, and which of its own are left out.
-      fresh: top-level parameters that are new whatever the checkpoint has.
-
-    Raises:
-      UsageError: no checkpoint, a shape that differs, or a parameter that `target` has no value for.
-      BertjaxError: the checkpoint is damaged.
-    """
-    path = find_checkpoint(path)
-    try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            saved = _flat(checkpointer.metadata(path / "params").item_metadata.tree)
-            wanted = _flat(target)
-            taken = {name for name in {*saved} & {*wanted} if name.split("/")[0] not in fresh}
-            for name in sorted(taken):
-                if tuple(saved[name].shape) != tuple(wanted[name].shape):
-                    raise UsageError(
-                        f"parameter {name} has shape {tuple(saved[name].shape)} in {path} and "
-                        f"{tuple(wanted[name].shape)} in the model"
-                    )
-            new, unused = sorted({*wanted} - taken), sorted({*saved} - taken)
-            lacking = [name for name in new if isinstance(wanted[name], jax.ShapeDtypeStruct)]
-            if lacking:
-                raise UsageError(f"{path} has no parameters {', '.join(lacking)}")
-            if new or unused:
-                modules = Counter(name.split("/")[0] for name in taken)
-                counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
-                warn(f"from {path}: {counts}")
-            if new:
-                warn(f"new, with random values: {', '.join(new)}")
-            if unused:
-                warn(f"in {path}, not used here: {', '.join(unused)}")
-            spec = {
-                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(name), "sharding", None))
-                for name, leaf in saved.items()
-            }
-            whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(_nested(spec)))
-        meta = json.loads((path / "meta" / "metadata").read_text())
-        _check_fingerprint(whole, meta, "params")
-    except UsageError:
-        raise
-    except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
-        raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
-    restored = _flat(whole)
-    return _nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
-
-
-def _flat(tree: Any) -> dict[str, Any]:
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {"/".join(entry.key for entry in path): leaf for path, leaf in paths}
-
-
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
 
 
 def first_line(error: BaseException) -> str:

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
-from bertjax.training.checkpoint import load_params
 from bertjax.training.loop import check_batches, evaluate, predict
+from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
 from bertjax.training.starting_point import check_output_layer, check_vocabulary
 from bertjax.training.writers import say

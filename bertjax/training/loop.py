@@ -15,8 +15,9 @@ from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params, saved_fingerprint
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
+from bertjax.training.parameters import load_params
 from bertjax.training.progress import Progress
 from bertjax.training.sharding import MeshConfig, batch_shards, make_mesh, put_batch, replicated
 from bertjax.training.signals import stop_requests

@@ -306,7 +306,7 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     while not (tokens.exists() and tokens.stat().st_size):
         assert process.poll() is None
         time.sleep(0.01)
-    with pytest.raises(UsageError, match="another `bertjax prepare`"):
+    with pytest.raises(UsageError, match="another process is writing"):
         run(tmp_path, spec, vocabulary=vocabulary)
     workers = children(process.pid)
     process.kill()

@@ -10,7 +10,8 @@ from test_step import CONFIG, OPTIMIZER
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.pretraining import objective
-from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, fingerprint, load_params
+from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, fingerprint
+from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh
 from bertjax.training.step import abstract_state, init_state
 

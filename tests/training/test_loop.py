@@ -23,8 +23,9 @@ from bertjax.fields import phases
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
 from bertjax.training import loop, workdir
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, load_params
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint
 from bertjax.training.evaluation import abstract_params
+from bertjax.training.parameters import load_params
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Logged every 3 steps and saved every 4: most checkpoints fall between two log lines.

@@ -1,0 +1,203 @@
+"""Checkpoints of google-research/bert: `bert_config.json`, `vocab.txt` and TensorFlow's files, read by TensorFlow.
+
+TensorFlow is imported only when a checkpoint is read or written. Names are those of `modeling.py`,
+`run_pretraining.py`, `run_classifier.py` and `run_squad.py`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.interop import names
+from bertjax.interop.portable import CLASSES, SPANS, Portable
+from bertjax.model.config import ModelConfig
+
+CONFIG = "bert_config.json"
+_PREFIX, _VOCABULARY = "bert_model.ckpt", "vocab.txt"
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "mlp_size",
+    "max_position_embeddings": "max_positions",
+    "type_vocab_size": "num_segments",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+}
+_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
+# Not of google-research/bert, whose code takes no notice of them: what it has no words for.
+_OUR_ACTIVATION, _OUR_EPSILON, _OUR_CASE = "bertjax_activation", "layer_norm_eps", "do_lower_case"
+_THEIR_EPSILON = 1e-12
+_CLASSIFIERS = {CLASSES: "output_weights", SPANS: "cls/squad/output_weights"}
+# Of training: Adam's moments and the step, which no conversion takes along.
+_SLOTS = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
+_COUNTERS = ("global_step", "beta1_power", "beta2_power")
+# What is merged at the end; small enough that little is held twice.
+_SHARD_BYTES = 64 << 20
+
+
+def prefix_of(path: Path) -> Path | None:
+    """The prefix of the checkpoint that a folder or a name like `bert_model.ckpt` means; None where there is none."""
+    if path.is_dir():
+        found = sorted(path.glob("*.index"))
+        preferred = [file for file in found if file.name == f"{_PREFIX}.index"]
+        return (preferred or found or [path])[0].with_suffix("") if found else None
+    named = path.with_suffix("") if path.suffix == ".index" else path
+    return named if Path(f"{named}.index").is_file() else None
+
+
+def read(path: Path) -> Portable:
+    """The checkpoint of a folder, or of a prefix in one.
+
+    Raises:
+      UsageError: it has not the arrays that its config tells.
+      BertjaxError: a file cannot be read.
+    """
+    import tensorflow as tf
+
+    prefix = prefix_of(path)
+    config = _config(prefix.parent)
+    model = _model(config, prefix.parent / CONFIG)
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        everything = reader.get_variable_to_shape_map()
+    except Exception as error:  # TensorFlow has a class of its own for each kind of damage.
+        raise BertjaxError(f"cannot read {prefix}: {str(error).splitlines()[0]}; copy it anew") from error
+    shapes = {
+        name: tuple(shape)
+        for name, shape in everything.items()
+        if not name.endswith(_SLOTS) and name.rpartition("/")[2] not in _COUNTERS
+    }
+    slots = len(everything) - len(shapes)
+    output = next((kind for kind, name in _CLASSIFIERS.items() if name in shapes), "")
+    count = shapes[_CLASSIFIERS[output]][0] if output else 0
+    vocabulary = _vocabulary(prefix.parent, config.get(_OUR_CASE))
+    if vocabulary and vocabulary.size != model.vocab_size:
+        raise UsageError(f"{prefix.parent}: {_VOCABULARY} has {vocabulary.size} pieces, the model {model.vocab_size}")
+
+    def get(name: str) -> np.ndarray:
+        try:
+            return reader.get_tensor(name)
+        except Exception as error:
+            raise BertjaxError(f"cannot read {name} of {prefix}: {str(error).splitlines()[0]}") from error
+
+    params = names.import_params(
+        names.parameters(model, _classifier(output, count)),
+        model.num_layers,
+        names.TENSORFLOW,
+        shapes,
+        get,
+        str(prefix),
+    )
+    labels = tuple(f"LABEL_{index}" for index in range(count)) if output == CLASSES and count > 1 else ()
+    notes = (f"{slots} arrays of training (Adam's moments, the step) are left behind",) if slots else ()
+    return Portable(model, params, vocabulary, output, labels, notes)
+
+
+def write(portable: Portable, folder: Path) -> list[str]:
+    """Writes a folder and returns what there is to say about it; takes the arrays out of `portable.params`.
+
+    Raises:
+      UsageError: google-research/bert has no output layer of that kind.
+    """
+    if portable.output and portable.output not in _CLASSIFIERS:
+        raise UsageError(f"google-research/bert has no output layer for {portable.output}; use --format huggingface")
+    table = names.parameters(portable.model, _classifier(portable.output, portable.outputs))
+    layers = portable.model.num_layers
+    _save(names.export_params(table, layers, names.TENSORFLOW, portable.params), folder / _PREFIX)
+    notes = []
+    model = portable.model
+    config: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in _FIELDS.items()}
+    if model.activation == "gelu_erf":
+        config["hidden_act"] = "gelu"
+        config[_OUR_ACTIVATION] = model.activation
+        notes.append(
+            "the model's gelu is the exact one; google-research/bert computes the tanh form, so its outputs will "
+            "differ a little there"
+        )
+    else:
+        config["hidden_act"] = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[model.activation]
+    if model.layer_norm_eps != _THEIR_EPSILON:
+        config[_OUR_EPSILON] = model.layer_norm_eps
+        notes.append(f"layer_norm_eps is {model.layer_norm_eps:g}; google-research/bert always has {_THEIR_EPSILON:g}")
+    if portable.vocabulary is None:
+        notes.append("no vocabulary: the source has none")
+    else:
+        config[_OUR_CASE] = portable.vocabulary.lower_case
+        name = portable.vocabulary.path.name if portable.vocabulary.path.suffix == ".model" else _VOCABULARY
+        (folder / name).write_bytes(portable.vocabulary.path.read_bytes())
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return notes
+
+
+def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
+    """Writes arrays by TensorFlow in parts, and merges these into one checkpoint."""
+    import tensorflow as tf
+
+    parts: list[str] = []
+    batch: list[tuple[str, np.ndarray]] = []
+
+    def flush() -> None:
+        if batch:
+            parts.append(f"{prefix}.part-{len(parts)}")
+            tensor_names, values = zip(*batch, strict=True)
+            with tf.device("/CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=parts[-1], tensor_names=tensor_names, shape_and_slices=[""] * len(batch), tensors=values
+                )
+            batch.clear()
+
+    for name, array in arrays:
+        batch.append((name, array))
+        if sum(array.nbytes for _, array in batch) >= _SHARD_BYTES:
+            flush()
+    flush()
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(prefix), delete_old_dirs=False)
+    for part in parts:
+        for file in prefix.parent.glob(f"{os.path.basename(part)}.*"):
+            file.unlink()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {folder / CONFIG} ({error}), which tells the sizes of the checkpoint") from error
+    return config
+
+
+def _model(config: dict[str, Any], file: Path) -> ModelConfig:
+    fields = {ours: config[theirs] for theirs, ours in _FIELDS.items() if theirs in config}
+    lacking = [theirs for theirs, ours in list(_FIELDS.items())[:5] if ours not in fields]
+    if lacking:
+        raise UsageError(f"{file} does not tell {', '.join(lacking)}")
+    given = config.get("hidden_act", "gelu")
+    if given not in _ACTIVATIONS:
+        raise UsageError(f"{file} has hidden_act {given!r}; known: {', '.join(_ACTIVATIONS)}")
+    # `BertConfig` of `modeling.py`.
+    fields.setdefault("num_segments", 16)
+    return ModelConfig(
+        **fields,
+        activation=config.get(_OUR_ACTIVATION, _ACTIVATIONS[given]),
+        layer_norm_eps=config.get(_OUR_EPSILON, _THEIR_EPSILON),
+        dtype="float32",
+    )
+
+
+def _classifier(output: str, count: int) -> tuple[int, dict[str, str]] | None:
+    return (count, {names.TENSORFLOW: _CLASSIFIERS[output]}) if output else None
+
+
+def _vocabulary(folder: Path, lower_case: bool | None) -> Vocabulary | None:
+    found = [file for file in (folder / _VOCABULARY, *folder.glob("*.model")) if file.is_file()]
+    return load_vocabulary(found[0], lower_case) if found else None

@@ -1,0 +1,80 @@
+"""bertjax's own checkpoints as portable ones, and back: a workdir with one checkpoint, at step 0."""
+
+import json
+from pathlib import Path
+
+from etils import epath
+
+from bertjax.building import checkpoint_config
+from bertjax.errors import UsageError
+from bertjax.fields import finetuning_config, pretraining_config
+from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
+from bertjax.model.config import ModelConfig
+from bertjax.tasks.finetuning import OUTPUT_LAYER
+from bertjax.tasks.vocabulary_files import vocabulary_files, workdir_vocabulary
+from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.parameters import load_all_params, save_params
+from bertjax.training.workdir import CONFIG
+
+# The output layer's own word for what it tells, up to the stroke, to ours.
+_OUTPUTS = {"glue": CLASSES, "text": CLASSES, "swag": CHOICES, "ner": TAGS, "squad": SPANS}
+_ORIGIN = "origin.json"
+_OWN_TAGS = "text/tags"
+# A task that can take each of them up.
+_TASKS = {"": "pretraining", CLASSES: "text", CHOICES: "swag", TAGS: "ner", SPANS: "squad"}
+
+
+def read(path: Path | epath.Path) -> Portable:
+    """A workdir's best, else newest checkpoint, or the one at a step.
+
+    Raises:
+      UsageError: there is none, or its config does not tell what it is.
+      BertjaxError: it is damaged.
+    """
+    checkpoint = find_checkpoint(path)
+    workdir = workdir_of(checkpoint)
+    config = checkpoint_config(checkpoint, [])
+    vocabulary = workdir_vocabulary(workdir)
+    model = ModelConfig(**{**config.model, "vocab_size": vocabulary.size})
+    output, labels = "", ()
+    if (workdir / OUTPUT_LAYER).exists():
+        layer = json.loads((workdir / OUTPUT_LAYER).read_text())
+        labels = tuple(layer["labels"])
+        task = layer["output"].partition("/")[0]
+        output = layer.get("kind") or (TAGS if layer["output"] == _OWN_TAGS else _OUTPUTS[task])
+    return Portable(model, load_all_params(checkpoint), vocabulary, output, labels)
+
+
+def write(portable: Portable, folder: Path) -> list[str]:
+    """Writes a workdir that `--init_from`, `fill` and `features` take, and returns what there is to say about it.
+
+    Raises:
+      UsageError: there is no vocabulary, without which nothing can be done with it.
+    """
+    if portable.vocabulary is None:
+        raise UsageError("the source has no vocab.txt; put the one it was trained with beside it")
+    config = finetuning_config(_TASKS[portable.output]) if portable.output else pretraining_config()
+    for name, value in vars(portable.model).items():
+        config.model[name] = value
+    (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1) + "\n")
+    files = vocabulary_files(portable.vocabulary)
+    if portable.output:
+        layer = {"output": "", "kind": portable.output, "labels": list(portable.labels)}
+        files[OUTPUT_LAYER] = (json.dumps(layer, ensure_ascii=False, indent=1) + "\n").encode()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    save_params(epath.Path(folder), portable.params)
+    return []
+
+
+def write_origin(folder: Path, source: str) -> None:
+    """Notes in a converted workdir what it was converted from."""
+    (folder / _ORIGIN).write_text(json.dumps({"source": source}) + "\n")
+
+
+def origin(folder: Path) -> str:
+    """What a workdir was converted from; "" where it was not, or is not there."""
+    try:
+        return json.loads((folder / _ORIGIN).read_text())["source"]
+    except (OSError, ValueError, KeyError):
+        return ""

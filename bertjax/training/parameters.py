@@ -1,0 +1,127 @@
+"""The parameters of a checkpoint alone: to start another run, to evaluate, to convert."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.checkpoint import CHECKPOINTS, check_fingerprint, find_checkpoint, fingerprint, first_line
+
+
+def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
+    """Parameters alone, to start another run or to evaluate: `target` with every array the checkpoint has.
+
+    Args:
+      path: see `find_checkpoint`.
+      target: tree of arrays, returned where the checkpoint lacks them (a new output layer), or of shapes with
+        shardings, all of which must be there.
+      warn: told which parameters come from the checkpoint, which are new, and which of its own are left out.
+      fresh: top-level parameters that are new whatever the checkpoint has.
+
+    Raises:
+      UsageError: no checkpoint, a shape that differs, or a parameter that `target` has no value for.
+      BertjaxError: the checkpoint is damaged.
+    """
+    path = find_checkpoint(path)
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            saved = _flat(checkpointer.metadata(path / "params").item_metadata.tree)
+            wanted = _flat(target)
+            taken = {name for name in {*saved} & {*wanted} if name.split("/")[0] not in fresh}
+            for name in sorted(taken):
+                if tuple(saved[name].shape) != tuple(wanted[name].shape):
+                    raise UsageError(
+                        f"parameter {name} has shape {tuple(saved[name].shape)} in {path} and "
+                        f"{tuple(wanted[name].shape)} in the model"
+                    )
+            new, unused = sorted({*wanted} - taken), sorted({*saved} - taken)
+            lacking = [name for name in new if isinstance(wanted[name], jax.ShapeDtypeStruct)]
+            if lacking:
+                raise UsageError(f"{path} has no parameters {', '.join(lacking)}")
+            if new or unused:
+                modules = Counter(name.split("/")[0] for name in taken)
+                counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
+                warn(f"from {path}: {counts}")
+            if new:
+                warn(f"new, with random values: {', '.join(new)}")
+            if unused:
+                warn(f"in {path}, not used here: {', '.join(unused)}")
+            spec = {
+                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(name), "sharding", None))
+                for name, leaf in saved.items()
+            }
+            whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(_nested(spec)))
+        meta = json.loads((path / "meta" / "metadata").read_text())
+        check_fingerprint(whole, meta, "params")
+    except UsageError:
+        raise
+    except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
+    restored = _flat(whole)
+    return _nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
+
+
+def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
+    """All parameters of a step's directory by path, on the host.
+
+    Raises:
+      BertjaxError: the checkpoint is damaged.
+    """
+    host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            saved = checkpointer.metadata(checkpoint / "params").item_metadata.tree
+            spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host), saved)
+            whole = checkpointer.restore(checkpoint / "params", args=ocp.args.StandardRestore(spec))
+        check_fingerprint(whole, json.loads((checkpoint / "meta" / "metadata").read_text()), "params")
+    except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)})") from error
+    # On the host, which are views and no copies.
+    return {name: np.asarray(leaf) for name, leaf in _flat(whole).items()}
+
+
+def load_parts(checkpoint: epath.Path, parts: tuple[str, ...]) -> dict[str, Any]:
+    """Some top-level parameters, as the tree a model takes.
+
+    Raises:
+      UsageError: the checkpoint lacks one.
+      BertjaxError: it is damaged.
+    """
+    tree = _nested(load_all_params(checkpoint))
+    lacking = [part for part in parts if part not in tree]
+    if lacking:
+        raise UsageError(f"{checkpoint} has no {', '.join(lacking)}, it has {', '.join(sorted(tree))}")
+    return {part: tree[part] for part in parts}
+
+
+def save_params(workdir: epath.Path, params: dict[str, np.ndarray]) -> None:
+    """Saves parameters by path as the checkpoint of step 0 of a workdir."""
+    tree = _nested(params)
+    meta = {"step": 0, "fingerprints": {"params": int(fingerprint(tree))}}
+    with ocp.CheckpointManager(workdir / CHECKPOINTS) as manager:
+        args = ocp.args.Composite(params=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
+        manager.save(0, args=args)
+        manager.wait_until_finished()
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {"/".join(entry.key for entry in path): leaf for path, leaf in paths}
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
