@@ -1,7 +1,9 @@
 """What fields configs have, what they mean, and which values no run can start with."""
 
 import dataclasses
+import itertools
 import math
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -97,6 +99,27 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 5e-5
     config.optimizer.warmup_steps = -1  # -1: a tenth of all steps, as in google-research/bert
     return config
+
+
+def grid(name: str) -> list[dict[str, Any]]:
+    """The trials of a sweep, fields and their values.
+
+    Args:
+      name: `one` is the config as it is, for restarts with several seeds; `glue` the learning rates of section 4.1;
+        `a3` the whole grid of section A.3; `small` that of google-research/bert's README for its small models.
+
+    Raises:
+      UsageError: there is no such grid.
+    """
+    rates = {"glue": (5e-5, 4e-5, 3e-5, 2e-5), "a3": (5e-5, 3e-5, 2e-5), "small": (3e-4, 1e-4, 5e-5, 3e-5)}
+    batches, epochs = {"a3": (16, 32), "small": (8, 16, 32, 64, 128)}, {"a3": (2, 3, 4), "small": (4,)}
+    if name == "one":
+        return [{}]
+    if name not in rates:
+        raise UsageError(f"grid={name}; known: one, {', '.join(rates)}")
+    values = {"data.batch_size": batches.get(name), "optimizer.learning_rate": rates[name], "epochs": epochs.get(name)}
+    varied = {field: options for field, options in values.items() if options}
+    return [dict(zip(varied, trial, strict=True)) for trial in itertools.product(*varied.values())]
 
 
 def make_quick(config: ConfigDict, seq_len: int) -> None:

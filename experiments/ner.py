@@ -10,15 +10,17 @@ Hardware and time: to be measured with a pre-trained checkpoint; the table in th
 Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8, means of 5 restarts (Table 7).
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, make_quick
+from bertjax.fields import finetuning_config, grid, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
-    """The config for `path=DIR,context=document,size=SIZE,quick=false`."""
-    given = parse_arguments(arguments, path="", context="document", size="", quick=False)
+    """The config for `path=DIR,context=document,size=SIZE,grid=a3,quick=false`."""
+    given = _arguments(arguments)
     config = finetuning_config("ner", given.size)
     config.data.path = given.path
     config.data.context = given.context
@@ -30,3 +32,12 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     if given.quick:
         make_quick(config, seq_len=64)
     return config
+
+
+def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
+    """The trials of `grid=a3`, or `one`, `glue` or `small`; see `bertjax.fields.grid`."""
+    return grid(_arguments(arguments).grid)
+
+
+def _arguments(text: str | None) -> ConfigDict:
+    return parse_arguments(text, path="", context="document", size="", grid="a3", quick=False)

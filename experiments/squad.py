@@ -10,15 +10,17 @@ Hardware and time: to be measured with a pre-trained checkpoint; the table in th
 Expected: dev EM / F1 of BERT BASE on 1.1: 80.8 / 88.5; LARGE 84.1 / 90.9, on 2.0 78.7 / 81.9 (Tables 2 and 3).
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, make_quick
+from bertjax.fields import finetuning_config, grid, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
-    """The config for `version=1.1,path=DIR,size=SIZE,quick=false`."""
-    given = parse_arguments(arguments, version="1.1", path="", size="", quick=False)
+    """The config for `version=1.1,path=DIR,size=SIZE,grid=a3,quick=false`."""
+    given = _arguments(arguments)
     config = finetuning_config("squad", given.size)
     second = given.version == "2.0"
     config.epochs = 2 if second else 3
@@ -41,3 +43,12 @@ def get_config(arguments: str | None = None) -> ConfigDict:
         config.data.max_query_len = 16
         config.data.doc_stride = 32
     return config
+
+
+def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
+    """The trials of `grid=a3`, or `one`, `glue` or `small`; see `bertjax.fields.grid`."""
+    return grid(_arguments(arguments).grid)
+
+
+def _arguments(text: str | None) -> ConfigDict:
+    return parse_arguments(text, version="1.1", path="", size="", grid="a3", quick=False)

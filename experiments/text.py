@@ -12,17 +12,17 @@ Hardware and time: whatever the data is; `bertjax bench step` with the same conf
 Expected: the table at the end has the most frequent class beside the result.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, make_quick
+from bertjax.fields import finetuning_config, grid, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
-    """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes,size=SIZE,quick=false`."""
-    given = parse_arguments(
-        arguments, train="", dev="", text="text", second="", label="label", kind="classes", size="", quick=False
-    )
+    """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes,size=SIZE` and the like."""
+    given = _arguments(arguments)
     config = finetuning_config("text", given.size)
     config.data.train_file = given.train
     config.data.dev_file = given.dev
@@ -34,3 +34,14 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     if given.quick:
         make_quick(config, seq_len=32)
     return config
+
+
+def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
+    """The trials of `grid=a3`, or `one`, `glue` or `small`; see `bertjax.fields.grid`."""
+    return grid(_arguments(arguments).grid)
+
+
+def _arguments(text: str | None) -> ConfigDict:
+    return parse_arguments(
+        text, train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False
+    )

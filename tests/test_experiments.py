@@ -11,7 +11,7 @@ import pytest
 from bertjax import cli
 from bertjax.config import load_config, load_trials
 from bertjax.errors import UsageError
-from bertjax.fields import phases
+from bertjax.fields import grid, phases
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
@@ -86,3 +86,18 @@ def test_an_unknown_argument_is_refused_and_the_known_ones_are_documented(file):
 def test_an_unknown_field_is_refused(file):
     with pytest.raises(UsageError, match=r"unknown field 'optimizer\.nosuch'"):
         load_config(str(file), ["--config.optimizer.nosuch=1"])
+
+
+@pytest.mark.parametrize(
+    "name, trials, batches, epochs", [("one", 1, 0, 0), ("glue", 4, 0, 0), ("a3", 18, 2, 3), ("small", 20, 5, 1)]
+)
+def test_grids_have_the_paper_s_trials(name, trials, batches, epochs):
+    found = grid(name)
+    assert len(found) == trials == len({tuple(sorted(trial.items())) for trial in found})
+    for field, count in (("data.batch_size", batches), ("epochs", epochs)):
+        assert len({trial[field] for trial in found if field in trial}) == count
+
+
+def test_an_unknown_grid_is_refused():
+    with pytest.raises(UsageError, match="grid=b4; known: one, glue, a3, small"):
+        grid("b4")
