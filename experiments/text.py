@@ -21,7 +21,10 @@ from bertjax.fields import finetuning_config, grid, make_quick
 
 
 def get_config(arguments: str | None = None) -> ConfigDict:
-    """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes,size=SIZE` and the like."""
+    """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes`.
+
+    And for `size=SIZE,grid=a3,quick=false`, as in the other experiments.
+    """
     given = _arguments(arguments)
     config = finetuning_config("text", given.size)
     config.data.train_file = given.train
