@@ -54,7 +54,7 @@ class Progress:
         self._started = self._since = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
-        self._tokens_per_second = self._flops_per_second = 0.0
+        self._tokens_per_second = self._rows_per_second = self._flops_per_second = 0.0
 
     def close(self) -> None:
         self._bar.close()
@@ -97,7 +97,8 @@ class Progress:
         )
         rate = float(self._rate.at(step - 1))
         self._write(METRICS, step, {**values, "learning_rate": rate, "tokens": self._task.work(step).tokens})
-        self._write(TIMING, step, {"tokens_per_second": self._tokens_per_second, "mfu": mfu})
+        speeds = {"tokens_per_second": self._tokens_per_second, "rows_per_second": self._rows_per_second, "mfu": mfu}
+        self._write(TIMING, step, speeds)
 
     def evaluated(self, step: int, values: dict[str, float], seconds: float) -> None:
         """An evaluation: a line, the files, and the curves drawn anew."""
@@ -168,6 +169,7 @@ class Progress:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
             now, then = self._task.work(step), self._task.work(self._since_step)
             self._tokens_per_second = (now.tokens - then.tokens) / seconds
+            self._rows_per_second = (now.rows - then.rows) / seconds
             self._flops_per_second = (now.flops - then.flops) / seconds
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
