@@ -3,8 +3,9 @@
     bertjax train --config experiments/swag.py:path=swag --init_from runs/base --workdir runs/swag
     bertjax predict --checkpoint runs/swag --output runs/swag/predictions
 
-`path` is the folder with train.csv, val.csv and test.csv. Batch 16, 2e-5, 3 epochs; a row is scored with each of its
-four endings.
+`path` is the folder with train.csv, val.csv and test.csv; or `tfds:DIR:swag` for a TFDS dataset with the same columns,
+`tfds:huggingface:swag/regular` for the one TFDS takes from elsewhere. Batch 16, 2e-5, 3 epochs; a row is scored with
+each of its four endings.
 
 Hardware and time: not measured; the data was not at hand.
 Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test (Table 4).

@@ -1,5 +1,6 @@
 """Rows of a TensorFlow Datasets split, in the form `tables.read_table` gives. TensorFlow is imported only here."""
 
+import os
 from collections.abc import Iterator, Mapping
 
 from bertjax.corpus.datasets import first_line, open_builder
@@ -15,7 +16,8 @@ def read_tfds(
     """The rows of a split in the order stored; the dataset is downloaded where it is not there.
 
     Args:
-      name: such as `glue/mrpc`, perhaps with a data directory before it: `DIR:glue/mrpc`.
+      name: such as `glue/mrpc`, perhaps with a data directory before it, `DIR:glue/mrpc`, or with a namespace of TFDS,
+        `huggingface:swag/regular`.
       split: of the dataset.
       columns: column of a row to feature of the dataset.
       reading: counts `read`.
@@ -26,6 +28,8 @@ def read_tfds(
       BertjaxError: the dataset cannot be had or read.
     """
     directory, _, dataset = name.rpartition(":")
+    if directory and not os.path.isabs(directory) and not os.path.isdir(directory) and "://" not in directory:
+        directory, dataset = "", name
     builder = open_builder(dataset, directory or None)
     features = builder.info.features
     missing = [feature for feature in columns.values() if feature not in features]

@@ -1,6 +1,7 @@
 """SWAG: which of four endings goes on a sentence (section 4.4 of the paper)."""
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ from ml_collections import ConfigDict
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, encode_pair, in_input_order, make_examples
 from bertjax.data.files import write_whole
-from bertjax.data.tables import Reading, read_table
+from bertjax.data.tables import Reading, Row, read_table
+from bertjax.data.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
@@ -62,14 +64,13 @@ def objective(model: ModelConfig) -> Objective:
 
 
 def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:
-    path = Path(config.data.path).expanduser() / _FILES[split]
-    reading = Reading(str(path))
-    readings.append(reading)
     labelled = split != "test"
     columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
+    reading, rows = _open(config.data.path, split, columns, labelled)
+    readings.append(reading)
     vocabulary, seq_len = tokenizer.vocabulary, config.data.seq_len
     sequences, labels = [], []
-    for row in read_table(path, columns, reading, form="csv", keep_short=not labelled):
+    for row in rows:
         context = tokenizer.encode(row.fields["sent1"])
         start = row.fields["sent2"]
         # The ending goes on the second sentence, so both are the second segment.
@@ -79,11 +80,21 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], spl
         if len(context) + max(map(len, endings)) + 3 > seq_len:
             reading.note(f"cut to {seq_len} tokens", row.line)
         sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
-        labels.append(_label(row.fields["label"], str(path), row.line) if labelled else -1)
+        labels.append(_label(row.fields["label"], reading.file, row.line) if labelled else -1)
     reading.used = len(labels)
     if not labels:
-        raise UsageError(f"{path} has no rows that can be used")
+        raise UsageError(f"{reading.file} has no rows that can be used")
     return make_examples(sequences, {"labels": np.array(labels, np.int32)}, CHOICES)
+
+
+def _open(path: str, split: str, columns: tuple[str, ...], labelled: bool) -> tuple[Reading, Iterator[Row]]:
+    if path.startswith(PREFIX):
+        name, theirs = path.removeprefix(PREFIX), {"dev": "validation"}.get(split, split)
+        reading = Reading(f"{path}:{theirs}")
+        return reading, read_tfds(name, theirs, {column: column for column in columns}, reading, named_labels=False)
+    file = Path(path).expanduser() / _FILES[split]
+    reading = Reading(str(file))
+    return reading, read_table(file, columns, reading, form="csv", keep_short=not labelled)
 
 
 def _label(value: str, file: str, line: int) -> int:
