@@ -47,11 +47,21 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
     """
     workdir = workdir_of(checkpoint)
     config = load_saved_config(workdir / CONFIG, overrides)
-    if "vocabulary" in config.data:
+    if "vocabulary" in config.data and not _is_set("vocabulary", overrides):
         # The one it started with may be gone.
         config.data.vocabulary = str(workdir / ENTRY)
-        if (workdir / OUTPUT_LAYER).exists():
-            config.data.labels = str(workdir / OUTPUT_LAYER)
+    return config if _is_set("labels", overrides) else with_labels_of(config, checkpoint)
+
+
+def _is_set(name: str, overrides: Sequence[str]) -> bool:
+    return any(item.startswith(f"--config.data.{name}=") for item in overrides)
+
+
+def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
+    """The config, with the labels that the checkpoint's outputs stand for."""
+    file = workdir_of(checkpoint) / OUTPUT_LAYER
+    if "labels" in config.data and file.exists():
+        config.data.labels = str(file)
     return config
 
 
@@ -69,11 +79,11 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
     return config
 
 
-def build_task(config: ConfigDict, train: bool = False) -> Task:
+def build_task(config: ConfigDict, train: bool | None = False) -> Task:
     """The task of a config.
 
     Args:
-      train: it needs its training data.
+      train: it needs its training data; None is where the config names data.
 
     Raises:
       UsageError: there is no such task, or a value or the data cannot be used.
@@ -85,7 +95,7 @@ def build_task(config: ConfigDict, train: bool = False) -> Task:
     if not hasattr(module, "build"):
         raise UsageError(f"config.task is {config.task!r}, which is no task")
     module.check(config)
-    return module.build(config, train)
+    return module.build(config, module.has_data(config) if train is None else train)
 
 
 def checkpoint_model(checkpoint: epath.Path, vocab_size: int) -> ModelConfig:

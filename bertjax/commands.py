@@ -53,9 +53,18 @@ def _start(args: argparse.Namespace) -> Iterator[str | None]:
 
 def _checkpoint_config(args: argparse.Namespace, checkpoint: Any) -> Any:
     """The config of --config or, without it, of the checkpoint."""
-    from bertjax.building import checkpoint_config
+    from bertjax.building import checkpoint_config, with_labels_of
+    from bertjax.interop.workdir import is_converted
+    from bertjax.training.checkpoint import workdir_of
 
-    return _config(args, checkpoint) if args.config else checkpoint_config(checkpoint, args.overrides)
+    if args.config:
+        config = _config(args, checkpoint)
+        return config if config.data.get("labels") else with_labels_of(config, checkpoint)
+    if is_converted(workdir_of(checkpoint)):
+        raise UsageError(
+            f"{args.checkpoint} does not tell what data it is for: give --config, such as experiments/glue.py"
+        )
+    return checkpoint_config(checkpoint, args.overrides)
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -117,7 +126,7 @@ def describe(args: argparse.Namespace) -> None:
     from bertjax.report.describe import describe_task
 
     config = _config(args)
-    print(describe_task(config, build_task(config)))
+    print(describe_task(config, build_task(config, train=None)))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -275,7 +284,7 @@ def bench_step(args: argparse.Namespace) -> None:
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
     config = _config(args)
-    print(json.dumps(run(config, build_task(config), args.steps)))
+    print(json.dumps(run(config, build_task(config, train=None), args.steps)))
 
 
 def bench_input(args: argparse.Namespace) -> None:

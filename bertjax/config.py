@@ -100,7 +100,7 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
         raise UsageError(f"the config file {file} is not valid Python: {error}") from error
     except Exception as error:  # What a user's own `get_config` raises is anything.
         detail = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UsageError(f"cannot apply {' '.join(argv[1:])} to {file}: {detail}") from error
+        raise UsageError(f"the config of {file} cannot be made: {detail}") from error
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}; fields of the config are set with --config.FIELD=VALUE")
     if not isinstance(config, ConfigDict) or "task" not in config:
@@ -110,6 +110,10 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
 
 def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:
     for item in settings:
+        if item.startswith("--config.task="):
+            raise UsageError(
+                "the task is what the experiment is for; choose another experiment rather than config.task"
+            )
         names = item.removeprefix("--config.").partition("=")[0].split(".")
         node: Any = config
         for depth, name in enumerate(names):

@@ -3,7 +3,7 @@
     bertjax train --config experiments/text.py:train=train.csv,dev=dev.csv --init_from runs/base --workdir runs/topic
     bertjax predict --checkpoint runs/topic --config.data.test_file=new.jsonl --output runs/topic/predictions
 
-Files end with .tsv (quotes are text), .csv or .jsonl, and name their columns: `text`, `second` for a pair, `label`.
+Files end with .tsv (quotes are text), .csv or .jsonl; `text=`, `label=` and, for a pair, `second=` name their columns.
 `kind=number` is a regression. With `kind=tags` a row is a sentence: its words and as many tags, lists in JSON, else
 separated by spaces; tags that are O, B-TYPE or I-TYPE give the F1 of entities, others accuracy. Rows that are not used
 are counted and printed with file and line.

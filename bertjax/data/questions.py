@@ -7,6 +7,7 @@ starting `doc_stride` tokens after the one before (google-research/bert `run_squ
 import dataclasses
 import json
 import lzma
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from bertjax.corpus.offsets import encode_with_offsets
 from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
-from bertjax.data.tables import Reading
+from bertjax.data.tables import Reading, whole_characters
 from bertjax.errors import UsageError
 
 
@@ -60,33 +61,44 @@ class Windows:
     is_best: list[np.ndarray]
 
 
-def read_questions(path: Path, reading: Reading, training: bool) -> list[Question]:
+def read_questions(path: Path, reading: Reading, training: bool, answered: bool = False) -> list[Question]:
     """The questions of a SQuAD file, 1.1 or 2.0.
 
     Args:
       path: `.json`, or `.json.xz`.
       reading: counts questions; for training, those whose answer is not in its context are skipped.
       training: an answer's place is needed.
+      answered: every question has an answer, as in SQuAD 1.1; one without is skipped for training, else noted.
 
     Raises:
-      UsageError: the file is missing or is not of SQuAD's form.
+      UsageError: the file is missing, is not of SQuAD's form, or has an id twice.
     """
     try:
         data = path.read_bytes()
         content = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data.removeprefix(b"\xef\xbb\xbf"))
         questions = [
-            _question(qa, paragraph["context"])
-            for article in content["data"]
-            for paragraph in article["paragraphs"]
+            _question(qa, paragraph["context"], f"article {i}, paragraph {j}")
+            for i, article in enumerate(content["data"], 1)
+            for j, paragraph in enumerate(article["paragraphs"], 1)
             for qa in paragraph["qas"]
         ]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, lzma.LZMAError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError) as error:
         raise UsageError(f"{path} is not of SQuAD's form ({type(error).__name__}: {error})") from error
     reading.read += len(questions)
+    ids = Counter(question.id for question in questions)
+    twice = next((name for name, count in ids.items() if count > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path} has {ids[twice]} questions with the id {twice!r}; predictions are told apart by it")
     kept = []
     for question in questions:
+        if not question.answers and answered:
+            place = f"question {question.id}"
+            if training:
+                reading.skip("without an answer (give version=2.0 to learn from them)", place)
+                continue
+            reading.note("without an answer, which 1.1 scores 0", place)
         if training and question.answers and not _is_there(question):
             reading.skip("whose answer is not in its context", f"question {question.id}")
             continue
@@ -95,19 +107,24 @@ def read_questions(path: Path, reading: Reading, training: bool) -> list[Questio
         kept.append(question)
     reading.used += len(kept)
     if not kept:
-        raise UsageError(f"{path} has no questions that can be used")
+        why = f": {', '.join(reading.skipped)}" if reading.skipped else ""
+        raise UsageError(f"{path} has no questions that can be used{why}")
     return kept
 
 
-def _question(qa: dict[str, Any], context: str) -> Question:
+def _question(qa: dict[str, Any], context: Any, place: str) -> Question:
+    if not isinstance(context, str) or not isinstance(qa["question"], str):
+        raise TypeError(f"in {place} a question or its context is no text")
     answers = () if qa.get("is_impossible") else tuple(answer["text"] for answer in qa.get("answers", ()))
     start = int(qa["answers"][0]["answer_start"]) if answers else -1
-    return Question(str(qa["id"]), qa["question"], context, answers, start)
+    # Each half of a broken character is one replacement, so that places stay what they are.
+    texts = (whole_characters(text) for text in (str(qa["id"]), qa["question"], context))
+    return Question(*texts, tuple(whole_characters(answer) for answer in answers), start)
 
 
 def _is_there(question: Question) -> bool:
     start, answer = question.answer_start, question.answers[0]
-    return bool(answer.strip()) and question.context[start : start + len(answer)] == answer
+    return bool(answer.strip()) and start >= 0 and question.context[start : start + len(answer)] == answer
 
 
 def make_windows(

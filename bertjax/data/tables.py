@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from bertjax.errors import UsageError
 
 FORMATS = ("tsv", "csv", "jsonl")
-_SHORT = "with too few fields"
+_SHORT, _LONG = "with too few fields", "with more fields than columns"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass
@@ -21,12 +23,14 @@ class Reading:
     Attributes:
       file: its path.
       read, used: rows.
+      columns: which of the file's are read and which are not, where it has any.
       skipped, noted: reason to how many rows, and where the first one is; skipped rows are not used, noted ones are.
     """
 
     file: str
     read: int = 0
     used: int = 0
+    columns: str = ""
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
@@ -38,7 +42,7 @@ class Reading:
 
     def summary(self) -> str:
         """One line for a person."""
-        parts = [f"{self.file}: {self.read:,} rows read, {self.used:,} used"]
+        parts = [f"{self.file}: {self.read:,} rows read, {self.used:,} used", *filter(None, [self.columns])]
         for verb, found in (("skipped ", self.skipped), ("", self.noted)):
             parts += [f"{entry['rows']:,} {verb}{reason} (first: {entry['first']})" for reason, entry in found.items()]
         return ", ".join(parts)
@@ -95,7 +99,8 @@ def read_table(
     if form == "jsonl":
         rows = _json_rows(path, text, columns)
     else:
-        rows = _split_rows(path, _tsv_rows(text) if form == "tsv" else _csv_rows(path, text), columns, header)
+        split = _tsv_rows(text) if form == "tsv" else _csv_rows(path, text)
+        rows = _split_rows(path, split, columns, header, reading)
     for line, fields in rows:
         reading.read += 1
         if None in fields:
@@ -108,7 +113,11 @@ def read_table(
 
 
 def _split_rows(
-    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: bool | Sequence[str]
+    path: Path,
+    rows: Iterator[tuple[int, list[str]]],
+    columns: Sequence[str],
+    header: bool | Sequence[str],
+    reading: Reading,
 ) -> Iterator[tuple[int, list[str | None]]]:
     if header is True:
         _, names = next(rows)
@@ -117,14 +126,21 @@ def _split_rows(
     missing = [column for column in columns if column not in names]
     if missing:
         raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(names) or '(none)'}")
+    twice = [column for column in columns if names.count(column) > 1]
+    if twice:
+        raise UsageError(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; give them names of their own")
+    unread = [name for name in names if name not in columns]
+    reading.columns = f"columns {', '.join(columns)}" + (f" (not read: {', '.join(unread)})" if unread else "")
     indices = [names.index(column) for column in columns]
     for line, fields in rows:
+        if len(fields) > len(names):
+            reading.note(_LONG, line)
         yield line, [fields[index] if index < len(fields) else None for index in indices]
 
 
 def _lines(text: str) -> list[str]:
-    """The lines; what follows the last line's end is none."""
-    return text.removesuffix("\n").split("\n")
+    """The lines, but for blank ones at the end."""
+    return text.rstrip("\r\n").split("\n")
 
 
 def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -133,7 +149,7 @@ def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
     line = 1
     while True:
         try:
@@ -151,10 +167,13 @@ def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[
     for line, row in enumerate(_lines(text), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} line {line} is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise UsageError(f"{path} line {line} is not a JSON object")
+        nested = [column for column in columns if isinstance(fields.get(column), dict)]
+        if nested:
+            raise UsageError(f"{path} line {line}: {nested[0]} is an object, not a text or a list of words")
         yield line, [_text(fields.get(column)) for column in columns]
 
 
@@ -165,7 +184,16 @@ def _text(value: Any) -> Any:
 def _clean(field: Any, reading: Reading, line: int) -> Any:
     if not isinstance(field, str) or field.isascii():
         return field
-    return decoded(field.encode("utf-8", "surrogateescape"), reading, line)
+    try:
+        return decoded(field.encode("utf-8", "surrogateescape"), reading, line)
+    except UnicodeEncodeError:
+        reading.note("with half a character, as broken JSON has them", line)
+        return whole_characters(field)
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which no file can hold; as long as before."""
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def decoded(text: bytes, reading: Reading, line: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
-from bertjax.data.tables import Reading, Row, decoded
+from bertjax.data.tables import Reading, Row, decoded, whole_characters
 from bertjax.errors import UsageError
 
 OUTSIDE = "O"
@@ -42,15 +42,17 @@ class Tagged:
         return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
 
 
-def read_tagged(path: Path, reading: Reading) -> Tagged:
+def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
     """Reads a word a line, its tag in the last column, a blank line between sentences, -DOCSTART- between documents.
 
     Args:
       path: the file.
       reading: counts sentences, and notes lines that are not UTF-8.
+      labelled: False takes a file of words alone as well.
 
     Raises:
-      UsageError: the file is missing, has no words, or a line has no tag or one that is not O, B-TYPE or I-TYPE.
+      UsageError: the file is missing, has no words, lines with more columns than others, or a line has no tag or one
+        that is not O, B-TYPE or I-TYPE.
     """
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -65,16 +67,23 @@ def read_tagged(path: Path, reading: Reading) -> Tagged:
         if len(words) > (ends[-1] if ends else 0):
             ends.append(len(words))
 
+    width = 0
     for line, row in enumerate(lines, 1):
-        columns = decoded(row, reading, line).split()
+        text = decoded(row, reading, line)
+        columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         if not columns:
             end(sentence_ends)
         elif columns[0] == _DOCUMENT:
             end(sentence_ends)
             end(document_ends)
         else:
+            width = width or len(columns)
+            if len(columns) != width:
+                raise UsageError(f"{path} line {line} has {len(columns)} columns, the first word's has {width}")
+            if len(columns[0].split()) != 1:
+                raise UsageError(f"{path} line {line}: the word {columns[0]!r} is no word; give each one a line")
             words.append(columns[0])
-            tags.append(_tag(columns, path, line))
+            tags.append(_tag(columns, path, line) if labelled or width > 1 else "")
     end(sentence_ends)
     end(document_ends)
     if not words:
@@ -99,12 +108,13 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
     tags: list[str] = []
     ends: list[int] = []
     for row in rows:
-        here = _items(row.fields[text])
+        place = f"{reading.file} line {row.line}"
+        here = _items(row.fields[text], place)
         if not here:
             reading.note("with an empty text", row.line)
-        labels = _items(row.fields[label]) if label else [""] * len(here)
-        if len(labels) != len(here) or (label and not all(labels)):
-            raise UsageError(f"{reading.file} line {row.line}: {len(here)} words and {len(labels)} tags")
+        labels = _items(row.fields[label], place) if label else [""] * len(here)
+        if len(labels) != len(here):
+            raise UsageError(f"{place}: {len(here)} words and {len(labels)} tags")
         words += here
         tags += labels
         ends.append(len(words))
@@ -114,9 +124,14 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
     return Tagged(words, tags, ends, ends)
 
 
-def _items(value: str | list[Any]) -> list[str]:
-    # A word with a space in it, as JSON may have one, would be two in a file of predictions.
-    return value.split() if isinstance(value, str) else ["_".join(str(item).split()) for item in value]
+def _items(value: str | list[Any], place: str) -> list[str]:
+    if isinstance(value, str):
+        return value.split()
+    for item in value:
+        # A word with a blank in it would be two in a file of predictions.
+        if not isinstance(item, (str, int, float)) or len(str(item).split()) != 1:
+            raise UsageError(f"{place}: {item!r} is no word and no tag; blanks in one are not possible")
+    return [whole_characters(str(item)) for item in value]
 
 
 def _tag(columns: list[str], path: Path, line: int) -> str:
@@ -186,7 +201,9 @@ def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:
     index = {label: position for position, label in enumerate(labels)} | {"": -1}
     unknown = sorted({*tagged.tags} - {*index})
     if unknown:
-        raise UsageError(f"{path} has tags the training file has not: {', '.join(unknown)}")
+        raise UsageError(
+            f"{path} has tags the training file has not: {', '.join(unknown)}; both need the same types, in one scheme"
+        )
     return [index[tag] for tag in tagged.tags]
 
 

@@ -78,3 +78,8 @@ def origin(folder: Path) -> str:
         return json.loads((folder / _ORIGIN).read_text())["source"]
     except (OSError, ValueError, KeyError):
         return ""
+
+
+def is_converted(folder: Path | epath.Path) -> bool:
+    """Whether a workdir is of a conversion, not of a run."""
+    return (folder / _ORIGIN).exists()

@@ -1,5 +1,6 @@
 """What all fine-tuning tasks share: examples to a `Task` (sections 3.2 and A.3 of the paper)."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +30,7 @@ SPLITS = ("dev", "test")
 # What a workdir keeps of the layer on top: whose it is, and what its outputs mean.
 OUTPUT_LAYER = "output_layer.json"
 _DEFAULT_VOCAB_SIZE = 30522
+_SHOWN_CLASSES = 20
 _ZERO_ALLOWED = ("steps", "eval_every", "checkpoint_every")
 
 
@@ -41,8 +43,10 @@ def check(config: ConfigDict) -> None:
     check_common(config, _ZERO_ALLOWED)
     if config.steps == 0 and config.epochs < 1:
         raise UsageError(f"config.epochs is {config.epochs}; it must be at least 1, or config.steps given")
-    for size in (config.data.batch_size, config.data.eval_batch_size):
-        Batching(size, config.data.bucket, config.data.seq_len)
+    for name in ("batch_size", "eval_batch_size"):
+        if config.data[name] < 1:
+            raise UsageError(f"config.data.{name} is {config.data[name]}; it must be at least 1")
+    Batching(config.data.batch_size, config.data.bucket, config.data.seq_len)
     if config.data.batch_size % config.accumulate:
         raise UsageError(
             f"a batch of {config.data.batch_size} rows does not split in config.accumulate={config.accumulate}"
@@ -51,6 +55,11 @@ def check(config: ConfigDict) -> None:
         raise UsageError(f"config.data.eval_split is {config.data.eval_split!r}; known: {', '.join(SPLITS)}")
     if config.model.hidden_size:
         check_length(config, config.data.seq_len)
+
+
+def has_data(config: ConfigDict) -> bool:
+    """Whether a config names its data; without any, a task has synthetic batches only."""
+    return bool(config.data.path)
 
 
 def vocabulary_of(config: ConfigDict) -> Vocabulary:
@@ -108,6 +117,7 @@ def make_task(
     baseline: Callable[[], dict[str, float]],
     best_by: str,
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]],
+    answers: Any = None,
 ) -> Task:
     """A task on examples in memory.
 
@@ -119,8 +129,14 @@ def make_task(
       labels: of its classes, in the order of their ids.
       score: outputs of all evaluation batches to metrics; {} where there are no labels.
       baseline, best_by, write: see `Task`.
+      answers: what `score` compares with beside the examples, in a form that JSON has.
     """
     data = config.data
+    segments = 1 + max(
+        int(part.tokens["segment_ids"].max(initial=0)) for part in (train, evaluated) if part is not None
+    )
+    if segments > config.model.num_segments:
+        raise UsageError(f"the rows have {segments} segments, config.model.num_segments is {config.model.num_segments}")
     batching = Batching(data.batch_size, data.bucket, data.seq_len)
     evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)
     process = (jax.process_index(), jax.process_count())
@@ -150,9 +166,24 @@ def make_task(
         fresh=NEW_LAYER,
         files={**vocabulary_files(vocabulary), OUTPUT_LAYER: _output_layer(output, labels)},
         report={"files": [vars(reading) for reading in readings]},
-        notes=tuple(reading.summary() for reading in readings),
-        data_hash=evaluated.fingerprint() if train is None else train.fingerprint(),
+        notes=(*(reading.summary() for reading in readings), *_class_counts(labels, train)),
+        data_hash=_data_hash(train, evaluated, answers),
     )
+
+
+def _data_hash(train: Examples | None, evaluated: Examples, answers: Any) -> str:
+    parts = [part.fingerprint() for part in (train, evaluated) if part is not None]
+    return hashlib.sha256(json.dumps([parts, answers]).encode()).hexdigest()
+
+
+def _class_counts(labels: Sequence[str], train: Examples | None) -> list[str]:
+    """The classes and how many training rows each has, in a line: that of a typing mistake shows."""
+    if not labels or train is None or "labels" not in train.rows or train.choices > 1:
+        return []
+    counts = np.bincount(train.rows["labels"], minlength=len(labels))
+    shown = [f"{label!r} ({count:,})" for label, count in zip(labels, counts, strict=True)]
+    more = f" and {len(shown) - _SHOWN_CLASSES} more" if len(shown) > _SHOWN_CLASSES else ""
+    return [f"{len(shown)} classes: {', '.join(shown[:_SHOWN_CLASSES])}{more}"]
 
 
 def _output_layer(output: str, labels: Sequence[str]) -> bytes:

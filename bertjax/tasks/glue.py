@@ -20,6 +20,7 @@ from bertjax.tasks import finetuning
 from bertjax.tasks.task import Task
 
 check = finetuning.check
+has_data = finetuning.has_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if name not in TASKS:
         raise UsageError(f"config.data.task is {name!r}; known: {', '.join(TASKS)}")
     glue = TASKS[name]
-    if not config.data.path:
+    if not has_data(config):
         if train:
             raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
         return finetuning.synthetic_task(config, functools.partial(finetuning.sequence_objective, glue.labels))

@@ -28,6 +28,9 @@ def check(config: ConfigDict) -> None:
         raise UsageError(f"config.data.context is {config.data.context!r}; known: {', '.join(_CONTEXTS)}")
 
 
+has_data = finetuning.has_data
+
+
 def build(config: ConfigDict, train: bool = True) -> Task:
     """The task of a config, on the files it names; without any, a task that has synthetic batches only.
 
@@ -37,7 +40,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
       UsageError: no files, or files that are not of CoNLL's form.
     """
     data = config.data
-    if not data.path:
+    if not has_data(config):
         if train:
             raise UsageError("give CoNLL's files: --config.data.path=DIR, which holds eng.train and eng.testa")
         return finetuning.synthetic_task(config, functools.partial(objective, tags=_TAGS))
@@ -47,7 +50,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     def read(name: str) -> Tagged:
         path = Path(data.path).expanduser() / name
         readings.append(Reading(str(path)))
-        return read_tagged(path, readings[-1])
+        return read_tagged(path, readings[-1], labelled=name != data.test_file)
 
     labels = finetuning.saved_labels(config)
     trained = read(data.train_file) if train or labels is None else None

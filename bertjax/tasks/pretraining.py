@@ -27,6 +27,11 @@ _DEFAULT_VOCAB_SIZE = 30522
 check = check_pretraining
 
 
+def has_data(config: ConfigDict) -> bool:
+    """Whether a config names a corpus."""
+    return bool(config.data.corpus)
+
+
 def build(config: ConfigDict, train: bool = True) -> Task:
     """The task of a config, on its corpus; without one, a task that has synthetic batches only.
 

@@ -80,6 +80,9 @@ def check(config: ConfigDict) -> None:
         )
 
 
+has_data = finetuning.has_data
+
+
 def build(config: ConfigDict, train: bool = True) -> Task:
     """The task of a config, on the files it names; without any, a task that has synthetic batches only.
 
@@ -87,7 +90,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
       UsageError: no files, or files that are not of SQuAD's form.
     """
     data = config.data
-    if not data.path:
+    if not has_data(config):
         if train:
             raise UsageError("give SQuAD's files: --config.data.path=DIR with train-v1.1.json and dev-v1.1.json")
         return finetuning.synthetic_task(config, objective)
@@ -106,7 +109,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     def read(name: str, training: bool) -> tuple[list[Question], Windows]:
         reading = Reading(str(_file(Path(data.path).expanduser(), name or f"{data.eval_split}-v{data.version}")))
         readings.append(reading)
-        questions = read_questions(Path(reading.file), reading, training)
+        questions = read_questions(Path(reading.file), reading, training, answered=data.version == "1.1")
         if training and data.train_share < 1:
             order = np.random.default_rng(0).permutation(len(questions))
             chosen = order[: max(1, int(data.train_share * len(questions)))]
@@ -128,6 +131,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         score=lambda outputs: _score(data, questions, answer(outputs)),
         baseline=lambda: _baseline(data, questions),
         best_by="f1",
+        answers=[(question.id, question.answers) for question in questions],
         write=lambda outputs, folder: _write(data, questions, answer(outputs), folder),
     )
 

@@ -24,6 +24,7 @@ _ENDINGS = tuple(f"ending{index}" for index in range(CHOICES))
 _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
 check = finetuning.check
+has_data = finetuning.has_data
 
 
 def build(config: ConfigDict, train: bool = True) -> Task:
@@ -32,7 +33,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     Raises:
       UsageError: no files, or files that are not SWAG's.
     """
-    if not config.data.path:
+    if not has_data(config):
         if train:
             raise UsageError("give SWAG's files: --config.data.path=DIR, which holds train.csv and val.csv")
         return finetuning.synthetic_task(config, objective, CHOICES)

@@ -1,6 +1,7 @@
 """A tag for each word, at its first piece, without a CRF (section 5.3 of the paper); what NER and own tags share."""
 
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 
 def tags_of(tagged: Tagged) -> list[str]:
-    """The tags there are, in the order of their ids: O first, which is always there."""
-    return sorted({*tagged.tags, OUTSIDE}, key=lambda tag: (tag != OUTSIDE, tag))
+    """The tags there are, in the order of their ids: O first, which is always there where tags mark entities."""
+    tags = {*tagged.tags, *([OUTSIDE] if has_entities(tagged.tags) else [])}
+    return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 
 
 def tagging_task(
@@ -132,13 +134,14 @@ def _tags(
 
 
 def _most_frequent(trained: Tagged, tagged: Tagged) -> list[str]:
-    """The most frequent tag of each word in training, O for a word not seen: CoNLL-2003's own baseline in small."""
+    """The most frequent tag of each word in training, and of all words for one not seen: CoNLL-2003's own baseline."""
     counts: dict[str, dict[str, int]] = {}
     for word, tag in zip(trained.words, trained.tags, strict=True):
         counts.setdefault(word, {}).setdefault(tag, 0)
         counts[word][tag] += 1
     best = {word: max(tags, key=lambda tag: (tags[tag], tag)) for word, tags in counts.items()}
-    return [best.get(word, OUTSIDE) for word in tagged.words]
+    usual = Counter(trained.tags).most_common(1)[0][0]
+    return [best.get(word, usual) for word in tagged.words]
 
 
 def _write(tagged: Tagged, predicted: list[str], folder: Path) -> list[Path]:

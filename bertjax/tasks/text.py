@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
 from bertjax.data.files import write_whole
-from bertjax.data.labelled_text import encode_rows
+from bertjax.data.labelled_text import encode_rows, label_of
 from bertjax.data.tables import FORMATS, Reading, Row, read_table
 from bertjax.data.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
@@ -28,8 +28,19 @@ def check(config: ConfigDict) -> None:
       UsageError: names the field and its value.
     """
     finetuning.check(config)
+    data = config.data
+    named = [name for name in (data.text, data.second_text, data.label) if name]
+    if len({*named}) < len(named):
+        raise UsageError(f"text, second and label name one column twice: {', '.join(named)}")
+    if data.kind == "tags" and data.second_text:
+        raise UsageError("kind=tags takes one text a row; leave second out")
     if config.data.kind not in KINDS:
         raise UsageError(f"config.data.kind is {config.data.kind!r}; known: {', '.join(KINDS)}")
+
+
+def has_data(config: ConfigDict) -> bool:
+    """Whether a config names any file."""
+    return bool(config.data.train_file or config.data.dev_file or config.data.test_file)
 
 
 def build(config: ConfigDict, train: bool = True) -> Task:
@@ -39,7 +50,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
       UsageError: no files, or files without the columns that are named.
     """
     data = config.data
-    if not data.train_file:
+    if train and not data.train_file or not has_data(config):
         if train:
             raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
         if data.kind == "tags":
@@ -52,7 +63,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     readings: list[Reading] = []
     labels: Sequence[str] = ()
     if data.kind == "classes":
-        labels = finetuning.saved_labels(config) or _labels(data)
+        labels = (finetuning.saved_labels(config) if not train else None) or _labels(data)
     read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
     trained = read(data.train_file, True) if train else None
     examples = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
@@ -63,7 +74,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         trained,
         examples,
         readings,
-        output=f"text/{data.kind}",
+        output=f"text/{data.kind}{'/pair' if data.second_text else ''}",
         labels=labels,
         score=lambda outputs: _measured(labels, examples, _values(labels, examples, outputs)),
         baseline=lambda: _baseline(labels, examples),
@@ -109,9 +120,15 @@ def _open(data: ConfigDict, file: str, columns: Sequence[str], labelled: bool) -
 
 
 def _labels(data: ConfigDict) -> list[str]:
-    labels = sorted({row.fields[data.label] for row in _open(data, data.train_file, [data.label], True)[0]})
+    if not data.train_file:
+        raise UsageError("the classes are those of the training file: --config.data.train_file=FILE")
+    rows, reading = _open(data, data.train_file, [data.label], True)
+    labels = sorted({label_of(row, data.label, reading) for row in rows} - {""})
     if len(labels) < 2:
-        raise UsageError(f"the column {data.label!r} of {data.train_file} has {len(labels)} different labels, not two")
+        raise UsageError(
+            f"the column {data.label!r} of {data.train_file} has {len(labels)} different labels; classes are at least "
+            "2, for numbers give kind=number"
+        )
     return labels
 
 

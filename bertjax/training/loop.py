@@ -38,7 +38,8 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     """Runs a config to its last step, or until SIGTERM or Ctrl-C.
 
     Returns:
-      The step reached, whether a signal `stopped` it there, and the last evaluation's metrics.
+      The step reached, whether a signal `stopped` it there, and the last evaluation's metrics; of a finished run those
+      of the best checkpoint, and its path.
 
     Args:
       config: of the whole run.
@@ -141,8 +142,9 @@ def _run(
                 say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
                 return {"step": step, "stopped": True, **progress.evaluation}
     checkpoints.wait()
-    progress.finished(checkpoints.best())
-    return {"step": step, "stopped": False, **progress.evaluation}
+    best = checkpoints.best()
+    values = progress.finished(best)
+    return {"step": step, "stopped": False, "checkpoint": str(best), **values}
 
 
 def evaluate(task: Task, mesh: Mesh, params: Any) -> dict[str, float]:

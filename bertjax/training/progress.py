@@ -118,14 +118,12 @@ class Progress:
             return None
         return self.evaluation.get(self._task.best_by)
 
-    def finished(self, checkpoint: epath.Path) -> None:
-        """Writes `results.json` and prints the result beside the first evaluation and the baseline.
+    def finished(self, checkpoint: epath.Path) -> dict[str, float]:
+        """Writes `results.json`, prints the result beside the first evaluation and the baseline, and returns it.
 
         Args:
           checkpoint: the best, else the last; the result is what was measured there.
         """
-        if not self._writers:
-            return
         step = int(checkpoint.name)
         measured = [
             _evaluation(line)
@@ -133,6 +131,8 @@ class Progress:
             if line["step"] == step and "eval_loss" in line
         ]
         values = measured[-1] if measured else self.evaluation
+        if not self._writers:
+            return values
         baseline = self._task.baseline()
         results = {
             "step": step,
@@ -149,16 +149,18 @@ class Progress:
         }
         write_atomically(self._workdir / RESULTS, json.dumps(results, indent=1) + "\n")
         before = self._first_evaluation if self._task.schedule.eval_first else {}
-        say(f"{'held out':<18}{'before' if before else '':>10}{'after':>10}{'baseline':>12}")
+        width = 2 + max(map(len, [*values, "held out"]))
+        say(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
         for name, value in values.items():
             if name != "loss":
                 first = f"{before[name]:.4f}" if name in before else ""
                 guess = f"{baseline[name]:.4f}" if name in baseline else ""
-                say(f"{name:<18}{first:>10}{value:>10.4f}{guess:>12}")
+                say(f"{name:<{width}}{first:>12}{value:>12.4f}{guess:>12}")
         seconds = time.monotonic() - self._started
         compiling = f"{duration(seconds)}, {100 * self._compilation.seconds / seconds:.0f} % of it compiling"
         say(f"done: {self._task.schedule.steps:,} steps in {compiling}; result of {checkpoint}")
         say(f"curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
+        return values
 
     def _write(self, file: str, step: int, values: dict[str, Any]) -> None:
         if self._writers:

@@ -40,12 +40,23 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> None:
     theirs = workdir_of(checkpoint) / OUTPUT_LAYER
     if OUTPUT_LAYER in task.files and theirs.exists():
         ours, found = json.loads(task.files[OUTPUT_LAYER]), json.loads(theirs.read_text())
+        if not found["output"]:
+            # Converted from a format that does not tell: its labels may go by other names.
+            _check_label_count(checkpoint, found["labels"], ours["labels"])
+            return
         for what in ("output", "labels"):
             if found[what] != ours[what]:
                 raise UsageError(
                     f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
                     f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
                 )
+
+
+def _check_label_count(checkpoint: epath.Path, found: list[str], wanted: list[str]) -> None:
+    if len(found) != len(wanted):
+        raise UsageError(
+            f"the output layer of {checkpoint} has labels {_shown(found)}, the config wants {_shown(wanted)}"
+        )
 
 
 def _shown(value: str | list[str]) -> str:
@@ -57,7 +68,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     """The config with the fields it leaves to the checkpoint: the model's sizes, and the path of the vocabulary.
 
     Raises:
-      UsageError: the checkpoint's workdir has no config.
+      UsageError: the checkpoint's workdir has no config, or the config wants another model.
     """
     workdir = workdir_of(checkpoint)
     try:
@@ -71,6 +82,11 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     for name in FROM_CHECKPOINT:
         if not whole.model[name]:
             whole.model[name] = wanted[name]
+        elif whole.model[name] != wanted[name]:
+            raise UsageError(
+                f"config.model.{name} is {whole.model[name]}, {checkpoint} has {wanted[name]}; leave size= out of the "
+                "config, or give what the checkpoint has"
+            )
     whole.model.vocab_multiple = wanted["vocab_multiple"]
     if "vocabulary" in whole.data and not whole.data.vocabulary:
         whole.data.vocabulary = str(workdir / ENTRY)

@@ -55,8 +55,11 @@ def run_sweep(
     configs = [configure(trial) for trial in trials]
     folders = [workdir / _TRIALS / name_of(trial) for trial in trials]
     finished = [_finished(*each, init_from) for each in zip(trials, configs, folders, strict=True)]
-    if not any(finished):
-        build_task(configs[0], train=True)
+    if not all(finished):
+        # Also refuses data that cannot be used, before any trial.
+        data_hash = build_task(configs[0], train=True).data_hash
+        if finished[0] and json.loads((folders[0] / RESULTS).read_text())["data_sha256"] != data_hash:
+            raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
     with contextlib.closing(progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty())) as bar:

@@ -22,12 +22,12 @@ def qa(name, answer, start, **more):
     return {"id": name, "question": "who lives?", "answers": [{"text": answer, "answer_start": start}], **more}
 
 
-def read(tmp_path, content, training=True, name="train.json"):
+def read(tmp_path, content, training=True, name="train.json", **options):
     path = tmp_path / name
     data = json.dumps(content).encode()
     path.write_bytes(lzma.compress(data) if name.endswith(".xz") else data)
     reading = Reading(str(path))
-    return read_questions(path, reading, training), reading
+    return read_questions(path, reading, training, **options), reading
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.json.xz"])
@@ -44,6 +44,37 @@ def test_an_answer_that_is_not_in_its_context_is_skipped_in_training_and_kept_in
     assert [q.id for q in questions] == ["1"]
     assert reading.skipped == {"whose answer is not in its context": {"rows": 1, "first": "question 2"}}
     assert len(read(tmp_path, content, training=False)[0]) == 2
+
+
+def test_a_place_before_the_context_is_none(tmp_path):
+    start = CONTEXT.rindex("Bob") - len(CONTEXT)
+    assert CONTEXT[start : start + 3] == "Bob"
+    _, reading = read(tmp_path, squad(qa("1", "Ann", 0), qa("2", "Bob", start)))
+    assert reading.skipped["whose answer is not in its context"]["first"] == "question 2"
+
+
+def test_where_every_question_has_an_answer_one_without_is_counted(tmp_path):
+    content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": []})
+    questions, reading = read(tmp_path, content, answered=True)
+    assert [q.id for q in questions] == ["1"] and "question 2" in str(reading.skipped)
+    questions, reading = read(tmp_path, content, training=False, answered=True)
+    assert len(questions) == 2 and "question 2" in str(reading.noted)
+
+
+def test_an_id_that_is_there_twice_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="2 questions with the id '1'"):
+        read(tmp_path, squad(qa("1", "Ann", 0), qa("1", "Ann", 0)))
+
+
+def test_half_a_character_keeps_every_place(tmp_path):
+    (question,), _ = read(tmp_path, squad(qa("1", "Bob", 5), context="ab\ud83d. Bob"))
+    assert question.context == "ab\ufffd. Bob" and question.context[5:8] == "Bob"
+
+
+@pytest.mark.parametrize("context, question", [(None, "q"), (CONTEXT, 5)])
+def test_what_is_no_text_is_refused_with_its_place(context, question, tmp_path):
+    with pytest.raises(UsageError, match="article 1, paragraph 1"):
+        read(tmp_path, squad({"id": "1", "question": question, "answers": []}, context=context))
 
 
 def test_a_file_of_another_form_is_refused(tmp_path):

@@ -85,3 +85,26 @@ def test_a_missing_file_or_column_is_named_with_the_columns_there_are(tmp_path):
         rows(tmp_path, b"text\tx\na\t1\n")
     with pytest.raises(UsageError, match="cannot read .*none.tsv"):
         list(read_table(tmp_path / "none.tsv", ("text",), Reading("")))
+
+
+def test_more_fields_than_columns_are_noted_and_what_is_read_is_told(tmp_path):
+    found, reading = rows(tmp_path, b"id,text,label\n1,well, good film,pos\n2,a,neg\n", form="csv")
+    assert found[1] == (3, "a", "neg")
+    assert reading.noted["with more fields than columns"] == {"rows": 1, "first": "line 2"}
+    assert "columns text, label (not read: id)" in reading.summary()
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="has 2 columns 'text'"):
+        rows(tmp_path, b"text\ttext\tlabel\na\tb\t1\n")
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": {"a": 1}, "label": "x"}', "5"])
+def test_json_of_another_form_is_refused_with_its_line(line, tmp_path):
+    with pytest.raises(UsageError, match="line 1"):
+        rows(tmp_path, line.encode(), form="jsonl")
+
+
+def test_half_a_character_is_replaced_and_noted(tmp_path):
+    found, reading = rows(tmp_path, b'{"text": "a\\ud83d", "label": "x"}', form="jsonl")
+    assert found == [(1, "a\ufffd", "x")] and len(reading.noted) == 1

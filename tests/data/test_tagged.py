@@ -48,6 +48,8 @@ def test_windows_line_ends_a_byte_order_mark_and_no_last_line_end_change_nothing
         ("EU S-ORG\n", "line 1: the tag 'S-ORG' is neither O nor B-TYPE nor I-TYPE"),
         ("a O\n\nEU ORG\n", "line 3: the tag 'ORG'"),
         ("\n\n-DOCSTART- O\n", "has no words"),
+        ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, the first word's has 4"),
+        ("New York\tNNP\tI-LOC\n", "line 1: the word 'New York' is no word"),
     ],
 )
 def test_what_is_not_conll_is_refused_with_its_line(tmp_path, content, says):
@@ -66,15 +68,18 @@ def test_bytes_that_are_not_utf8_are_noted(tmp_path):
 def test_a_row_of_a_table_is_a_sentence():
     rows = [
         Row(2, {"w": "a b", "t": "O B-X"}),
-        Row(3, {"w": ["c d", "e"], "t": ["O", "O"]}),
+        Row(3, {"w": ["c", 5], "t": ["O", "O"]}),
         Row(4, {"w": "", "t": ""}),
     ]
     reading = Reading("file")
     tagged = tagged_rows(rows, "w", "t", reading)
-    assert tagged.sentences(tagged.words) == [["a", "b"], ["c_d", "e"], []]
+    assert tagged.sentences(tagged.words) == [["a", "b"], ["c", "5"], []]
     assert reading.used == 3 and reading.noted["with an empty text"]["first"] == "line 4"
     with pytest.raises(UsageError, match="file line 5: 2 words and 1 tags"):
         tagged_rows([Row(5, {"w": "a b", "t": "O"})], "w", "t", reading)
+    for words in (["a b"], [""], [None], [["b"]]):
+        with pytest.raises(UsageError, match="file line 6: .* is no word"):
+            tagged_rows([Row(6, {"w": words, "t": ["O"]})], "w", "t", reading)
 
 
 @pytest.fixture(scope="module")

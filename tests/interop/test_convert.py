@@ -272,5 +272,15 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["hidden_size"] == WIDTH and config["model"]["attention_dropout"] == 0.1
     cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--format=huggingface"])
+    # Back again it is known by its labels alone, which are those of the same file.
+    capfd.readouterr()
+    data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
+    for checkpoint in (tmp_path / "run", tmp_path / "out"):
+        cli.main(["evaluate", f"--checkpoint={checkpoint}", data, "--config.mesh.data=1", "--config.mesh.fsdp=8"])
+    before, after = (json.loads(line) for line in capfd.readouterr().out.splitlines())
+    assert before == after
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", f"--checkpoint={tmp_path / 'out'}"])
+    assert "give --config" in capfd.readouterr().err
     out = json.loads((tmp_path / "out" / "config.json").read_text())
     assert out["architectures"] == ["BertForSequenceClassification"] and out["id2label"] == {"0": "x", "1": "y"}

@@ -349,7 +349,7 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
         assert "has output glue/cola, the config wants glue/rte" in error
-    assert "was trained for glue" in refused(capfd, "fill", f"--checkpoint={cola}", "[MASK]")
+    assert "has no masked_lm, it has classifier" in refused(capfd, "fill", f"--checkpoint={cola}", "[MASK]")
     assert "times the input of pre-training" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
     )
@@ -373,6 +373,61 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path
     whole, cut = (tmp_path / name for name in ("whole", "cut"))
     assert (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
     assert saved_fingerprint(find_checkpoint(whole)) == saved_fingerprint(find_checkpoint(cut))
+
+
+def test_a_changed_dev_file_is_other_data(letters, tmp_path, capfd):
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").write_text("text,label\nzu,a\npa,b\n")
+    config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/dev.csv"
+    train(config, tmp_path / "run", letters, steps=1)
+    assert "2 classes: 'a' (1), 'b' (1)" in capfd.readouterr().err
+    (tmp_path / "dev.csv").write_text("text,label\nzu,b\npa,b\n")
+    whole = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
+    error = refused(capfd, "train", whole, f"--workdir={tmp_path / 'run'}", *overrides(letters, steps=1))
+    assert "on other data" in error
+
+
+def test_what_is_printed_last_is_the_best_checkpoint_s(cola, glue, letters, tmp_path, capfd):
+    capfd.readouterr()
+    results = train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, steps=0, epochs=7)
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["matthews"] == results["matthews"] and printed["checkpoint"].endswith(results["checkpoint"])
+
+
+def test_a_config_with_data_is_described_and_timed_as_it_is_trained(glue, letters, capfd):
+    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true"
+    capfd.readouterr()
+    cli.main(["describe", config, *overrides(letters)])
+    assert "32 rows" in capfd.readouterr().out
+    cli.main(["bench", "step", config, "--steps=1", *overrides(letters)])
+
+
+def test_another_model_than_the_checkpoint_s_is_refused(cola, glue, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true"
+    arguments = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={cola}", *overrides(None)]
+    error = refused(capfd, *arguments, "--config.model.activation=relu")
+    assert "config.model.activation is relu" in error and "has gelu_tanh" in error
+
+
+def test_own_data_is_evaluated_and_predicted_without_the_training_file(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,label\nzu,a\npa,b\n")
+    train(f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv", tmp_path / "run", letters, steps=1)
+    (tmp_path / "other.jsonl").write_text('{"text": "zu\\ud83d", "label": "a"}\n')
+    capfd.readouterr()
+    config = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/other.jsonl,quick=true"
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", config, *overrides(None)])
+    said = capfd.readouterr()
+    assert "accuracy" in json.loads(said.out) and "half a character" in said.err
+    paths = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/other.jsonl")
+    assert len(paths[0].read_text().splitlines()) == 2
+
+
+def test_words_without_tags_are_predicted(letters, tmp_path, capfd):
+    files = conll_files(tmp_path / "conll")
+    train(f"ner.py:path={files}", tmp_path / "run", letters, steps=1)
+    (files / "eng.testb").write_text("za\nba\n\nke\n")
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]
 
 
 def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path, capfd):
