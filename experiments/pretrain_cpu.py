@@ -5,7 +5,8 @@
 
 Hardware and time: two CPU cores, float32, 9,500 tokens/s while nothing else runs: 45 minutes for 24,000 steps of 1,024
 tokens, the last tenth of them at length 256.
-Expected: RESULT
+Expected: on 200 MB of Wikipedia, held out: masked-LM loss 4.60 (7.04 without context), accuracy 0.277 (0.047),
+next-sentence accuracy 0.744 (0.601).
 
 It differs from the paper's setting where so short a run asks for it: no dropout, and many small steps. On 1.2 million
 tokens of the same corpus in rows of 32, masked-LM loss came to 6.73 with 4,096 tokens a batch at a rate of 1e-3, 6.67
