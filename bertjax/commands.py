@@ -230,7 +230,7 @@ def features(args: argparse.Namespace) -> None:
     try:
         layers = [int(layer) for layer in args.layers.split(",")]
     except ValueError:
-        raise UsageError(f"--layers is {args.layers!r}; give numbers with commas, such as -1,-2,-3,-4") from None
+        raise UsageError(f"--layers is {args.layers!r}; give numbers with commas, such as --layers=-1,-2") from None
     with _encoder_and(args) as (config, params, vocabulary):
         found = run(config, params, vocabulary, texts, layers, args.seq_len or config.max_positions)
     for index, text in enumerate(texts[: args.show]):

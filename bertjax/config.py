@@ -111,9 +111,8 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
 def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:
     for item in settings:
         if item.startswith("--config.task="):
-            raise UsageError(
-                "the task is what the experiment is for; choose another experiment rather than config.task"
-            )
+            task = item.partition("=")[2]
+            raise UsageError(f"config.task={task!r}: the task is what an experiment is for; choose another experiment")
         names = item.removeprefix("--config.").partition("=")[0].split(".")
         node: Any = config
         for depth, name in enumerate(names):

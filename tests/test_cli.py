@@ -107,6 +107,8 @@ def test_an_unknown_flag_is_wrong_use(capfd, words, tmp_path):
         "predict": ["--config", f"{GLUE}:size=L1_H16", "--checkpoint", tmp_path, "--output", tmp_path / "run"],
         "submission": ["--predictions", tmp_path, "--output", tmp_path / "run"],
         "fill": ["--checkpoint", tmp_path, "a [MASK]"],
+        "features": ["--checkpoint", tmp_path, "a text"],
+        "convert": [tmp_path, tmp_path / "run"],
     }
     (tmp_path / "params").mkdir()
     error = refused(capfd, *words, *needed.get(words[0], ["--config", TINY]), "--nosuch=1")

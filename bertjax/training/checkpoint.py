@@ -30,17 +30,23 @@ _EVEN_STEPS = (5308870, 80994, 1948062, 34726, 620018, 9002)
 def fingerprint(tree: Any) -> jax.Array:
     """uint32 scalar that changes with any bit of any array; the same on any mesh, since integers add in any order."""
 
-    def leaf_sum(x: jax.Array) -> jax.Array:
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-        position = jnp.ones_like(bits)
-        for axis in range(bits.ndim):
-            # Weights stay odd, so that no change of one element is lost modulo 2^32; a step of its own for each axis
-            # tells swapped elements apart.
-            position += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(_EVEN_STEPS[axis])
-        return jnp.sum(bits * position, dtype=jnp.uint32)
+    return sum((jnp.uint32(2 * i + 1) * _leaf_sum(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))), jnp.uint32(0))
 
-    sums = [leaf_sum(leaf) for leaf in jax.tree.leaves(tree)]
-    return sum((jnp.uint32(2 * i + 1) * s for i, s in enumerate(sums)), jnp.uint32(0))
+
+def fingerprint_on_host(tree: Any) -> int:
+    """The same, of NumPy arrays one after the other, so that little is held twice."""
+    sums = (int(jax.jit(_leaf_sum)(leaf)) for leaf in jax.tree.leaves(tree))
+    return sum((2 * i + 1) * total for i, total in enumerate(sums)) % 2**32
+
+
+def _leaf_sum(x: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    position = jnp.ones_like(bits)
+    for axis in range(bits.ndim):
+        # Weights stay odd, so that no change of one element is lost modulo 2^32; a step of its own for each axis tells
+        # swapped elements apart.
+        position += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(_EVEN_STEPS[axis])
+    return jnp.sum(bits * position, dtype=jnp.uint32)
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.training.checkpoint import CHECKPOINTS, check_fingerprint, find_checkpoint, fingerprint, first_line
+from bertjax.training.checkpoint import CHECKPOINTS, check_fingerprint, find_checkpoint, fingerprint_on_host, first_line
 
 
 def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
@@ -104,8 +104,10 @@ def load_parts(checkpoint: epath.Path, parts: tuple[str, ...]) -> dict[str, Any]
 def save_params(workdir: epath.Path, params: dict[str, np.ndarray]) -> None:
     """Saves parameters by path as the checkpoint of step 0 of a workdir."""
     tree = _nested(params)
-    meta = {"step": 0, "fingerprints": {"params": int(fingerprint(tree))}}
-    with ocp.CheckpointManager(workdir / CHECKPOINTS) as manager:
+    meta = {"step": 0, "fingerprints": {"params": fingerprint_on_host(tree)}}
+    # In the background, Orbax would copy them all first.
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+    with ocp.CheckpointManager(workdir / CHECKPOINTS, options=options) as manager:
         args = ocp.args.Composite(params=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
         manager.save(0, args=args)
         manager.wait_until_finished()
