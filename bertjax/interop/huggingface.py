@@ -1,7 +1,6 @@
 """Folders as Hugging Face's `save_pretrained` writes them: config, safetensors, tokenizer."""
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,27 +12,26 @@ from bertjax.corpus.tokenizer import SPECIAL_PIECES, WORDPIECE, Vocabulary, load
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
+from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
 from bertjax.model.config import ModelConfig
 
+Shapes = dict[str, tuple[int, ...]]
 CONFIG = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer_config.json"
-_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt.pt", "flax_model.msgpack", "tf_model.h5")
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Theirs to ours. Theirs `gelu` is the exact one, by erf; google-research/bert's is the tanh form.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_size",
-    "max_position_embeddings": "max_positions",
-    "type_vocab_size": "num_segments",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "layer_norm_eps",
-    "initializer_range": "initializer_range",
+# What Hugging Face takes where its config says nothing.
+_DEFAULTS = {
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
 }
+_EPSILON = 1e-12
+_MULTI_LABEL = "multi_label_classification"
 # Architecture to what its output layer tells, and the parts it has beside the encoder.
 _PARTS = {
     "BertForPreTraining": ("", {names.POOLER, names.MASKED_LM, names.NEXT_SENTENCE}),
@@ -73,15 +71,21 @@ def read(folder: Path) -> Portable:
     config = _config(folder)
     output = _output(config)
     labels = _labels(config) if output in (CLASSES, TAGS) else ()
-    with _opened(folder) as (shapes, get):
-        given = {_our_spelling(name, shapes): name for name in shapes}
+    model = model_of(
+        config,
+        folder / CONFIG,
+        _DEFAULTS,
+        activation=_ACTIVATIONS[config.get("hidden_act", "gelu")],
+        layer_norm_eps=config.get("layer_norm_eps", _EPSILON),
+    )
+    vocabulary = _vocabulary(folder)
+    check_vocabulary(vocabulary, model, folder)
+    with _opened(folder, _architecture_of(config)) as (shapes, get):
+        prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
+        given = {_our_spelling(name, prefix): name for name in shapes}
         _check_tied(given, get, folder)
         own = {name: shapes[theirs] for name, theirs in given.items() if name not in (*_TIED, *_BUFFERS)}
-        vocabulary = _vocabulary(folder)
-        model = _model(config, folder)
         notes = []
-        if vocabulary and vocabulary.size != model.vocab_size:
-            raise UsageError(f"{folder}: {_VOCABULARY} has {vocabulary.size} pieces, the model {model.vocab_size}")
         if vocabulary and config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
             notes.append(
                 f"pad_token_id is {config['pad_token_id']}, [PAD] is piece {vocabulary.pad_id}; taken: the piece"
@@ -97,7 +101,8 @@ def read(folder: Path) -> Portable:
             lambda name: get(given[name]),
             str(folder),
         )
-    if output == CLASSES and config.get("problem_type") == "regression" or len(labels) == 1:
+    if output == CLASSES and len(labels) == 1:
+        # As Hugging Face does: one output is a number.
         labels = ()
     return Portable(model, params, vocabulary, output, labels, tuple(notes))
 
@@ -122,14 +127,14 @@ def write(portable: Portable, folder: Path) -> list[str]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {folder / CONFIG}: {error}") from error
+    config = read_config(folder / CONFIG)
     kind = config.get("model_type", "bert")
     if kind != "bert":
         raise UsageError(f"{folder} is a model of type {kind!r}; bertjax takes BERT alone")
+    several = config.get("problem_type") == "regression" and len(_labels(config)) > 1
     refused = [
+        *(["problem_type 'multi_label_classification'"] if config.get("problem_type") == _MULTI_LABEL else []),
+        *(["a regression of several numbers"] if several else []),
         *([f"position_embedding_type {config['position_embedding_type']!r}"] if _has_relative(config) else []),
         *(["is_decoder"] if config.get("is_decoder") else []),
         *(["add_cross_attention"] if config.get("add_cross_attention") else []),
@@ -145,25 +150,12 @@ def _has_relative(config: dict[str, Any]) -> bool:
     return config.get("position_embedding_type", "absolute") != "absolute"
 
 
-def _model(config: dict[str, Any], folder: Path) -> ModelConfig:
-    lacking = [name for name in list(_FIELDS)[:5] if name not in config]
-    if lacking:
-        raise UsageError(f"{folder / CONFIG} does not tell {', '.join(lacking)}")
-    # What Hugging Face takes where its config says nothing.
-    defaults = {
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "layer_norm_eps": 1e-12,
-        "initializer_range": 0.02,
-    }
-    fields = {ours: {**defaults, **config}[theirs] for theirs, ours in _FIELDS.items()}
-    return ModelConfig(**fields, activation=_ACTIVATIONS[config.get("hidden_act", "gelu")], dtype="float32")
+def _architecture_of(config: dict[str, Any]) -> str:
+    return (config.get("architectures") or ["BertModel"])[0]
 
 
 def _output(config: dict[str, Any]) -> str:
-    given = (config.get("architectures") or ["BertModel"])[0]
+    given = _architecture_of(config)
     if given not in _PARTS:
         raise UsageError(f"the architecture {given!r} is none of {', '.join(_PARTS)}")
     return _PARTS[given][0]
@@ -185,12 +177,11 @@ def _classifier(output: str, labels: tuple[str, ...], outputs: int = 0) -> tuple
     return count, {names.HUGGINGFACE: kernel}
 
 
-def _our_spelling(name: str, shapes: dict[str, Any]) -> str:
+def _our_spelling(name: str, prefix: str) -> str:
     """Names as the classes with a head have them, in the spelling of today."""
     for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
-    bare = not any(other.startswith("bert.") for other in shapes)
-    return f"bert.{name}" if bare and name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+    return f"{prefix}{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 
 def _check_tied(given: dict[str, str], get: Callable[[str], np.ndarray], folder: Path) -> None:
@@ -200,13 +191,15 @@ def _check_tied(given: dict[str, str], get: Callable[[str], np.ndarray], folder:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
+def _opened(
+    folder: Path, architecture: str
+) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
     """Shapes of all arrays of a folder, and how to get one; nothing but what is asked for is read."""
     from safetensors import SafetensorError, safe_open
 
     with contextlib.ExitStack() as stack:
         shapes, files = {}, {}
-        for path in _weight_files(folder):
+        for path in _weight_files(folder, architecture):
             try:
                 # NumPy has no bfloat16 of its own, JAX has.
                 file = stack.enter_context(safe_open(path, framework="flax"))
@@ -217,7 +210,7 @@ def _opened(folder: Path) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable
         yield shapes, lambda name: np.asarray(files[name].get_tensor(name))
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, architecture: str) -> list[Path]:
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     if (folder / _INDEX).is_file():
@@ -233,8 +226,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if pickled:
         raise UsageError(
             f"{folder} has {pickled[0]} and no {_WEIGHTS}; a pickle may run any code, so bertjax opens none. Where you "
-            "trust it: python -c \"from transformers import AutoModelForPreTraining as M; M.from_pretrained('"
-            f"{folder}').save_pretrained('{folder}-safetensors')\""
+            f'trust it: python -c "from transformers import {architecture} as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and copy {_VOCABULARY} there"
         )
     raise UsageError(f"{folder} has no {_WEIGHTS} and no {_INDEX}")
 
@@ -257,12 +250,12 @@ def _architecture(portable: Portable) -> str:
 
 
 def _their_config(portable: Portable, architecture: str) -> dict[str, Any]:
-    fields = dataclasses.asdict(portable.model)
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config = {
         "architectures": [architecture],
         "model_type": "bert",
-        **{theirs: fields[ours] for theirs, ours in _FIELDS.items()},
+        **their_fields(portable.model),
+        "layer_norm_eps": portable.model.layer_norm_eps,
         "hidden_act": activations[portable.model.activation],
         "pad_token_id": portable.vocabulary.pad_id if portable.vocabulary else 0,
         "position_embedding_type": "absolute",

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,21 +15,17 @@ from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.interop import names
 from bertjax.interop.portable import CLASSES, SPANS, Portable
-from bertjax.model.config import ModelConfig
+from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
 
 CONFIG = "bert_config.json"
 _PREFIX, _VOCABULARY = "bert_model.ckpt", "vocab.txt"
-_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "mlp_size",
-    "max_position_embeddings": "max_positions",
-    "type_vocab_size": "num_segments",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "initializer_range",
+# `BertConfig` of `modeling.py`.
+_DEFAULTS = {
+    "max_position_embeddings": 512,
+    "type_vocab_size": 16,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
 }
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 # Not of google-research/bert, whose code takes no notice of them: what it has no words for.
@@ -64,8 +59,18 @@ def read(path: Path) -> Portable:
     import tensorflow as tf
 
     prefix = prefix_of(path)
-    config = _config(prefix.parent)
-    model = _model(config, prefix.parent / CONFIG)
+    file = prefix.parent / CONFIG
+    config = read_config(file)
+    given = config.get("hidden_act", "gelu")
+    if given not in _ACTIVATIONS:
+        raise UsageError(f"{file} has hidden_act {given!r}; known: {', '.join(_ACTIVATIONS)}")
+    model = model_of(
+        config,
+        file,
+        _DEFAULTS,
+        activation=config.get(_OUR_ACTIVATION, _ACTIVATIONS[given]),
+        layer_norm_eps=config.get(_OUR_EPSILON, _THEIR_EPSILON),
+    )
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         everything = reader.get_variable_to_shape_map()
@@ -80,8 +85,7 @@ def read(path: Path) -> Portable:
     output = next((kind for kind, name in _CLASSIFIERS.items() if name in shapes), "")
     count = shapes[_CLASSIFIERS[output]][0] if output else 0
     vocabulary = _vocabulary(prefix.parent, config.get(_OUR_CASE))
-    if vocabulary and vocabulary.size != model.vocab_size:
-        raise UsageError(f"{prefix.parent}: {_VOCABULARY} has {vocabulary.size} pieces, the model {model.vocab_size}")
+    check_vocabulary(vocabulary, model, prefix.parent)
 
     def get(name: str) -> np.ndarray:
         try:
@@ -115,7 +119,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
     _save(names.export_params(table, layers, names.TENSORFLOW, portable.params), folder / _PREFIX)
     notes = []
     model = portable.model
-    config: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in _FIELDS.items()}
+    config = their_fields(model)
     if model.activation == "gelu_erf":
         config["hidden_act"] = "gelu"
         config[_OUR_ACTIVATION] = model.activation
@@ -164,34 +168,6 @@ def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
     for part in parts:
         for file in prefix.parent.glob(f"{os.path.basename(part)}.*"):
             file.unlink()
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {folder / CONFIG} ({error}), which tells the sizes of the checkpoint") from error
-    return config
-
-
-def _model(config: dict[str, Any], file: Path) -> ModelConfig:
-    fields = {ours: config[theirs] for theirs, ours in _FIELDS.items() if theirs in config}
-    lacking = [theirs for theirs, ours in list(_FIELDS.items())[:5] if ours not in fields]
-    if lacking:
-        raise UsageError(f"{file} does not tell {', '.join(lacking)}")
-    given = config.get("hidden_act", "gelu")
-    if given not in _ACTIVATIONS:
-        raise UsageError(f"{file} has hidden_act {given!r}; known: {', '.join(_ACTIVATIONS)}")
-    # `BertConfig` of `modeling.py`.
-    fields.setdefault("num_segments", 16)
-    return ModelConfig(
-        **fields,
-        activation=config.get(_OUR_ACTIVATION, _ACTIVATIONS[given]),
-        layer_norm_eps=config.get(_OUR_EPSILON, _THEIR_EPSILON),
-        dtype="float32",
-    )
 
 
 def _classifier(output: str, count: int) -> tuple[int, dict[str, str]] | None:

@@ -215,6 +215,8 @@ def test_what_lacks_is_too_much_or_misshapen_is_listed(letters, tmp_path):
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel' is none of BertForPreTraining"),
         ({"vocab_size": 7}, "the model 7"),
+        ({"problem_type": "multi_label_classification"}, "multi_label_classification"),
+        ({"hidden_size": "wide"}, "a size that is no number"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
     ],
 )

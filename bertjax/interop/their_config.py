@@ -1,0 +1,75 @@
+"""What the configs of Hugging Face and of google-research/bert call the settings of a model: mostly the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
+
+# Theirs to ours; the first five have no default.
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "mlp_size",
+    "max_position_embeddings": "max_positions",
+    "type_vocab_size": "num_segments",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+}
+_NEEDED = list(FIELDS)[:5]
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      UsageError: it cannot be read, or is none.
+    """
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file} ({error}), which tells the sizes of the checkpoint") from error
+    return config
+
+
+def model_of(config: dict[str, Any], file: Path, defaults: dict[str, Any], **ours: Any) -> ModelConfig:
+    """The model that one of their configs tells.
+
+    Args:
+      config: as it was read from `file`.
+      file: for messages.
+      defaults: theirs, for what the config leaves out.
+      **ours: settings the two name otherwise.
+
+    Raises:
+      UsageError: a size is missing or impossible.
+    """
+    lacking = [name for name in _NEEDED if name not in config]
+    if lacking:
+        raise UsageError(f"{file} does not tell {', '.join(lacking)}")
+    whole = {**defaults, **config}
+    try:
+        return ModelConfig(**{own: whole[theirs] for theirs, own in FIELDS.items()}, **ours, dtype="float32")
+    except TypeError as error:
+        raise UsageError(f"{file} has a size that is no number: {error}") from error
+
+
+def their_fields(model: ModelConfig) -> dict[str, Any]:
+    """The settings of a model under their names."""
+    return {theirs: getattr(model, ours) for theirs, ours in FIELDS.items()}
+
+
+def check_vocabulary(vocabulary: Vocabulary | None, model: ModelConfig, folder: Path) -> None:
+    """Raises a UsageError if the vocabulary of a folder is not that of its model."""
+    if vocabulary and vocabulary.size != model.vocab_size:
+        name = vocabulary.path.name
+        raise UsageError(
+            f"{folder}: {name} has {vocabulary.size} pieces, the model {model.vocab_size}; one is not its own"
+        )
