@@ -180,13 +180,14 @@ def _join_the_others() -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     from bertjax.building import build_task
+    from bertjax.training.checkpoint import absolute
     from bertjax.training.evaluation import evaluate_checkpoint
     from bertjax.training.writers import say
 
     with _checkpoint(args) as checkpoint:
         config = _checkpoint_config(args, checkpoint)
         values = evaluate_checkpoint(config, build_task(config), checkpoint)
-        say(f"of checkpoint {checkpoint}")
+        say(f"of checkpoint {checkpoint if checkpoint.is_relative_to(absolute(args.checkpoint)) else args.checkpoint}")
         print(json.dumps(values))
 
 
@@ -251,7 +252,7 @@ def features(args: argparse.Namespace) -> None:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text(encoding="utf-8-sig").splitlines()
+        return Path(path).read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
 

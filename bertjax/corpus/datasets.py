@@ -1,5 +1,6 @@
 """TensorFlow Datasets as a source of text. TensorFlow is imported only when a dataset is read."""
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ def texts(
       BertjaxError: the dataset cannot be had or read.
     """
     builder = open_builder(name, data_dir)
-    try:
+    with reading(name, split):
         if not builder.is_prepared():
             builder.download_and_prepare()
         feature = _text_feature(name, builder.info.features)
@@ -57,14 +58,26 @@ def texts(
             for data in batch:
                 advance(len(data))
                 yield _decode(data, problems)
+
+
+@contextlib.contextmanager
+def reading(name: str, split: str) -> Iterator[None]:
+    """Says in one line what goes wrong in reading a dataset.
+
+    Raises:
+      UsageError: no such split.
+      BertjaxError: the dataset cannot be had or read.
+    """
+    try:
+        yield
     except BertjaxError:
         raise
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
     except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}") from error
+        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {_first_line(error)}") from error
     except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}") from error
+        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {_first_line(error)}") from error
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
@@ -79,9 +92,9 @@ def open_builder(name: str, data_dir: str | None) -> Any:
 
         return tfds.builder(name, data_dir=data_dir)
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
     except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
-        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}") from error
+        raise UsageError(f"tfds has no dataset {name!r}: {_first_line(error)}") from error
 
 
 def _text_feature(name: str, features: Any) -> str:
@@ -108,7 +121,7 @@ def _decode(data: bytes, problems: Counter[str]) -> str:
         return data.decode("utf-8", "replace")
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """What a library says in many lines, in one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -60,7 +60,7 @@ def _check_free(output: Path, overwrite: bool, what: str, is_one: Callable[[Path
     if not is_one(output):
         raise UsageError(f"{output} exists and is no {what}; choose another place")
     if not overwrite:
-        raise UsageError(f"there is a {what} at {output} already; give --overwrite or another place")
+        raise UsageError(f"there is one at {output} already; give --overwrite, or another place")
 
 
 def _claim(partial: Path, output: Path) -> int:

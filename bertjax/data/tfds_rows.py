@@ -3,9 +3,10 @@
 import os
 from collections.abc import Iterator, Mapping
 
-from bertjax.corpus.datasets import first_line, open_builder
+from bertjax.corpus.datasets import open_builder
+from bertjax.corpus.datasets import reading as reading_dataset
 from bertjax.data.tables import Reading, Row
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 
 PREFIX = "tfds:"
 
@@ -35,7 +36,7 @@ def read_tfds(
     missing = [feature for feature in columns.values() if feature not in features]
     if missing:
         raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; it has {', '.join(features)}")
-    try:
+    with reading_dataset(dataset, split):
         if not builder.is_prepared():
             builder.download_and_prepare()
         for line, example in enumerate(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator(), 1):
@@ -50,9 +51,3 @@ def read_tfds(
                 else:
                     fields[column] = str(value)
             yield Row(line, fields)
-    except BertjaxError:
-        raise
-    except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {dataset!r}: {first_line(error)}") from error
-    except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {dataset!r}, split {split!r}: {first_line(error)}") from error

@@ -66,9 +66,10 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
     given = Path(source).expanduser().absolute()
     if target == given or target in given.parents or given in target.parents:
         raise UsageError(f"{destination} and {source} lie in each other; choose another place")
-    with staged(target, overwrite, "checkpoint", _is_checkpoint) as folder:
+    found = detect(source)
+    with staged(target, overwrite, "checkpoint to replace", _may_be_replaced) as folder:
         portable = read(source)
-        tell(f"{source}: {detect(source)}, {_described(portable)}")
+        tell(f"{source}: {found}, {_described(portable)}")
         for note in portable.notes:
             tell(note)
         write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[form]
@@ -108,12 +109,9 @@ def _origin(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _is_checkpoint(path: Path) -> bool:
-    try:
-        detect(path)
-    except UsageError:
-        return False
-    return True
+def _may_be_replaced(path: Path) -> bool:
+    """Whether a folder is what a conversion writes: not the workdir of a run, whose training would be lost."""
+    return workdir.is_converted(path) or huggingface.is_folder(path) or (path / tensorflow.CONFIG).is_file()
 
 
 def _described(portable: Portable) -> str:

@@ -97,7 +97,9 @@ def load_parts(checkpoint: epath.Path, parts: tuple[str, ...]) -> dict[str, Any]
     tree = _nested(load_all_params(checkpoint))
     lacking = [part for part in parts if part not in tree]
     if lacking:
-        raise UsageError(f"{checkpoint} has no {', '.join(lacking)}, it has {', '.join(sorted(tree))}")
+        raise UsageError(
+            f"{checkpoint} has no {', '.join(lacking)}, it has {', '.join(sorted(tree))}; give one of pre-training"
+        )
     return {part: tree[part] for part in parts}
 
 

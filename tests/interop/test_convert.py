@@ -1,6 +1,7 @@
 """Checkpoints keep every bit through every format, and what is not theirs is refused by name."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -237,7 +238,7 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
     cli.main(command)
     assert capfd.readouterr().out.strip() == str(tmp_path / "ours")
     for arguments, says in (
-        (command, "there is a checkpoint at"),
+        (command, "already; give --overwrite"),
         ([*command[:2], str(tmp_path / "google" / "inside")], "lie in each other"),
         ([*command, "--format=onnx"], "known: bertjax, huggingface, tensorflow"),
         (["convert", "bert-base-uncased", str(tmp_path / "other")], "names of a hub are not downloaded"),
@@ -246,6 +247,15 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
         with pytest.raises(SystemExit) as end:
             cli.main(arguments)
         assert end.value.code == 2 and says in capfd.readouterr().err
+    # The workdir of a run is never replaced, nor a folder that only looks like something.
+    for name in ("run/checkpoints", "folder"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "folder" / "some.index").write_text("")
+    for name in ("run", "folder"):
+        with pytest.raises(SystemExit):
+            cli.main([*command[:2], str(tmp_path / name), "--overwrite"])
+        assert "is no checkpoint to replace" in capfd.readouterr().err
+        shutil.rmtree(tmp_path / name)
     cli.main([*command, "--overwrite", "--format=huggingface"])
     assert detect(tmp_path / "ours") == HUGGINGFACE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "ours"]
