@@ -80,27 +80,25 @@ def read(folder: Path) -> Portable:
     )
     vocabulary = _vocabulary(folder)
     check_vocabulary(vocabulary, model, folder)
-    with _opened(folder, _architecture_of(config)) as (shapes, get):
-        prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
-        given = {_our_spelling(name, prefix): name for name in shapes}
-        _check_tied(given, get, folder)
-        own = {name: shapes[theirs] for name, theirs in given.items() if name not in (*_TIED, *_BUFFERS)}
-        notes = []
-        if vocabulary and config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
-            notes.append(
-                f"pad_token_id is {config['pad_token_id']}, [PAD] is piece {vocabulary.pad_id}; taken: the piece"
-            )
-        dtypes = {str(get(name).dtype) for name in list(given.values())[:1]}
-        if dtypes - {"float32"}:
-            notes.append(f"weights of {', '.join(sorted(dtypes))} are taken over as float32")
-        params = names.import_params(
-            names.parameters(model, _classifier(output, labels)),
-            model.num_layers,
-            names.HUGGINGFACE,
-            own,
-            lambda name: get(given[name]),
-            str(folder),
-        )
+    shapes, get = _arrays(folder, _architecture_of(config))
+    prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
+    given = {_our_spelling(name, prefix): name for name in shapes}
+    _check_tied(given, get, folder)
+    own = {name: shapes[theirs] for name, theirs in given.items() if name not in (*_TIED, *_BUFFERS)}
+    notes = []
+    if vocabulary and config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
+        notes.append(f"pad_token_id is {config['pad_token_id']}, [PAD] is piece {vocabulary.pad_id}; taken: the piece")
+    dtypes = {str(get(name).dtype) for name in list(given.values())[:1]}
+    if dtypes - {"float32"}:
+        notes.append(f"weights of {', '.join(sorted(dtypes))} are taken over as float32")
+    params = names.import_params(
+        names.parameters(model, _classifier(output, labels)),
+        model.num_layers,
+        names.HUGGINGFACE,
+        own,
+        lambda name: get(given[name]),
+        str(folder),
+    )
     if output == CLASSES and len(labels) == 1:
         # As Hugging Face does: one output is a number.
         labels = ()
@@ -190,24 +188,34 @@ def _check_tied(given: dict[str, str], get: Callable[[str], np.ndarray], folder:
             raise UsageError(f"{folder}: {copy} differs from {original}; bertjax has them tied, as the paper does")
 
 
-@contextlib.contextmanager
-def _opened(
-    folder: Path, architecture: str
-) -> Iterator[tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]]:
+def _arrays(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """Shapes of all arrays of a folder, and how to get one; nothing but what is asked for is read."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    with contextlib.ExitStack() as stack:
-        shapes, files = {}, {}
-        for path in _weight_files(folder, architecture):
-            try:
-                # NumPy has no bfloat16 of its own, JAX has.
-                file = stack.enter_context(safe_open(path, framework="flax"))
-                for name in file.keys():  # noqa: SIM118 - no dictionary
-                    shapes[name], files[name] = tuple(file.get_slice(name).get_shape()), file
-            except (OSError, SafetensorError) as error:
-                raise BertjaxError(f"cannot read {path}: {error}; copy it anew") from error
-        yield shapes, lambda name: np.asarray(files[name].get_tensor(name))
+    shapes, files = {}, {}
+    for path in _weight_files(folder, architecture):
+        with _reading(path):
+            # What is given out of a mapped file would count as held until it is closed.
+            file = safe_open(path, framework="numpy", backend="pread")
+            for name in file.keys():  # noqa: SIM118 - no dictionary
+                shapes[name], files[name] = tuple(file.get_slice(name).get_shape()), (path, file)
+
+    def get(name: str) -> np.ndarray:
+        path, file = files[name]
+        with _reading(path):
+            return file.get_tensor(name)
+
+    return shapes, get
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise BertjaxError(f"cannot read {path}: {error}; copy it anew") from error
 
 
 def _weight_files(folder: Path, architecture: str) -> list[Path]:

@@ -36,7 +36,7 @@ _CLASSIFIERS = {CLASSES: "output_weights", SPANS: "cls/squad/output_weights"}
 _SLOTS = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
 _COUNTERS = ("global_step", "beta1_power", "beta2_power")
 # What is merged at the end; small enough that little is held twice.
-_SHARD_BYTES = 64 << 20
+_SHARD_BYTES = 16 << 20
 
 
 def prefix_of(path: Path) -> Path | None:

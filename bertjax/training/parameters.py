@@ -1,6 +1,7 @@
 """The parameters of a checkpoint alone: to start another run, to evaluate, to convert."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,17 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.training.checkpoint import CHECKPOINTS, check_fingerprint, find_checkpoint, fingerprint_on_host, first_line
+from bertjax.training.checkpoint import (
+    CHECKPOINTS,
+    check_fingerprint,
+    check_found,
+    find_checkpoint,
+    fingerprint_on_host,
+    first_line,
+)
+
+# Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
+_FILE_BYTES = 16 << 20
 
 
 def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
@@ -74,17 +85,23 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
     Raises:
       BertjaxError: the checkpoint is damaged.
     """
-    host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    params = {}
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            saved = checkpointer.metadata(checkpoint / "params").item_metadata.tree
-            spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host), saved)
-            whole = checkpointer.restore(checkpoint / "params", args=ocp.args.StandardRestore(spec))
-        check_fingerprint(whole, json.loads((checkpoint / "meta" / "metadata").read_text()), "params")
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            saved = _flat(checkpointer.metadata(checkpoint / "params").item_metadata.tree)
+            # One after the other, for Orbax holds all it restores at a time twice; the large ones while there is little.
+            for name in sorted(saved, key=lambda name: -math.prod(saved[name].shape)):
+                one = ocp.args.PyTreeRestore(
+                    item=_nested({name: 0}),
+                    restore_args=_nested({name: ocp.RestoreArgs(restore_type=np.ndarray)}),
+                    partial_restore=True,
+                )
+                params |= _flat(checkpointer.restore(checkpoint / "params", args=one))
+        meta = json.loads((checkpoint / "meta" / "metadata").read_text())
+        check_found(fingerprint_on_host(_nested(params)), meta, "params")
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
         raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)})") from error
-    # On the host, which are views and no copies.
-    return {name: np.asarray(leaf) for name, leaf in _flat(whole).items()}
+    return params
 
 
 def load_parts(checkpoint: epath.Path, parts: tuple[str, ...]) -> dict[str, Any]:
@@ -107,11 +124,19 @@ def save_params(workdir: epath.Path, params: dict[str, np.ndarray]) -> None:
     """Saves parameters by path as the checkpoint of step 0 of a workdir."""
     tree = _nested(params)
     meta = {"step": 0, "fingerprints": {"params": fingerprint_on_host(tree)}}
-    # In the background, Orbax would copy them all first.
+    # Orbax would copy all arrays first, and keep what it writes in memory up to 2 GiB.
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),
+    )
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-    with ocp.CheckpointManager(workdir / CHECKPOINTS, options=options) as manager:
-        args = ocp.args.Composite(params=ocp.args.StandardSave(tree), meta=ocp.args.JsonSave(meta))
-        manager.save(0, args=args)
+    handlers = {
+        "params": ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
+        "meta": ocp.JsonCheckpointHandler(),
+    }
+    with ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers) as manager:
+        written = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
+        manager.save(0, args=ocp.args.Composite(params=written, meta=ocp.args.JsonSave(meta)))
         manager.wait_until_finished()
 
 
