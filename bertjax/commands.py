@@ -220,9 +220,7 @@ def fill(args: argparse.Namespace) -> None:
 
 
 def features(args: argparse.Namespace) -> None:
-    import numpy as np
-
-    from bertjax.data.files import replacing
+    from bertjax.data.files import write_arrays
     from bertjax.tasks.features import features as run
 
     texts = [*args.text, *(_lines(args.input) if args.input else [])]
@@ -245,16 +243,18 @@ def features(args: argparse.Namespace) -> None:
             numbers = " ".join(f"{value:9.5f}" for value in vectors[0][:6])
             print(f"  {piece:<16} layer {layers[0]}: {numbers} ...")
     if args.output:
-        with replacing(Path(args.output)) as unfinished, open(unfinished, "wb") as file:
-            np.savez(file, **found)
+        write_arrays(Path(args.output), found)
         print(f"wrote hidden_states {list(found['hidden_states'].shape)} (text, layer, token, width) to {args.output}")
 
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
+        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
+    if not any(line.strip() for line in lines):
+        raise UsageError(f"{path} has no text; give a file with a text on each line")
+    return lines
 
 
 @contextlib.contextmanager

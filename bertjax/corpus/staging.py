@@ -58,7 +58,7 @@ def _check_free(output: Path, overwrite: bool, what: str, is_one: Callable[[Path
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not is_one(output):
-        raise UsageError(f"{output} exists and is no {what}; choose another place")
+        raise UsageError(f"{output} exists and is no {what} to replace; choose another place")
     if not overwrite:
         raise UsageError(f"there is one at {output} already; give --overwrite, or another place")
 

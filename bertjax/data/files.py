@@ -3,8 +3,10 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
 
 from bertjax.errors import BertjaxError
 
@@ -27,6 +29,19 @@ def replacing(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an `.npz` file, whole or not at all.
+
+    Raises:
+      BertjaxError: it cannot be written.
+    """
+    try:
+        with replacing(path) as unfinished, open(unfinished, "wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.files import replacing
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.data.files import write_arrays
+from bertjax.errors import UsageError
 
 _LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 _WIDTH = 120
@@ -112,8 +112,4 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
         for index, phase in enumerate(phases)
         for name in phase[0]
     }
-    try:
-        with replacing(path) as unfinished, open(unfinished, "wb") as file:
-            np.savez_compressed(file, **arrays)
-    except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+    write_arrays(path, arrays)

@@ -67,7 +67,7 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
     if target == given or target in given.parents or given in target.parents:
         raise UsageError(f"{destination} and {source} lie in each other; choose another place")
     found = detect(source)
-    with staged(target, overwrite, "checkpoint to replace", _may_be_replaced) as folder:
+    with staged(target, overwrite, "checkpoint", _may_be_replaced) as folder:
         portable = read(source)
         tell(f"{source}: {found}, {_described(portable)}")
         for note in portable.notes:

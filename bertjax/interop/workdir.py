@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 from bertjax.fields import finetuning_config, pretraining_config
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.finetuning import OUTPUT_LAYER
+from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
 from bertjax.tasks.vocabulary_files import vocabulary_files, workdir_vocabulary
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.parameters import load_all_params, save_params
@@ -59,8 +59,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
     (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1) + "\n")
     files = vocabulary_files(portable.vocabulary)
     if portable.output:
-        layer = {"output": "", "kind": portable.output, "labels": list(portable.labels)}
-        files[OUTPUT_LAYER] = (json.dumps(layer, ensure_ascii=False, indent=1) + "\n").encode()
+        files[OUTPUT_LAYER] = output_layer("", portable.labels, portable.output)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     save_params(epath.Path(folder), portable.params)

@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -19,16 +17,14 @@ from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.fields import check_common, check_length, model_config
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import SequenceModel
 from bertjax.planning.flops import flops_per_token
-from bertjax.tasks.task import Batch, NumpyBatch, Objective, Outputs, Schedule, Sums, Task, Work
+from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
+from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
 from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
 
 # Top-level parameters that never come from a checkpoint: all else does.
 NEW_LAYER = ("classifier",)
 SPLITS = ("dev", "test")
-# What a workdir keeps of the layer on top: whose it is, and what its outputs mean.
-OUTPUT_LAYER = "output_layer.json"
 _DEFAULT_VOCAB_SIZE = 30522
 _SHOWN_CLASSES = 20
 _ZERO_ALLOWED = ("steps", "eval_every", "checkpoint_every")
@@ -74,23 +70,6 @@ def vocabulary_of(config: ConfigDict) -> Vocabulary:
             "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
         )
     return open_vocabulary(config.data.vocabulary)
-
-
-def saved_labels(config: ConfigDict) -> list[str] | None:
-    """The labels in the `output_layer.json` that a config names, in the order of their ids; None where it names none.
-
-    Raises:
-      UsageError: the file has no list of labels.
-    """
-    if not config.data.labels:
-        return None
-    try:
-        labels = json.loads(Path(config.data.labels).read_text(encoding="utf-8"))["labels"]
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ValueError("it is no list of strings")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"cannot read the labels in {config.data.labels} ({error})") from error
-    return labels
 
 
 def model_of(config: ConfigDict, vocabulary: Vocabulary) -> ModelConfig:
@@ -164,7 +143,7 @@ def make_task(
         best_by=best_by,
         write=write,
         fresh=NEW_LAYER,
-        files={**vocabulary_files(vocabulary), OUTPUT_LAYER: _output_layer(output, labels)},
+        files={**vocabulary_files(vocabulary), OUTPUT_LAYER: output_layer(output, labels)},
         report={"files": [vars(reading) for reading in readings]},
         notes=(*(reading.summary() for reading in readings), *_class_counts(labels, train)),
         data_hash=_data_hash(train, evaluated, answers),
@@ -184,10 +163,6 @@ def _class_counts(labels: Sequence[str], train: Examples | None) -> list[str]:
     shown = [f"{label!r} ({count:,})" for label, count in zip(labels, counts, strict=True)]
     more = f" and {len(shown) - _SHOWN_CLASSES} more" if len(shown) > _SHOWN_CLASSES else ""
     return [f"{len(shown)} classes: {', '.join(shown[:_SHOWN_CLASSES])}{more}"]
-
-
-def _output_layer(output: str, labels: Sequence[str]) -> bytes:
-    return (json.dumps({"output": output, "labels": list(labels)}, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Objective], choices: int = 1) -> Task:
@@ -263,29 +238,6 @@ def _work(plan: TrainPlan, model: ModelConfig, batch_size: int, choices: int, st
     return Work(step * batch_size, tokens, flops)
 
 
-def abstract_row() -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the smallest batch a fine-tuning model takes."""
-    return {name: jax.ShapeDtypeStruct((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-
-
-def apply(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
-    """The model's logits; with dropout where there is a key."""
-    rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    return model.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
-
-
-def classes_objective(model: nn.Module) -> Objective:
-    """One of several classes, or choices, for each example: batches have `labels` int32 [B], -1 where unknown."""
-    return Objective(model, ("cross_entropy", "accuracy"), ("cross_entropy",), _labelled, _classify, abstract_row)
-
-
-def sequence_objective(labels: Sequence[str], model: ModelConfig) -> Objective:
-    """Cross-entropy over the classes of a row, or squared error where there are none."""
-    if labels:
-        return classes_objective(SequenceModel(model, len(labels)))
-    return regression_objective(SequenceModel(model, 1))
-
-
 def are_known(labels: np.ndarray) -> bool:
     """Whether all examples have their label: an id of at least 0, or a number."""
     return bool(np.isfinite(labels).all() if labels.dtype.kind == "f" else (labels >= 0).all())
@@ -295,42 +247,3 @@ def constant_guess(labels: np.ndarray) -> np.ndarray:
     """The most frequent label, or the mean, for every example."""
     guess = np.mean(labels) if labels.dtype.kind == "f" else np.bincount(np.maximum(labels, 0)).argmax()
     return np.full(len(labels), guess)
-
-
-def regression_objective(model: nn.Module) -> Objective:
-    """A number for each example: batches have `labels` float32 [B], NaN where unknown."""
-    return Objective(model, ("squared_error",), ("squared_error",), _valued, _regress, abstract_row)
-
-
-def _known(batch: Batch) -> jax.Array:
-    labels = batch["labels"]
-    known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
-    return batch["weights"] * known
-
-
-def _labelled(batch: Batch) -> dict[str, jax.Array]:
-    return {"cross_entropy": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
-
-
-def _valued(batch: Batch) -> dict[str, jax.Array]:
-    return {"squared_error": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
-
-
-def _classify(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    logits, weights = apply(model, params, batch, dropout_key), _known(batch)
-    labels = jnp.maximum(batch["labels"], 0)
-    losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    correct = jnp.argmax(logits, axis=-1) == labels
-    weight = jnp.sum(weights)
-    sums = {
-        "cross_entropy": jnp.stack([jnp.sum(losses * weights), weight]),
-        "accuracy": jnp.stack([jnp.sum(correct * weights), weight]),
-    }
-    return sums, {"example": batch["example"], "logits": logits}
-
-
-def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    values, weights = apply(model, params, batch, dropout_key)[:, 0], _known(batch)
-    errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
-    sums = {"squared_error": jnp.stack([jnp.sum(errors * weights), jnp.sum(weights)])}
-    return sums, {"example": batch["example"], "logits": values}

@@ -16,7 +16,7 @@ from bertjax.data.tables import Reading, Row, read_table
 from bertjax.data.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.task import Task
 
 check = finetuning.check
@@ -105,7 +105,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not has_data(config):
         if train:
             raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
-        return finetuning.synthetic_task(config, functools.partial(finetuning.sequence_objective, glue.labels))
+        return finetuning.synthetic_task(config, functools.partial(objectives.sequence_objective, glue.labels))
     vocabulary = finetuning.vocabulary_of(config)
     model = finetuning.model_of(config, vocabulary)
     readings: list[Reading] = []
@@ -119,7 +119,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         sets[_AX] = encode(TASKS["ax"], split)
     return finetuning.make_task(
         config,
-        finetuning.sequence_objective(glue.labels, model),
+        objectives.sequence_objective(glue.labels, model),
         vocabulary,
         encode(glue, "train") if train else None,
         joined(list(sets.values())),

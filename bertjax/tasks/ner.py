@@ -9,6 +9,7 @@ from bertjax.data.tables import Reading
 from bertjax.data.tagged import Tagged, read_tagged
 from bertjax.errors import UsageError
 from bertjax.tasks import finetuning
+from bertjax.tasks.output_layer import saved_labels
 from bertjax.tasks.tagging import objective, tagging_task, tags_of
 from bertjax.tasks.task import Task
 
@@ -52,7 +53,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         readings.append(Reading(str(path)))
         return read_tagged(path, readings[-1], labelled=name != data.test_file)
 
-    labels = finetuning.saved_labels(config)
+    labels = saved_labels(config.data.labels)
     trained = read(data.train_file) if train or labels is None else None
     return tagging_task(
         config,

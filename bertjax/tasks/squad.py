@@ -21,7 +21,7 @@ from bertjax.errors import UsageError
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 _VERSIONS = ("1.1", "2.0")
@@ -146,7 +146,7 @@ def _file(folder: Path, name: str) -> Path:
 def objective(model: ModelConfig) -> Objective:
     """The mean of the start's and the end's cross-entropy over the tokens of a row."""
     return Objective(
-        TokenModel(model, 2, head_dropout=False), _LOSSES, _LOSSES, _denominators, _compute, finetuning.abstract_row
+        TokenModel(model, 2, head_dropout=False), _LOSSES, _LOSSES, _denominators, _compute, objectives.abstract_row
     )
 
 
@@ -157,7 +157,7 @@ def _denominators(batch: Batch) -> dict[str, jax.Array]:
 
 
 def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    logits = finetuning.apply(model, params, batch, dropout_key)  # [B, L, 2]
+    logits = objectives.apply(model, params, batch, dropout_key)  # [B, L, 2]
     # Padding is out, so that how far a row is padded changes nothing.
     logits = jnp.where(batch["input_mask"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
     weights = batch["weights"]

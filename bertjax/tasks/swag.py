@@ -16,7 +16,7 @@ from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.task import Objective, Task
 
 CHOICES = 4
@@ -61,7 +61,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
 
 def objective(model: ModelConfig) -> Objective:
     """Cross-entropy over the choices, each scored by one vector against its pooled first token."""
-    return finetuning.classes_objective(SequenceModel(model, 1))
+    return objectives.classes_objective(SequenceModel(model, 1))
 
 
 def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:

@@ -19,7 +19,7 @@ from bertjax.data.tagged import OUTSIDE, Tagged, make_rows
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks import finetuning
+from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 
@@ -97,7 +97,7 @@ def objective(model: ModelConfig, tags: int) -> Objective:
         ("cross_entropy",),
         _denominators,
         _compute,
-        finetuning.abstract_row,
+        objectives.abstract_row,
     )
 
 
@@ -110,7 +110,7 @@ def _denominators(batch: Batch) -> dict[str, jax.Array]:
 
 
 def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    logits, weights = finetuning.apply(model, params, batch, dropout_key), _known(batch)  # [B, L, tags], [B, L]
+    logits, weights = objectives.apply(model, params, batch, dropout_key), _known(batch)  # [B, L, tags], [B, L]
     labels = jnp.maximum(batch["token_labels"], 0)
     losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     predicted = jnp.argmax(logits, axis=-1)

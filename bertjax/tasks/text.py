@@ -15,7 +15,8 @@ from bertjax.data.tables import FORMATS, Reading, Row, read_table
 from bertjax.data.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
-from bertjax.tasks import finetuning, tagging
+from bertjax.tasks import finetuning, objectives, tagging
+from bertjax.tasks.output_layer import saved_labels
 from bertjax.tasks.task import Task
 
 KINDS = ("classes", "number", "tags")
@@ -55,7 +56,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
             raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
         if data.kind == "tags":
             return finetuning.synthetic_task(config, functools.partial(tagging.objective, tags=2))
-        return finetuning.synthetic_task(config, functools.partial(finetuning.sequence_objective, ("0", "1")))
+        return finetuning.synthetic_task(config, functools.partial(objectives.sequence_objective, ("0", "1")))
     vocabulary = finetuning.vocabulary_of(config)
     if data.kind == "tags":
         return _tagging(config, vocabulary, train)
@@ -63,13 +64,13 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     readings: list[Reading] = []
     labels: Sequence[str] = ()
     if data.kind == "classes":
-        labels = (finetuning.saved_labels(config) if not train else None) or _labels(data)
+        labels = (saved_labels(config.data.labels) if not train else None) or _labels(data)
     read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
     trained = read(data.train_file, True) if train else None
     examples = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
     return finetuning.make_task(
         config,
-        finetuning.sequence_objective(labels, model),
+        objectives.sequence_objective(labels, model),
         vocabulary,
         trained,
         examples,
@@ -93,7 +94,7 @@ def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
         readings.append(reading)
         return tagged_rows(rows, data.text, label, reading)
 
-    labels = finetuning.saved_labels(config)
+    labels = saved_labels(config.data.labels)
     trained = read(data.train_file, True) if train or labels is None else None
     tagged = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
     return tagging.tagging_task(

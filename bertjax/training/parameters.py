@@ -1,7 +1,6 @@
 """The parameters of a checkpoint alone: to start another run, to evaluate, to convert."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -89,8 +88,8 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             saved = _flat(checkpointer.metadata(checkpoint / "params").item_metadata.tree)
-            # One after the other, for Orbax holds all it restores at a time twice; the large ones while there is little.
-            for name in sorted(saved, key=lambda name: -math.prod(saved[name].shape)):
+            # One after the other: Orbax holds all it restores at a time twice.
+            for name in saved:
                 one = ocp.args.PyTreeRestore(
                     item=_nested({name: 0}),
                     restore_args=_nested({name: ocp.RestoreArgs(restore_type=np.ndarray)}),

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
 from bertjax.fields import FROM_CHECKPOINT
-from bertjax.tasks.finetuning import OUTPUT_LAYER
+from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import workdir_of

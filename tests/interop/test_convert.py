@@ -258,6 +258,14 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
         shutil.rmtree(tmp_path / name)
     cli.main([*command, "--overwrite", "--format=huggingface"])
     assert detect(tmp_path / "ours") == HUGGINGFACE
+    for arguments, code, says in (
+        (["convert", command[1], "/proc/ours"], 1, "cannot write the checkpoint /proc/ours"),
+        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a.npz"], 1, "cannot write /proc/a.npz"),
+        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null has no text"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        assert end.value.code == code and says in capfd.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "ours"]
 
 

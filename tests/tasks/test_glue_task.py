@@ -1,0 +1,110 @@
+"""GLUE from its files to results, submission files and the archive."""
+
+import csv
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from finetuning_data import glue_files
+from running import EXPERIMENTS, overrides, predict, train
+
+from bertjax import cli
+
+
+def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
+    lines = [json.loads(line) for line in (cola / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line for line in lines if "eval_matthews" in line]
+    assert [line["step"] for line in evaluated] == list(range(8, 88, 8))
+    assert max(line["eval_matthews"] for line in evaluated) > 0.9
+    results = json.loads((cola / "results.json").read_text())
+    assert results["matthews"] == max(line["eval_matthews"] for line in evaluated)
+    assert results["baseline"] == {"matthews": 0.0, "accuracy": pytest.approx(11 / 21)}
+    assert [(file["read"], file["used"]) for file in results["files"]] == [(21, 21), (64, 64)]
+    assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
+
+
+def test_predictions_are_glue_s_file_in_input_order(cola, capfd, tmp_path):
+    (path,) = predict(capfd, cola, tmp_path, "--split=dev")
+    assert path.name == "CoLA.tsv"
+    rows = list(csv.reader(path.open(), delimiter="\t"))
+    assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == [str(i) for i in range(21)]
+    accuracy = np.mean([row[1] == str(index % 2) for index, row in enumerate(rows[1:])])
+    assert accuracy == pytest.approx(json.loads((cola / "results.json").read_text())["accuracy"])
+    (test,) = predict(capfd, cola, tmp_path)
+    assert len(test.read_text().splitlines()) == 10
+
+
+def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capfd, tmp_path):
+    predict(capfd, cola, tmp_path / "predictions")
+    archives = []
+    for arguments in ([], ["--own_wnli"]):
+        output = tmp_path / f"{len(arguments)}.zip"
+        cli.main(["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments])
+        archives.append(zipfile.ZipFile(output))
+        said = capfd.readouterr().err
+        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows, GLUE's test set has 1,063" in said
+        assert ("WNLI.tsv is missing" in said) == bool(arguments)
+    assert sorted(archives[0].namelist()) == ["CoLA.tsv", "WNLI.tsv"]
+    assert archives[1].namelist() == ["CoLA.tsv"]
+    wnli = archives[0].read("WNLI.tsv").decode().split("\n")
+    assert wnli[0] == "index\tprediction" and wnli[1:-1] == [f"{index}\t0" for index in range(146)]
+
+
+def test_the_same_rows_from_tfds(letters, tmp_path):
+    import tensorflow_datasets as tfds
+
+    from bertjax.config import load_config
+    from bertjax.tasks import glue
+
+    files = glue_files(tmp_path / "glue")
+    rows = [line.split("\t") for line in (files / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
+    features = {
+        "sentence1": tfds.features.Text(),
+        "sentence2": tfds.features.Text(),
+        "label": tfds.features.ClassLabel(names=["entailment", "not_entailment"]),
+        "idx": tfds.features.Scalar(np.int32),
+    }
+    examples = [{"idx": int(i), "sentence1": a, "sentence2": b, "label": label} for i, a, b, label in rows]
+    dataset = tfds.dataset_builders.store_as_tfds_dataset(
+        name="glue",
+        version="2.0.0",
+        config="rte",
+        data_dir=tmp_path / "tfds",
+        split_datasets={"validation": list(enumerate(examples))},
+        features=tfds.features.FeaturesDict(features),
+    )
+    assert dataset.info.splits["validation"].num_examples == len(rows)
+    found = []
+    for path in (files, f"tfds:{tmp_path / 'tfds'}:glue"):
+        config = load_config(
+            f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
+        )
+        found.append(list(glue.build(config, train=False).eval_batches()))
+    texts = [
+        sorted(
+            (row[mask > 0].tolist(), int(label))
+            for batch in batches
+            for row, mask, label in zip(batch["input_ids"], batch["input_mask"], batch["labels"], strict=True)
+        )
+        for batches in found
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_regression(glue, letters, tmp_path, capfd):
+    results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
+    assert {"pearson", "spearman", "squared_error"} <= results.keys()
+    (path,) = predict(capfd, tmp_path / "run", tmp_path)
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in path.read_text().splitlines()[1:])
+
+
+def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
+    results = train(f"glue.py:task=mnli,path={glue}", tmp_path / "run", letters)
+    assert {"accuracy", "accuracy_mismatched"} <= results.keys()
+    paths = predict(capfd, tmp_path / "run", tmp_path / "out")
+    assert {path.name: len(path.read_text().splitlines()) for path in paths} == {
+        "MNLI-m.tsv": 9,
+        "MNLI-mm.tsv": 12,
+        "AX.tsv": 7,
+    }

@@ -1,0 +1,30 @@
+"""Questions from files in the official form to predictions in it."""
+
+import json
+import math
+
+import pytest
+from finetuning_data import squad_files
+from running import predict, train
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_squad(version, letters, tmp_path, capfd):
+    files = squad_files(tmp_path / "squad", version)
+    results = train(f"squad.py:version={version},path={files}", tmp_path / "run", letters)
+    assert {"exact_match", "f1"} <= results.keys()
+    paths = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    predictions = json.loads(paths[0].read_text())
+    data = json.loads((files / f"dev-v{version}.json").read_text())["data"][0]["paragraphs"]
+    assert list(predictions) == [paragraph["qas"][0]["id"] for paragraph in data]
+    for paragraph in data:
+        assert predictions[paragraph["qas"][0]["id"]] in paragraph["context"]
+    nbest = json.loads((tmp_path / "out" / "nbest_predictions.json").read_text())
+    for candidates in nbest.values():
+        assert math.isclose(sum(candidate["probability"] for candidate in candidates), 1.0)
+        scores = [candidate["score"] for candidate in candidates]
+        assert scores == sorted(scores, reverse=True)
+    if version == "2.0":
+        odds = json.loads((tmp_path / "out" / "null_odds.json").read_text())
+        threshold = results["null_threshold"]
+        assert all((predictions[name] == "") == (odds[name] > threshold) for name in odds)

@@ -1,0 +1,42 @@
+"""Choices among four endings."""
+
+import csv
+
+from finetuning_data import swag_files
+from running import EXPERIMENTS, overrides, predict, train
+
+from bertjax.building import build_task, experiment_config
+
+
+def test_swag(letters, tmp_path, capfd):
+    files = swag_files(tmp_path / "swag")
+    results = train(f"swag.py:path={files}", tmp_path / "run", letters, data__eval_batch_size=8)
+    assert 0 <= results["accuracy"] <= 1
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    lines = path.read_text().split()
+    assert lines[0] == "pred" and len(lines) == 6 and set(lines[1:]) <= set("0123")
+
+
+def test_swag_is_read_from_tfds_as_from_its_files(letters, tmp_path):
+    import tensorflow_datasets as tfds
+
+    files = swag_files(tmp_path / "swag")
+    rows = list(csv.DictReader((files / "val.csv").open()))
+    columns = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
+    features = {column: tfds.features.Text() for column in columns}
+    features["label"] = tfds.features.ClassLabel(names=["0", "1", "2", "3"])
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="swag",
+        version="1.0.0",
+        data_dir=tmp_path / "tfds",
+        split_datasets={"validation": [(i, {name: row[name] for name in features}) for i, row in enumerate(rows)]},
+        features=tfds.features.FeaturesDict(features),
+    )
+    found = []
+    for path in (files, f"tfds:{tmp_path / 'tfds'}:swag"):
+        given = overrides(letters, data__path=path)
+        config = experiment_config(f"{EXPERIMENTS}/swag.py:size=L1_H16,quick=true", given)
+        (batch,) = build_task(config).eval_batches()
+        rows = zip(batch["input_ids"], batch["labels"], strict=True)
+        found.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
+    assert found[0] == found[1] and len(found[0]) == 16

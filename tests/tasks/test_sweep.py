@@ -1,0 +1,66 @@
+"""Many trials of one experiment."""
+
+import json
+
+from running import EXPERIMENTS, overrides, refused
+
+from bertjax import cli
+from bertjax.building import experiment_config
+from bertjax.training import loop
+from bertjax.training.step import make_train_step
+from bertjax.training.sweep import run_sweep
+
+
+def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):
+    command = [
+        "sweep",
+        f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
+        f"--workdir={tmp_path}",
+        f"--init_from={cola}",
+        "--seeds=2",
+        *[item for item in overrides(None, steps=2) if "learning_rate" not in item],
+    ]
+    calls = []
+    whole = loop.train
+
+    def failing(config, task, path, init_from):
+        calls.append(path)
+        if len(calls) == 3:
+            raise ZeroDivisionError("no more of this")
+        return whole(config, task, path, init_from)
+
+    monkeypatch.setattr(loop, "train", failing)
+    cli.main(command)
+    first = json.loads((tmp_path / "sweep.json").read_text())
+    assert len(calls) == 8 and sum("error" in trial for trial in first["trials"]) == 1
+    assert {row["trials"] + row["failed"] for row in first["settings"]} == {2}
+    kept = [path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists()]
+    assert len(kept) == 1
+    capfd.readouterr()
+    cli.main(command)
+    assert len(calls) == 9  # the failed one alone
+    second = json.loads((tmp_path / "sweep.json").read_text())
+    assert not any("error" in trial for trial in second["trials"])
+    best = max(second["trials"], key=lambda trial: trial["score"])
+    assert second["best"]["score"] == best["score"]
+    assert "accuracy on dev" in capfd.readouterr().err
+    # What is done was done with another config: it may not pass for what is asked now.
+    error = refused(capfd, *command, "--config.model.hidden_dropout=0.25")
+    assert "was run otherwise (model.hidden_dropout: 0.0 -> 0.25)" in error
+    best = next(path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists())
+    command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
+    assert "started from other parameters than those of --init_from" in refused(capfd, *command)
+
+
+def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
+    config = f"{EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+    given = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
+    make_train_step.cache_clear()
+    found = run_sweep(
+        lambda trial: experiment_config(config, [*given, *(f"--config.{k}={v}" for k, v in trial.items())], cola),
+        [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
+        str(tmp_path),
+        str(cola),
+    )
+    assert len({trial["metrics"]["cross_entropy"] for trial in found["trials"]}) == 4
+    assert make_train_step.cache_info().misses == 1
