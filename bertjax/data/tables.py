@@ -66,6 +66,7 @@ def read_table(
     columns: Sequence[str],
     reading: Reading,
     *,
+    optional: Sequence[str] = (),
     form: str = "tsv",
     header: bool | Sequence[str] = True,
     keep_short: bool = False,
@@ -79,6 +80,7 @@ def read_table(
       path: the file.
       columns: that must be there.
       reading: counts `read` and `skipped`; `used` is the caller's.
+      optional: columns that are read where they are there.
       form: `tsv`, `csv` or `jsonl`.
       header: True if the first line names the columns, else their names.
       keep_short: whether a row that lacks a wanted column is kept with an empty one, as predictions need, which are
@@ -97,28 +99,28 @@ def read_table(
     if not text.strip():
         raise UsageError(f"{path} is empty")
     if form == "jsonl":
-        rows = _json_rows(path, text, columns)
+        rows = _json_rows(path, text, columns, optional)
     else:
         split = _tsv_rows(text) if form == "tsv" else _csv_rows(path, text)
-        rows = _split_rows(path, split, columns, header, reading)
+        rows = _split_rows(path, split, columns, optional, header, reading)
     for line, fields in rows:
         reading.read += 1
-        if None in fields:
+        if None in fields.values():
             if not keep_short:
                 reading.skip(_SHORT, line)
                 continue
             reading.note(_SHORT, line)
-        values = (_clean(field or "", reading, line) for field in fields)
-        yield Row(line, dict(zip(columns, values, strict=True)))
+        yield Row(line, {name: _clean(field or "", reading, line) for name, field in fields.items()})
 
 
 def _split_rows(
     path: Path,
     rows: Iterator[tuple[int, list[str]]],
     columns: Sequence[str],
+    optional: Sequence[str],
     header: bool | Sequence[str],
     reading: Reading,
-) -> Iterator[tuple[int, list[str | None]]]:
+) -> Iterator[tuple[int, dict[str, str | None]]]:
     if header is True:
         _, names = next(rows)
     else:
@@ -129,13 +131,14 @@ def _split_rows(
     twice = [column for column in columns if names.count(column) > 1]
     if twice:
         raise UsageError(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; give them names of their own")
-    unread = [name for name in names if name not in columns]
-    reading.columns = f"columns {', '.join(columns)}" + (f" (not read: {', '.join(unread)})" if unread else "")
-    indices = [names.index(column) for column in columns]
+    wanted = [*columns, *(name for name in optional if name in names)]
+    unread = [name for name in names if name not in wanted]
+    reading.columns = f"columns {', '.join(wanted)}" + (f" (not read: {', '.join(unread)})" if unread else "")
+    indices = {name: names.index(name) for name in wanted}
     for line, fields in rows:
         if len(fields) > len(names):
             reading.note(_LONG, line)
-        yield line, [fields[index] if index < len(fields) else None for index in indices]
+        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}
 
 
 def _lines(text: str) -> list[str]:
@@ -163,7 +166,9 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         line = reader.line_num + 1
 
 
-def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+def _json_rows(
+    path: Path, text: str, columns: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, row in enumerate(_lines(text), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
@@ -171,10 +176,11 @@ def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[
             raise UsageError(f"{path} line {line} is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise UsageError(f"{path} line {line} is not a JSON object")
-        nested = [column for column in columns if isinstance(fields.get(column), dict)]
+        wanted = [*columns, *(name for name in optional if name in fields)]
+        nested = [column for column in wanted if isinstance(fields.get(column), dict)]
         if nested:
             raise UsageError(f"{path} line {line}: {nested[0]} is an object, not a text or a list of words")
-        yield line, [_text(fields.get(column)) for column in columns]
+        yield line, {column: _text(fields.get(column)) for column in wanted}
 
 
 def _text(value: Any) -> Any:

@@ -60,6 +60,7 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     words: list[str] = []
     tags: list[str] = []
+    places: list[int] = []
     sentence_ends: list[int] = []
     document_ends: list[int] = []
 
@@ -84,11 +85,13 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
                 raise UsageError(f"{path} line {line}: the word {columns[0]!r} is no word; give each one a line")
             words.append(columns[0])
             tags.append(_tag(columns, path, line) if labelled or width > 1 else "")
+            places.append(line)
     end(sentence_ends)
     end(document_ends)
     if not words:
         raise UsageError(f"{path} has no words")
     reading.read = reading.used = len(sentence_ends)
+    _note_mixed_schemes(tags, sentence_ends, places, reading)
     return Tagged(words, tags, sentence_ends, document_ends)
 
 
@@ -106,6 +109,7 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
     """
     words: list[str] = []
     tags: list[str] = []
+    places: list[int] = []
     ends: list[int] = []
     for row in rows:
         place = f"{reading.file} line {row.line}"
@@ -117,11 +121,30 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
             raise UsageError(f"{place}: {len(here)} words and {len(labels)} tags")
         words += here
         tags += labels
+        places += [row.line] * len(here)
         ends.append(len(words))
     if not words:
         raise UsageError(f"{reading.file} has no words")
     reading.used = len(ends)
+    _note_mixed_schemes(tags, ends, places, reading)
     return Tagged(words, tags, ends, ends)
+
+
+def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], places: list[int], reading: Reading) -> None:
+    """Notes where entities begin with B- in some places and with I- in others, which is neither IOB1 nor IOB2.
+
+    In IOB1, B- is only between two entities of one type; in IOB2, I- is only inside of one.
+    """
+    begins: dict[str, list[int]] = {prefix: [] for prefix in _PREFIXES}
+    firsts = {0, *sentence_ends}
+    for index, tag in enumerate(tags):
+        prefix, _, kind = tag.partition("-")
+        before = "" if index in firsts else tags[index - 1].partition("-")[2]
+        if prefix in begins and kind != before:
+            begins[prefix].append(places[index])
+    fewer, more = sorted(begins, key=lambda prefix: len(begins[prefix]))
+    for place in begins[fewer]:
+        reading.note(f"entities begin with {fewer}-, {len(begins[more]):,} with {more}-: IOB1 and IOB2 mixed", place)
 
 
 def _items(value: str | list[Any], place: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from bertjax.corpus.datasets import open_builder
 from bertjax.corpus.datasets import reading as reading_dataset
@@ -12,7 +13,13 @@ PREFIX = "tfds:"
 
 
 def read_tfds(
-    name: str, split: str, columns: Mapping[str, str], reading: Reading, *, named_labels: bool = True
+    name: str,
+    split: str,
+    columns: Mapping[str, str],
+    reading: Reading,
+    *,
+    optional: Mapping[str, str] = MappingProxyType({}),
+    named_labels: bool = True,
 ) -> Iterator[Row]:
     """The rows of a split in the order stored; the dataset is downloaded where it is not there.
 
@@ -22,6 +29,7 @@ def read_tfds(
       split: of the dataset.
       columns: column of a row to feature of the dataset.
       reading: counts `read`.
+      optional: the same, of what is read where it is there.
       named_labels: classes by name, or by number.
 
     Raises:
@@ -36,6 +44,7 @@ def read_tfds(
     missing = [feature for feature in columns.values() if feature not in features]
     if missing:
         raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; it has {', '.join(features)}")
+    columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
     with reading_dataset(dataset, split):
         if not builder.is_prepared():
             builder.download_and_prepare()

@@ -1,8 +1,9 @@
 """The nine GLUE tasks and its diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,8 @@ _TFDS_TEXTS = {
 }
 # STS-B's scores run from 0 to 5, and the server takes nothing beyond.
 _SCORE_RANGE = (0.0, 5.0)
+# What a row is called in a submission: the column of the files, the feature of TFDS, which stores rows in any order.
+_INDEX, _TFDS_INDEX = "index", "idx"
 
 
 def build(config: ConfigDict, train: bool = True) -> Task:
@@ -121,8 +124,8 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         config,
         objectives.sequence_objective(glue.labels, model),
         vocabulary,
-        encode(glue, "train") if train else None,
-        joined(list(sets.values())),
+        encode(glue, "train").examples if train else None,
+        joined([part.examples for part in sets.values()]),
         readings,
         # The diagnostic set is predicted with a model of MNLI.
         output="glue/mnli" if name == "ax" else f"glue/{name}",
@@ -134,7 +137,22 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     )
 
 
-def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Examples:
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """Examples, and what each of their rows is called where they are to be predicted."""
+
+    examples: Examples
+    ids: list[str]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.examples.rows["labels"]
+
+
+def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> _Split:
     labelled = not split.startswith("test") and glue.folder != _DIAGNOSTIC
     label = glue.label if labelled else None
     if config.data.path.startswith(PREFIX):
@@ -142,7 +160,21 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glu
     else:
         reading, rows = _file_rows(Path(config.data.path).expanduser(), glue, split, labelled)
     readings.append(reading)
-    return encode_rows(rows, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
+    ids: list[str] = []
+    watched = _watched(rows, None if glue.labels else label, ids, reading)
+    examples = encode_rows(watched, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
+    return _Split(examples, [] if labelled else ids)
+
+
+def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: Reading) -> Iterator[Row]:
+    """The rows, of which it notes what they are called, and scores no annotator gave."""
+    low, high = _SCORE_RANGE
+    for row in rows:
+        ids.append(row.fields.get(_INDEX, ""))
+        with contextlib.suppress(ValueError):
+            if score and not low <= float(row.fields[score]) <= high:
+                reading.note(f"with a score beyond {low:g} to {high:g}", row.line)
+        yield row
 
 
 def _file_rows(folder: Path, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
@@ -156,6 +188,7 @@ def _file_rows(folder: Path, glue: GlueTask, split: str, labelled: bool) -> tupl
         path,
         columns,
         reading,
+        optional=() if labelled else (_INDEX,),
         header=glue.header if labelled and glue.header else True,
         keep_short=not labelled,
     )
@@ -171,7 +204,14 @@ def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[R
     dataset = dataset if "/" in dataset else f"{dataset}/{task}"
     reading = Reading(f"tfds:{dataset}:{split}")
     named = bool(glue.labels) and glue.labels != _NUMBERED
-    return reading, read_tfds(f"{directory}{colon}{dataset}", split, columns, reading, named_labels=named)
+    return reading, read_tfds(
+        f"{directory}{colon}{dataset}",
+        split,
+        columns,
+        reading,
+        optional={_INDEX: _TFDS_INDEX},
+        named_labels=named,
+    )
 
 
 def _name(glue: GlueTask, split: str) -> str:
@@ -186,21 +226,21 @@ def _file(folder: Path, glue: GlueTask, split: str) -> Path | None:
     return next((place / name for place in folders if (place / name).is_file()), None)
 
 
-def _parts(sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _parts(sets: dict[str, _Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Logits of each evaluation set, in input order."""
     logits = np.array(in_input_order(outputs, sum(map(len, sets.values())))["logits"])
     cuts = np.cumsum([len(examples) for examples in sets.values()])[:-1]
     return dict(zip(sets, np.split(logits, cuts), strict=True))
 
 
-def _score(glue: GlueTask, sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+def _score(glue: GlueTask, sets: dict[str, _Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
     return _measured(glue, sets, {suffix: _predictions(glue, part) for suffix, part in _parts(sets, outputs).items()})
 
 
-def _measured(glue: GlueTask, sets: dict[str, Examples], predictions: dict[str, np.ndarray]) -> dict[str, float]:
+def _measured(glue: GlueTask, sets: dict[str, _Split], predictions: dict[str, np.ndarray]) -> dict[str, float]:
     found = {}
     for suffix, predicted in predictions.items():
-        labels = sets[suffix].rows["labels"]
+        labels = sets[suffix].labels
         if not finetuning.are_known(labels):
             continue
         found |= {f"{name}{suffix}": getattr(metrics, name)(predicted, labels) for name in glue.metrics}
@@ -211,22 +251,26 @@ def _predictions(glue: GlueTask, logits: np.ndarray) -> np.ndarray:
     return logits.argmax(axis=-1) if glue.labels else np.clip(logits, *_SCORE_RANGE)
 
 
-def _baseline(glue: GlueTask, sets: dict[str, Examples]) -> dict[str, float]:
+def _baseline(glue: GlueTask, sets: dict[str, _Split]) -> dict[str, float]:
     """The most frequent label of the evaluated set, or its mean, for every example."""
-    return _measured(glue, sets, {suffix: finetuning.constant_guess(sets[suffix].rows["labels"]) for suffix in sets})
+    return _measured(glue, sets, {suffix: finetuning.constant_guess(sets[suffix].labels) for suffix in sets})
 
 
-def _write(glue: GlueTask, sets: dict[str, Examples], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+def _write(glue: GlueTask, sets: dict[str, _Split], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+    """Files as the GLUE server takes them: `index` and `prediction`, with a header, in the order of the indices."""
     written = []
     for suffix, logits in _parts(sets, outputs).items():
-        path = folder / {**glue.submission, _AX: "AX.tsv"}[suffix]
         predicted = _predictions(glue, logits)
         shown = [glue.labels[index] for index in predicted] if glue.labels else [f"{value:.3f}" for value in predicted]
-        written.append(write_submission(path, shown))
+        rows = sorted(zip(_indices(sets[suffix].ids, len(shown)), shown, strict=True))
+        lines = "".join(f"{index}\t{value}\n" for index, value in rows)
+        path = folder / {**glue.submission, _AX: "AX.tsv"}[suffix]
+        written.append(write_whole(path, "index\tprediction\n" + lines))
     return written
 
 
-def write_submission(path: Path, predictions: Sequence[str]) -> Path:
-    """A file as the GLUE server takes it: `index` and `prediction`, with a header, whole or not at all."""
-    lines = "".join(f"{index}\t{value}\n" for index, value in enumerate(predictions))
-    return write_whole(path, "index\tprediction\n" + lines)
+def _indices(ids: list[str], count: int) -> list[int]:
+    """What the rows are called where these are numbers of their own, else their places."""
+    if len(ids) == count and all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == len(ids):
+        return list(map(int, ids))
+    return list(range(count))

@@ -42,6 +42,22 @@ def test_windows_line_ends_a_byte_order_mark_and_no_last_line_end_change_nothing
 
 
 @pytest.mark.parametrize(
+    "content, noted",
+    [
+        ("a I-PER\nb I-PER\nc B-PER\n\nd I-LOC\n", {}),
+        ("a B-PER\nb I-PER\nc B-PER\n\nd B-LOC\n", {}),
+        ("a B-PER\nb I-LOC\n\nd I-LOC\n", {"B-, 2 with I-": {"rows": 1, "first": "line 1"}}),
+        ("a B-PER\nb B-LOC\n\nd I-LOC\n", {"I-, 2 with B-": {"rows": 1, "first": "line 4"}}),
+    ],
+)
+def test_iob1_beside_iob2_is_noted(content, noted, tmp_path):
+    (tmp_path / "file").write_text(content)
+    reading = Reading("file")
+    read_tagged(tmp_path / "file", reading)
+    assert reading.noted == {f"entities begin with {how}: IOB1 and IOB2 mixed": what for how, what in noted.items()}
+
+
+@pytest.mark.parametrize(
     "content, says",
     [
         ("EU\n", "line 1: 'EU' has no tag"),

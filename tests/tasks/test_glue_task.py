@@ -6,7 +6,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from finetuning_data import glue_files
+import tensorflow_datasets as tfds
+from finetuning_data import glue_files, write_tsv
 from running import EXPERIMENTS, overrides, predict, train
 
 from bertjax import cli
@@ -35,6 +36,26 @@ def test_predictions_are_glue_s_file_in_input_order(cola, capfd, tmp_path):
     assert len(test.read_text().splitlines()) == 10
 
 
+def test_predictions_have_the_indices_of_the_file_whatever_its_order(cola, capfd, tmp_path):
+    sentences = {7: "zu ba", 3: "pa lo", 5: "zu ke", 0: "pa mi"}
+    write_tsv(tmp_path / "glue/CoLA/test.tsv", ["index", "sentence"], [[str(i), text] for i, text in sentences.items()])
+    (path,) = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
+    assert path.read_text() == "index\tprediction\n0\t0\n3\t0\n5\t1\n7\t1\n"
+    # TFDS stores rows in an order of its own.
+    label = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
+    features = {"sentence": tfds.features.Text(), "label": label, "idx": tfds.features.Scalar(np.int32)}
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="glue",
+        version="2.0.0",
+        config="cola",
+        data_dir=tmp_path / "tfds",
+        split_datasets={"test": [(i, {"sentence": text, "label": -1, "idx": i}) for i, text in sentences.items()]},
+        features=tfds.features.FeaturesDict(features),
+    )
+    (again,) = predict(capfd, cola, tmp_path / "out", f"--config.data.path=tfds:{tmp_path}/tfds:glue")
+    assert again.read_text() == path.read_text()
+
+
 def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capfd, tmp_path):
     predict(capfd, cola, tmp_path / "predictions")
     archives = []
@@ -52,8 +73,6 @@ def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capf
 
 
 def test_the_same_rows_from_tfds(letters, tmp_path):
-    import tensorflow_datasets as tfds
-
     from bertjax.config import load_config
     from bertjax.tasks import glue
 
@@ -94,9 +113,14 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
 
 def test_regression(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
+    assert not any(file["noted"] for file in results["files"])
     assert {"pearson", "spearman", "squared_error"} <= results.keys()
     (path,) = predict(capfd, tmp_path / "run", tmp_path)
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in path.read_text().splitlines()[1:])
+    rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
+    write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])
+    assert "2 with a score beyond 0 to 5 (first: line 3)" in capfd.readouterr().err
 
 
 def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
