@@ -10,6 +10,7 @@ from test_step import CONFIG, OPTIMIZER
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.pretraining import objective
+from bertjax.training import checkpoint
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, fingerprint
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh
@@ -123,6 +124,13 @@ def test_the_fingerprint_sees_a_bit_and_an_exchange():
     exchanged = {**tree, "a": tree["a"][:, [1, 0, 2]]}
     rows = {**tree, "a": tree["a"][::-1]}
     assert len({plain, *(int(fingerprint(other)) for other in (flipped, exchanged, rows))}) == 4
+
+
+def test_the_fingerprint_of_slices_on_the_host_is_that_of_the_whole(monkeypatch):
+    rng = np.random.default_rng(0)
+    tree = {"table": rng.standard_normal((7, 3), np.float32), "stack": rng.standard_normal((5, 2, 4), np.float32)}
+    monkeypatch.setattr(checkpoint, "_SLICE_BYTES", 2 * 3 * 4)
+    assert checkpoint.fingerprint_on_host(tree) == int(fingerprint(tree))
 
 
 def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
