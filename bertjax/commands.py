@@ -172,6 +172,8 @@ def _join_the_others() -> None:
             jax.distributed.initialize(address, int(count), int(index))
         else:
             jax.distributed.initialize()
+        # While all are here: backends wait half a minute for each other, and reading data may take longer.
+        jax.devices()
     except (ValueError, RuntimeError) as error:
         raise BertjaxError(
             f"--distributed found no cluster ({error}); off TPU pods and Slurm, set {', '.join(names)}"
