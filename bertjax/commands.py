@@ -32,6 +32,8 @@ def _checkpoint(args: argparse.Namespace) -> Iterator[Any]:
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.writers import say
 
+    # As Ctrl-C, which clears away a converted copy.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with as_bertjax(args.checkpoint, say) as path:
         yield find_checkpoint(path)
 
@@ -214,11 +216,11 @@ def submission(args: argparse.Namespace) -> None:
 def fill(args: argparse.Namespace) -> None:
     from bertjax.tasks.fill import fill as run
 
-    with _encoder_and(args, "masked_lm") as (config, params, vocabulary):
-        for text in args.text:
-            print(text)
-            for pieces in run(config, params, vocabulary, text, args.top):
-                print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
+    config, params, vocabulary = _encoder_and(args, "masked_lm")
+    for text in args.text:
+        print(text)
+        for pieces in run(config, params, vocabulary, text, args.top):
+            print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
 
 
 def features(args: argparse.Namespace) -> None:
@@ -232,8 +234,8 @@ def features(args: argparse.Namespace) -> None:
         layers = [int(layer) for layer in args.layers.split(",")]
     except ValueError:
         raise UsageError(f"--layers is {args.layers!r}; give numbers with commas, such as --layers=-1,-2") from None
-    with _encoder_and(args) as (config, params, vocabulary):
-        found = run(config, params, vocabulary, texts, layers, args.seq_len or config.max_positions)
+    config, params, vocabulary = _encoder_and(args)
+    found = run(config, params, vocabulary, texts, layers, args.seq_len or config.max_positions)
     for index, text in enumerate(texts[: args.show]):
         print(text)
         inside = found["input_mask"][index] > 0
@@ -259,17 +261,22 @@ def _lines(path: str) -> list[str]:
     return lines
 
 
-@contextlib.contextmanager
-def _encoder_and(args: argparse.Namespace, *parts: str) -> Iterator[tuple[Any, Any, Any]]:
+def _encoder_and(args: argparse.Namespace, *parts: str) -> tuple[Any, Any, Any]:
     """The model's sizes, its encoder's parameters and those of other parts, and the vocabulary of --checkpoint."""
-    from bertjax.building import checkpoint_model
-    from bertjax.tasks.vocabulary_files import workdir_vocabulary
-    from bertjax.training.checkpoint import workdir_of
-    from bertjax.training.parameters import load_parts
+    from bertjax.interop.convert import read
+    from bertjax.training.parameters import nested
+    from bertjax.training.writers import say
 
-    with _checkpoint(args) as checkpoint:
-        vocabulary = workdir_vocabulary(workdir_of(checkpoint))
-        yield checkpoint_model(checkpoint, vocabulary.size), load_parts(checkpoint, ("encoder", *parts)), vocabulary
+    portable = read(args.checkpoint)
+    for note in portable.notes:
+        say(note)
+    lacking = [part for part in parts if part not in portable.parts]
+    if lacking:
+        there = ", ".join(sorted(portable.parts))
+        raise UsageError(f"{args.checkpoint} has no {', '.join(lacking)}, it has {there}; give one of pre-training")
+    if portable.vocabulary is None:
+        raise UsageError(f"{args.checkpoint} has no vocab.txt; put the one it was trained with beside it")
+    return portable.model, nested(portable.params), portable.vocabulary
 
 
 def convert(args: argparse.Namespace) -> None:

@@ -56,14 +56,16 @@ class Vocabulary:
 
     Attributes:
       path: the file, a `vocab.txt` (one piece a line) or a SentencePiece `.model`.
+      content: the file's bytes.
       kind: `wordpiece` or `sentencepiece`.
       pieces: all pieces, the index is the id.
       lower_case: whether text is lower-cased (and, for word pieces, stripped of accents) before segmentation.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
-      sha256: of the file's bytes.
+      sha256: of the content.
     """
 
     path: Path
+    content: bytes = dataclasses.field(repr=False)
     kind: str
     pieces: tuple[str, ...] = dataclasses.field(repr=False)
     lower_case: bool
@@ -94,20 +96,21 @@ class Vocabulary:
         return inside
 
 
-def load_vocabulary(path: str | Path, lower_case: bool | None = None) -> Vocabulary:
+def load_vocabulary(path: str | Path, lower_case: bool | None = None, content: bytes | None = None) -> Vocabulary:
     """Reads a `vocab.txt` (released BERT files work unchanged) or a SentencePiece `.model`.
 
     Args:
       path: the file; the name's ending `.model` tells SentencePiece.
       lower_case: None decides by the vocabulary: word pieces are lower-cased unless some piece holds an upper-case
         letter; a SentencePiece model does its own normalisation, and text reaches it as it is.
+      content: of a `vocab.txt` that is not there.
 
     Raises:
       UsageError: the file is missing, is no vocabulary, or lacks one of the five special pieces.
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if content is None else content
     except OSError as error:
         raise UsageError(f"cannot read the vocabulary {path}: {error.strerror}") from error
     if path.suffix == ".model":
@@ -129,7 +132,7 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None) -> Vocabul
         special[f"{piece[1:-1].lower()}_id"] = found[0]
     if lower_case is None:
         lower_case = kind == WORDPIECE and not any(p != p.lower() for p in pieces if not p.startswith("["))
-    return Vocabulary(path, kind, pieces, lower_case, **special, sha256=hashlib.sha256(data).hexdigest())
+    return Vocabulary(path, data, kind, pieces, lower_case, **special, sha256=hashlib.sha256(data).hexdigest())
 
 
 def _wordpiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:

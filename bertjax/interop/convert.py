@@ -1,17 +1,19 @@
 """From any format of checkpoint to any other."""
 
 import contextlib
+import fnmatch
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
 from bertjax.corpus.staging import staged
-from bertjax.errors import UsageError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.interop import huggingface, names, tensorflow, workdir
 from bertjax.interop.portable import Portable
-from bertjax.training.checkpoint import CHECKPOINTS, absolute
+from bertjax.training.checkpoint import CHECKPOINTS, absolute, first_line
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
 FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
@@ -27,14 +29,23 @@ def detect(path: str | epath.Path) -> str:
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
-    if (local / "params").exists() or (local / CHECKPOINTS).is_dir() or local.name == CHECKPOINTS:
+    prefix = tensorflow.prefix_of(local)
+    if huggingface.has_weights(local):
+        return HUGGINGFACE
+    if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
         return BERTJAX
+    if prefix is not None and (prefix.parent / tensorflow.CONFIG).is_file():
+        return TENSORFLOW
     if huggingface.is_folder(local):
         return HUGGINGFACE
-    if tensorflow.prefix_of(local) is not None:
+    if prefix is not None:
         return TENSORFLOW
+    if local.name == CHECKPOINTS and local.is_dir():
+        return BERTJAX
     if not local.exists():
         raise UsageError(f"there is nothing at {path}; names of a hub are not downloaded, give a folder")
+    if local.is_file():
+        raise UsageError(f"{path} is a file; give the folder it is in")
     raise UsageError(
         f"no checkpoint at {path}: neither {CHECKPOINTS}/ of a bertjax workdir, nor config.json of Hugging Face, nor "
         "an .index file of TensorFlow"
@@ -62,9 +73,11 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
     """
     if form not in FORMATS:
         raise UsageError(f"--format is {form!r}; known: {', '.join(FORMATS)}")
-    target = Path(destination).expanduser().absolute()
-    given = Path(source).expanduser().absolute()
-    if target == given or target in given.parents or given in target.parents:
+    if "://" in destination:
+        raise UsageError(f"{destination} is not on this machine; convert to a folder and copy it there")
+    # Resolved, so that no link and no `..` hides that both are one.
+    target, given = (Path(path).expanduser().resolve() for path in (destination, source))
+    if "://" not in source and (target == given or target in given.parents or given in target.parents):
         raise UsageError(f"{destination} and {source} lie in each other; choose another place")
     found = detect(source)
     with staged(target, overwrite, "checkpoint", _may_be_replaced) as folder:
@@ -73,8 +86,13 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
         for note in portable.notes:
             tell(note)
         write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[form]
-        for note in write(portable, folder):
-            tell(note)
+        try:
+            for note in write(portable, folder):
+                tell(note)
+        except (BertjaxError, OSError):
+            raise
+        except Exception as error:  # A full disk is an exception of its own for each library.
+            raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}") from error
         if form == BERTJAX:
             workdir.write_origin(folder, _origin(source))
     tell(f"wrote {target}: {form}")
@@ -92,26 +110,50 @@ def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None)
     Raises:
       UsageError, BertjaxError: as `convert`.
     """
-    if detect(path) == BERTJAX:
+    kept = workdir.read_origin(keep) if keep else {}
+    if keep and kept.get("source") == _origin(path)["source"] and not Path(path).expanduser().exists():
+        tell(f"{path} is gone; taken: {keep}, which was converted from it")
+        yield str(keep)
+    elif detect(path) == BERTJAX:
         yield path
-    elif keep is not None:
-        if workdir.origin(keep) != _origin(path):
-            convert(path, str(keep), BERTJAX, True, tell)
+    elif keep:
+        if kept != _origin(path):
+            convert(path, str(keep), BERTJAX, bool(kept), tell)
         yield str(keep)
     else:
         with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
-            target = f"{folder}/{Path(path).name}"
-            convert(path, target, BERTJAX, False, tell)
-            yield target
+            target = f"{folder}/converted"
+            try:
+                convert(path, target, BERTJAX, False, tell)
+                yield target
+            except BertjaxError as error:
+                # The user knows the place by the other name.
+                raise type(error)(
+                    str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
+                ) from error
 
 
-def _origin(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def _origin(path: str) -> dict[str, Any]:
+    """Where a checkpoint is, and what tells one from another that comes to the same place."""
+    source = Path(path).expanduser().absolute()
+    folder = source if source.is_dir() else source.parent
+    files = sorted(file for file in folder.glob("*") if file.is_file())
+    return {
+        "source": str(source),
+        "files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files],
+    }
 
 
 def _may_be_replaced(path: Path) -> bool:
-    """Whether a folder is what a conversion writes: not the workdir of a run, whose training would be lost."""
-    return workdir.is_converted(path) or huggingface.is_folder(path) or (path / tensorflow.CONFIG).is_file()
+    """Whether a folder holds what a conversion writes, all else would be lost: the workdir of a run, a user's notes."""
+    held = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    if workdir.is_converted(path):
+        files: tuple[str, ...] = workdir.FILES
+    else:
+        files = huggingface.FILES if huggingface.CONFIG in held else tensorflow.FILES
+        if not {huggingface.CONFIG, tensorflow.CONFIG} & {*held}:
+            return False
+    return all(any(fnmatch.fnmatch(name, pattern) for pattern in files) for name in held)
 
 
 def _described(portable: Portable) -> str:

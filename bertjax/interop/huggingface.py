@@ -2,23 +2,25 @@
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import SPECIAL_PIECES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
-from bertjax.model.config import ModelConfig
+from bertjax.interop.their_tokenizer import FILES as TOKENIZER_FILES
+from bertjax.interop.their_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
 
 Shapes = dict[str, tuple[int, ...]]
 CONFIG = "config.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer_config.json"
+# All that `write` leaves in a folder.
+FILES = (CONFIG, _WEIGHTS, *TOKENIZER_FILES)
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Theirs to ours. Theirs `gelu` is the exact one, by erf; google-research/bert's is the tanh form.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -31,6 +33,7 @@ _DEFAULTS = {
     "initializer_range": 0.02,
 }
 _EPSILON = 1e-12
+_KINDS = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
 _MULTI_LABEL = "multi_label_classification"
 # Architecture to what its output layer tells, and the parts it has beside the encoder.
 _PARTS = {
@@ -52,13 +55,20 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
+def has_weights(path: Path) -> bool:
+    """Whether something is a folder with weights that can be read."""
+    return (path / _WEIGHTS).is_file() or (path / _INDEX).is_file()
+
+
 def is_folder(path: Path) -> bool:
-    """Whether something is a folder of this kind, whatever its weights are."""
+    """Whether something is a folder with a config of this kind, or with one that cannot be read."""
+    if not (path / CONFIG).is_file():
+        return False
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and ("model_type" in config or "architectures" in config)
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not isinstance(config, dict) or "model_type" in config or "architectures" in config
 
 
 def read(folder: Path) -> Portable:
@@ -78,27 +88,35 @@ def read(folder: Path) -> Portable:
         activation=_ACTIVATIONS[config.get("hidden_act", "gelu")],
         layer_norm_eps=config.get("layer_norm_eps", _EPSILON),
     )
-    vocabulary = _vocabulary(folder)
+    vocabulary, notes = read_tokenizer(folder)
     check_vocabulary(vocabulary, model, folder)
     shapes, get = _arrays(folder, _architecture_of(config))
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
     given = {_our_spelling(name, prefix): name for name in shapes}
+    if len(given) < len(shapes):
+        twice = [name for name in shapes if name not in given.values()]
+        raise UsageError(f"{folder} has {', '.join(twice)} twice, under an old and a new name")
     _check_tied(given, get, folder)
     own = {name: shapes[theirs] for name, theirs in given.items() if name not in (*_TIED, *_BUFFERS)}
-    notes = []
     if vocabulary and config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
         notes.append(f"pad_token_id is {config['pad_token_id']}, [PAD] is piece {vocabulary.pad_id}; taken: the piece")
-    dtypes = {str(get(name).dtype) for name in list(given.values())[:1]}
-    if dtypes - {"float32"}:
-        notes.append(f"weights of {', '.join(sorted(dtypes))} are taken over as float32")
+    dtypes: set[str] = set()
+
+    def array(name: str) -> np.ndarray:
+        found = get(given[name])
+        dtypes.add(found.dtype.name)
+        return found
+
     params = names.import_params(
         names.parameters(model, _classifier(output, labels)),
         model.num_layers,
         names.HUGGINGFACE,
         own,
-        lambda name: get(given[name]),
+        array,
         str(folder),
     )
+    if dtypes - {"float32"}:
+        notes.append(f"weights of {', '.join(sorted(dtypes))} are taken over as float32")
     if output == CLASSES and len(labels) == 1:
         # As Hugging Face does: one output is a number.
         labels = ()
@@ -106,22 +124,20 @@ def read(folder: Path) -> Portable:
 
 
 def write(portable: Portable, folder: Path) -> list[str]:
-    """Writes a folder and returns what there is to say about it; takes the arrays out of `portable.params`.
-
-    Raises:
-      UsageError: the checkpoint has parts that no class of Hugging Face has together.
-    """
+    """Writes a folder and returns what there is to say about it; takes the arrays out of `portable.params`."""
     from safetensors.numpy import save_file
 
     architecture = _architecture(portable)
+    notes = _unused(architecture, portable.parts)
     table = names.parameters(portable.model, _classifier(portable.output, portable.labels, portable.outputs))
+    config = _their_config(portable, architecture)
     tensors = dict(names.export_params(table, portable.model.num_layers, names.HUGGINGFACE, portable.params))
     if architecture == "BertModel":
         tensors = {name.removeprefix("bert."): array for name, array in tensors.items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-    config = _their_config(portable, architecture)
+    (folder / _WEIGHTS).chmod(0o644)  # The library lets its owner alone read it.
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return _write_tokenizer(portable.vocabulary, portable.model, folder)
+    return [*notes, *write_tokenizer(portable.vocabulary, portable.model, folder)]
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -129,6 +145,9 @@ def _config(folder: Path) -> dict[str, Any]:
     kind = config.get("model_type", "bert")
     if kind != "bert":
         raise UsageError(f"{folder} is a model of type {kind!r}; bertjax takes BERT alone")
+    for name, wanted in _KINDS.items():
+        if not isinstance(config.get(name), wanted | None):
+            raise UsageError(f"{folder / CONFIG}: {name} is {config[name]!r}")
     several = config.get("problem_type") == "regression" and len(_labels(config)) > 1
     refused = [
         *(["problem_type 'multi_label_classification'"] if config.get("problem_type") == _MULTI_LABEL else []),
@@ -136,7 +155,8 @@ def _config(folder: Path) -> dict[str, Any]:
         *([f"position_embedding_type {config['position_embedding_type']!r}"] if _has_relative(config) else []),
         *(["is_decoder"] if config.get("is_decoder") else []),
         *(["add_cross_attention"] if config.get("add_cross_attention") else []),
-        *(["untied embeddings"] if config.get("tie_word_embeddings") is False else []),
+        *(["a quantization_config"] if config.get("quantization_config") else []),
+        *(["untied embeddings"] if not config.get("tie_word_embeddings", True) else []),
         *([f"hidden_act {config['hidden_act']!r}"] if config.get("hidden_act", "gelu") not in _ACTIVATIONS else []),
     ]
     if refused:
@@ -154,17 +174,17 @@ def _architecture_of(config: dict[str, Any]) -> str:
 
 def _output(config: dict[str, Any]) -> str:
     given = _architecture_of(config)
-    if given not in _PARTS:
+    if not isinstance(given, str) or given not in _PARTS:
         raise UsageError(f"the architecture {given!r} is none of {', '.join(_PARTS)}")
     return _PARTS[given][0]
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:
-    labels = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
-    try:
-        return tuple(str(labels[key]) for key in sorted(labels, key=int))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"id2label is {labels!r}; it must have a name for each number") from error
+    labels = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
+    names_ = [labels.get(str(index)) for index in range(len(labels))]
+    if not all(isinstance(name, str) for name in names_) or len({*names_}) < len(names_):
+        raise UsageError(f"id2label is {labels!r}; it must have a name of its own for each number from 0")
+    return tuple(names_)
 
 
 def _classifier(output: str, labels: tuple[str, ...], outputs: int = 0) -> tuple[int, dict[str, str]] | None:
@@ -223,9 +243,12 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         return [folder / _WEIGHTS]
     if (folder / _INDEX).is_file():
         try:
-            wanted = sorted(set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            wanted = sorted({*json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()})
+            beyond = [name for name in wanted if Path(name).name != name]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise UsageError(f"cannot read {folder / _INDEX}: {error}") from error
+        if beyond:
+            raise UsageError(f"{folder / _INDEX} names {', '.join(beyond)}, which are no files of that folder")
         lacking = [name for name in wanted if not (folder / name).is_file()]
         if lacking:
             raise UsageError(f"{folder / _INDEX} names {', '.join(lacking)}, which {folder} lacks")
@@ -234,27 +257,32 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
     if pickled:
         raise UsageError(
             f"{folder} has {pickled[0]} and no {_WEIGHTS}; a pickle may run any code, so bertjax opens none. Where you "
-            f'trust it: python -c "from transformers import {architecture} as M; '
-            f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and copy {_VOCABULARY} there"
+            f'trust it: python -c "import sys; from transformers import {architecture} as M; '
+            f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(str(folder))} '
+            f"{shlex.quote(f'{folder}-safetensors')}, and copy {VOCABULARY} there"
         )
     raise UsageError(f"{folder} has no {_WEIGHTS} and no {_INDEX}")
 
 
-def _vocabulary(folder: Path) -> Vocabulary | None:
-    if not (folder / _VOCABULARY).is_file():
-        return None
-    settings: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        settings = json.loads((folder / _TOKENIZER).read_text(encoding="utf-8"))
-    return load_vocabulary(folder / _VOCABULARY, settings.get("do_lower_case"))
-
-
 def _architecture(portable: Portable) -> str:
-    parts = portable.parts - {names.ENCODER}
-    found = [name for name, (output, wanted) in _PARTS.items() if output == portable.output and wanted == parts]
-    if not found:
-        raise UsageError(f"no class of Hugging Face has an encoder with {', '.join(sorted(parts)) or 'nothing more'}")
-    return found[0]
+    """The class with the same output layer whose heads are those there are; the pooler matters less."""
+    there = portable.parts - {names.ENCODER}
+
+    def distance(name: str) -> tuple[int, ...]:
+        lacking, extra = _PARTS[name][1] - there, there - _PARTS[name][1]
+        return len(lacking - {names.POOLER}), len(extra - {names.POOLER}), len(lacking), len(extra)
+
+    return min((name for name, (output, _) in _PARTS.items() if output == portable.output), key=distance)
+
+
+def _unused(architecture: str, there: set[str]) -> list[str]:
+    """What differs between the parts there are and those that the class has."""
+    wanted = _PARTS[architecture][1]
+    extra, lacking = sorted(there - wanted - {names.ENCODER}), sorted(wanted - there)
+    return [
+        *([f"{architecture} does not use {', '.join(extra)}; written all the same"] if extra else []),
+        *([f"{architecture} will make anew what the source lacks: {', '.join(lacking)}"] if lacking else []),
+    ]
 
 
 def _their_config(portable: Portable, architecture: str) -> dict[str, Any]:
@@ -276,26 +304,3 @@ def _their_config(portable: Portable, architecture: str) -> dict[str, Any]:
         if portable.output == CLASSES:
             config["problem_type"] = "single_label_classification" if portable.labels else "regression"
     return config
-
-
-def _write_tokenizer(vocabulary: Vocabulary | None, model: ModelConfig, folder: Path) -> list[str]:
-    if vocabulary is None:
-        return ["no vocabulary: the source has none"]
-    if vocabulary.kind != WORDPIECE:
-        (folder / vocabulary.path.name).write_bytes(vocabulary.path.read_bytes())
-        return [f"{vocabulary.path.name} is a SentencePiece model, which no BERT tokenizer of Hugging Face reads"]
-    from tokenizers import BertWordPieceTokenizer
-
-    (folder / _VOCABULARY).write_bytes(vocabulary.path.read_bytes())
-    tokenizer = BertWordPieceTokenizer(str(folder / _VOCABULARY), lowercase=vocabulary.lower_case)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    special = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
-    settings = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": vocabulary.lower_case,
-        "model_max_length": model.max_positions,
-        **special,
-    }
-    (folder / _TOKENIZER).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n", encoding="utf-8")
-    return []

@@ -15,6 +15,7 @@ from bertjax.model.config import ModelConfig
 
 HUGGINGFACE = "huggingface"
 TENSORFLOW = "tensorflow"
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
 # Parts of a model, which a checkpoint has whole or not at all; the encoder is always there.
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
 
@@ -188,8 +189,12 @@ def import_params(
     Raises:
       UsageError: arrays are missing, have other shapes, or belong to nothing; all of them are listed.
     """
+    if layers > len(shapes):
+        raise UsageError(f"{source} has {len(shapes)} arrays, its config tells {layers:,} layers")
     names = {parameter.ours: _names(parameter, layers, form) for parameter in table}
-    parts = {ENCODER} | {parameter.part for parameter in table if any(name in shapes for name in names[parameter.ours])}
+    # An output layer is in the table where there must be one.
+    parts = {ENCODER} | {parameter.part for parameter in table if parameter.part == CLASSIFIER}
+    parts |= {parameter.part for parameter in table if any(name in shapes for name in names[parameter.ours])}
     taken = [parameter for parameter in table if parameter.part in parts]
     wanted = {name: parameter.their_shape(form) for parameter in taken for name in names[parameter.ours]}
     others = {name: tuple(shapes[name]) for name in wanted if name in shapes and tuple(shapes[name]) != wanted[name]}
@@ -202,7 +207,7 @@ def import_params(
         raise UsageError(f"{source} {'; it '.join(problems)}")
     params = {}
     for parameter in taken:
-        arrays = (parameter.to_ours(read(name).astype(np.float32), form) for name in names[parameter.ours])
+        arrays = (parameter.to_ours(_float32(read(name), name, source), form) for name in names[parameter.ours])
         if parameter.is_layered:
             stacked = np.empty((layers, *parameter.shape), np.float32)
             for layer, array in enumerate(arrays):
@@ -211,6 +216,35 @@ def import_params(
         else:
             params[parameter.ours] = np.ascontiguousarray(next(arrays))
     return params
+
+
+def check_params(table: list[Parameter], layers: int, params: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuses parameters of ours whose shapes are not those of the table.
+
+    Raises:
+      UsageError: lists them.
+    """
+    wanted = {entry.ours: (layers, *entry.shape) if entry.is_layered else entry.shape for entry in table}
+    parts = {ENCODER} | {name.partition("/")[0] for name in params}
+    needed = [name for name in wanted if name.partition("/")[0] in parts]
+    others = [name for name in params if name in wanted and params[name].shape != wanted[name]]
+    problems = [
+        *_listed("lacks", [name for name in needed if name not in params]),
+        *_listed("has what no BERT has:", [name for name in params if name not in wanted]),
+        *_listed("has other shapes than its config tells:", [f"{n} {params[n].shape} for {wanted[n]}" for n in others]),
+    ]
+    if problems:
+        raise UsageError(f"{source} {'; it '.join(problems)}")
+
+
+def _float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
+    if array.dtype.name not in _FLOATS:
+        raise UsageError(f"{source}: {name} is of {array.dtype.name}, weights are of {', '.join(_FLOATS)}")
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise UsageError(f"{source}: {name} has numbers that are not finite in float32")
+    return found
 
 
 def export_params(

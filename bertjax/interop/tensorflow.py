@@ -6,6 +6,7 @@ TensorFlow is imported only when a checkpoint is read or written. Names are thos
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from bertjax.interop.portable import CLASSES, SPANS, Portable
 from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
 
 CONFIG = "bert_config.json"
+# All that `write` leaves in a folder.
+FILES = (CONFIG, "vocab.txt", "*.model", "bert_model.ckpt.*")
 _PREFIX, _VOCABULARY = "bert_model.ckpt", "vocab.txt"
 # `BertConfig` of `modeling.py`.
 _DEFAULTS = {
@@ -31,6 +34,8 @@ _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 # Not of google-research/bert, whose code takes no notice of them: what it has no words for.
 _OUR_ACTIVATION, _OUR_EPSILON, _OUR_CASE = "bertjax_activation", "layer_norm_eps", "do_lower_case"
 _THEIR_EPSILON = 1e-12
+_OUR_LABELS = "bertjax_labels"
+_STATE = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
 _CLASSIFIERS = {CLASSES: "output_weights", SPANS: "cls/squad/output_weights"}
 # Of training: Adam's moments and the step, which no conversion takes along.
 _SLOTS = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
@@ -40,13 +45,28 @@ _SHARD_BYTES = 16 << 20
 
 
 def prefix_of(path: Path) -> Path | None:
-    """The prefix of the checkpoint that a folder or a name like `bert_model.ckpt` means; None where there is none."""
+    """The prefix of the checkpoint that a folder or a name like `bert_model.ckpt` means; None where there is none.
+
+    Raises:
+      UsageError: the folder has several, and does not tell which is meant.
+    """
     if path.is_dir():
-        found = sorted(path.glob("*.index"))
-        preferred = [file for file in found if file.name == f"{_PREFIX}.index"]
-        return (preferred or found or [path])[0].with_suffix("") if found else None
+        found = {file.name.removesuffix(".index") for file in path.glob("*.index")}
+        chosen = [name for name in (_PREFIX, _newest(path), *(found if len(found) == 1 else ())) if name in found]
+        if found and not chosen:
+            raise UsageError(f"{path} has {len(found)} checkpoints, {', '.join(sorted(found))}; give one of them")
+        return path / chosen[0] if chosen else None
     named = path.with_suffix("") if path.suffix == ".index" else path
     return named if Path(f"{named}.index").is_file() else None
+
+
+def _newest(folder: Path) -> str:
+    """What TensorFlow's file `checkpoint` names as the newest; "" where there is none."""
+    try:
+        found = _STATE.search((folder / "checkpoint").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return os.path.basename(found[1]) if found else ""
 
 
 def read(path: Path) -> Portable:
@@ -62,7 +82,7 @@ def read(path: Path) -> Portable:
     file = prefix.parent / CONFIG
     config = read_config(file)
     given = config.get("hidden_act", "gelu")
-    if given not in _ACTIVATIONS:
+    if not isinstance(given, str) or given not in _ACTIVATIONS:
         raise UsageError(f"{file} has hidden_act {given!r}; known: {', '.join(_ACTIVATIONS)}")
     model = model_of(
         config,
@@ -82,7 +102,7 @@ def read(path: Path) -> Portable:
         if not name.endswith(_SLOTS) and name.rpartition("/")[2] not in _COUNTERS
     }
     slots = len(everything) - len(shapes)
-    output = next((kind for kind, name in _CLASSIFIERS.items() if name in shapes), "")
+    output = next((kind for kind, name in _CLASSIFIERS.items() if len(shapes.get(name, ())) == 2), "")
     count = shapes[_CLASSIFIERS[output]][0] if output else 0
     vocabulary = _vocabulary(prefix.parent, config.get(_OUR_CASE))
     check_vocabulary(vocabulary, model, prefix.parent)
@@ -101,8 +121,14 @@ def read(path: Path) -> Portable:
         get,
         str(prefix),
     )
-    labels = tuple(f"LABEL_{index}" for index in range(count)) if output == CLASSES and count > 1 else ()
-    notes = (f"{slots} arrays of training (Adam's moments, the step) are left behind",) if slots else ()
+    labels = ()
+    if output == CLASSES and count > 1:
+        labels = tuple(config.get(_OUR_LABELS) or (f"LABEL_{index}" for index in range(count)))
+        if len(labels) != count or not all(isinstance(label, str) for label in labels):
+            raise UsageError(f"{file}: {_OUR_LABELS} is {list(labels)}; the output layer has {count} classes")
+    notes = (f"read: {prefix.name}",)
+    if slots:
+        notes += (f"{slots} arrays of training (Adam's moments, the step) are left behind",)
     return Portable(model, params, vocabulary, output, labels, notes)
 
 
@@ -132,12 +158,14 @@ def write(portable: Portable, folder: Path) -> list[str]:
     if model.layer_norm_eps != _THEIR_EPSILON:
         config[_OUR_EPSILON] = model.layer_norm_eps
         notes.append(f"layer_norm_eps is {model.layer_norm_eps:g}; google-research/bert always has {_THEIR_EPSILON:g}")
+    if portable.labels:
+        config[_OUR_LABELS] = list(portable.labels)
     if portable.vocabulary is None:
         notes.append("no vocabulary: the source has none")
     else:
         config[_OUR_CASE] = portable.vocabulary.lower_case
         name = portable.vocabulary.path.name if portable.vocabulary.path.suffix == ".model" else _VOCABULARY
-        (folder / name).write_bytes(portable.vocabulary.path.read_bytes())
+        (folder / name).write_bytes(portable.vocabulary.content)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return notes
 

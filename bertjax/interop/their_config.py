@@ -22,6 +22,7 @@ FIELDS = {
     "initializer_range": "initializer_range",
 }
 _NEEDED = list(FIELDS)[:5]
+_WHOLE = list(FIELDS)[:7]
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def read_config(file: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {file} ({error}), which tells the sizes of the checkpoint") from error
     return config
 
@@ -55,10 +56,14 @@ def model_of(config: dict[str, Any], file: Path, defaults: dict[str, Any], **our
     if lacking:
         raise UsageError(f"{file} does not tell {', '.join(lacking)}")
     whole = {**defaults, **config}
+    for name in FIELDS:
+        kind, kinds = ("a whole", (int,)) if name in _WHOLE else ("a", (int, float))
+        if not isinstance(whole[name], kinds) or isinstance(whole[name], bool):
+            raise UsageError(f"{file}: {name} is {whole[name]!r}; it must be {kind} number")
     try:
         return ModelConfig(**{own: whole[theirs] for theirs, own in FIELDS.items()}, **ours, dtype="float32")
-    except TypeError as error:
-        raise UsageError(f"{file} has a size that is no number: {error}") from error
+    except (UsageError, TypeError) as error:
+        raise UsageError(f"{file}: {error}") from error
 
 
 def their_fields(model: ModelConfig) -> dict[str, Any]:
@@ -71,5 +76,6 @@ def check_vocabulary(vocabulary: Vocabulary | None, model: ModelConfig, folder: 
     if vocabulary and vocabulary.size != model.vocab_size:
         name = vocabulary.path.name
         raise UsageError(
-            f"{folder}: {name} has {vocabulary.size} pieces, the model {model.vocab_size}; one is not its own"
+            f"{folder}: {name} has {vocabulary.size} pieces, the model {model.vocab_size}; where they do belong "
+            f"together, fill {name} up with lines such as [unused1000]"
         )

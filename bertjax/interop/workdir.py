@@ -2,23 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
-from bertjax.building import checkpoint_config
+from bertjax.building import checkpoint_model
 from bertjax.errors import UsageError
 from bertjax.fields import finetuning_config, pretraining_config
+from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.model.config import ModelConfig
 from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
-from bertjax.tasks.vocabulary_files import vocabulary_files, workdir_vocabulary
-from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.tasks.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.parameters import load_all_params, save_params
 from bertjax.training.workdir import CONFIG
 
 # The output layer's own word for what it tells, up to the stroke, to ours.
 _OUTPUTS = {"glue": CLASSES, "text": CLASSES, "swag": CHOICES, "ner": TAGS, "squad": SPANS}
 _ORIGIN = "origin.json"
+# All that a conversion leaves in a folder.
+FILES = (_ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, "vocab.txt", "*.model")
 _OWN_TAGS = "text/tags"
 # A task that can take each of them up.
 _TASKS = {"": "pretraining", CLASSES: "text", CHOICES: "swag", TAGS: "ner", SPANS: "squad"}
@@ -33,16 +36,23 @@ def read(path: Path | epath.Path) -> Portable:
     """
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
-    config = checkpoint_config(checkpoint, [])
     vocabulary = workdir_vocabulary(workdir)
-    model = ModelConfig(**{**config.model, "vocab_size": vocabulary.size})
+    model = checkpoint_model(checkpoint, vocabulary.size)
     output, labels = "", ()
     if (workdir / OUTPUT_LAYER).exists():
-        layer = json.loads((workdir / OUTPUT_LAYER).read_text())
-        labels = tuple(layer["labels"])
-        task = layer["output"].partition("/")[0]
-        output = layer.get("kind") or (TAGS if layer["output"] == _OWN_TAGS else _OUTPUTS[task])
-    return Portable(model, load_all_params(checkpoint), vocabulary, output, labels)
+        try:
+            layer = json.loads((workdir / OUTPUT_LAYER).read_text())
+            labels = tuple(layer["labels"])
+            task = layer["output"].partition("/")[0]
+            output = layer.get("kind") or (TAGS if layer["output"] == _OWN_TAGS else _OUTPUTS[task])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"cannot read {workdir / OUTPUT_LAYER} ({error}), which tells the output layer") from error
+    params = load_all_params(checkpoint)
+    outputs = params.get(f"{names.CLASSIFIER}/bias")
+    # Whose the layer is elsewhere does not matter for its shape.
+    classifier = None if outputs is None else (len(outputs), {names.HUGGINGFACE: ""})
+    names.check_params(names.parameters(model, classifier), model.num_layers, params, str(checkpoint))
+    return Portable(model, params, vocabulary, output, labels)
 
 
 def write(portable: Portable, folder: Path) -> list[str]:
@@ -66,17 +76,17 @@ def write(portable: Portable, folder: Path) -> list[str]:
     return []
 
 
-def write_origin(folder: Path, source: str) -> None:
+def write_origin(folder: Path, origin: dict[str, Any]) -> None:
     """Notes in a converted workdir what it was converted from."""
-    (folder / _ORIGIN).write_text(json.dumps({"source": source}) + "\n")
+    (folder / _ORIGIN).write_text(json.dumps(origin) + "\n")
 
 
-def origin(folder: Path) -> str:
-    """What a workdir was converted from; "" where it was not, or is not there."""
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What a workdir was converted from; {} where it was not, or is not there."""
     try:
-        return json.loads((folder / _ORIGIN).read_text())["source"]
-    except (OSError, ValueError, KeyError):
-        return ""
+        return json.loads((folder / _ORIGIN).read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def is_converted(folder: Path | epath.Path) -> bool:

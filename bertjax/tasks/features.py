@@ -34,7 +34,7 @@ def features(
       of the longest row.
 
     Raises:
-      UsageError: there is no such layer, or rows are too long for the model.
+      UsageError: there is no such layer, rows are too long for the model, or it takes no pairs.
     """
     count = config.num_layers + 1
     wrong = [layer for layer in layers if not -count <= layer < count]
@@ -47,6 +47,8 @@ def features(
     for text in texts:
         first, *second = (tokenizer.encode(part) for part in text.split(_PAIR, 1))
         pair = second[0] if second else None
+        if pair is not None and config.num_segments < 2:
+            raise UsageError(f"{text[:60]!r} is a pair, and the model has one segment")
         rows.append(encode_pair(first, pair, seq_len, vocabulary.cls_id, vocabulary.sep_id))
     length = max(len(row["input_ids"]) for row in rows)
     batch = {

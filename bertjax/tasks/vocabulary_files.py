@@ -15,7 +15,7 @@ def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Name to content of what a workdir keeps: the vocabulary's own file, and how it is to be read."""
     entry = {"file": vocabulary.path.name, "lower_case": vocabulary.lower_case, "sha256": vocabulary.sha256}
     return {
-        vocabulary.path.name: vocabulary.path.read_bytes(),
+        vocabulary.path.name: vocabulary.content,
         ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode(),
     }
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -62,8 +63,15 @@ def _mesh_and_params(config: ConfigDict, task: Task, checkpoint: epath.Path) -> 
     shape = MeshConfig(**config.mesh)
     mesh = make_mesh(shape)
     check_vocabulary(task, checkpoint)
-    check_output_layer(task, checkpoint)
+    order = check_output_layer(task, checkpoint, say)
     for note in task.notes:
         say(note)
     check_batches(task, mesh, 1)
-    return mesh, load_params(checkpoint, abstract_params(task.objective, shape), say)
+    params = load_params(checkpoint, abstract_params(task.objective, shape), say)
+    if order:
+        say(f"outputs are put in the order of the labels: {order}")
+        params = {
+            **params,
+            **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.fresh},
+        }
+    return mesh, params

@@ -67,7 +67,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
                 name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(name), "sharding", None))
                 for name, leaf in saved.items()
             }
-            whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(_nested(spec)))
+            whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(nested(spec)))
         meta = json.loads((path / "meta" / "metadata").read_text())
         check_fingerprint(whole, meta, "params")
     except UsageError:
@@ -75,7 +75,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
         raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
     restored = _flat(whole)
-    return _nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
+    return nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
 
 
 def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
@@ -91,37 +91,21 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
             # One after the other: Orbax holds all it restores at a time twice.
             for name in saved:
                 one = ocp.args.PyTreeRestore(
-                    item=_nested({name: 0}),
-                    restore_args=_nested({name: ocp.RestoreArgs(restore_type=np.ndarray)}),
+                    item=nested({name: 0}),
+                    restore_args=nested({name: ocp.RestoreArgs(restore_type=np.ndarray)}),
                     partial_restore=True,
                 )
                 params |= _flat(checkpointer.restore(checkpoint / "params", args=one))
         meta = json.loads((checkpoint / "meta" / "metadata").read_text())
-        check_found(fingerprint_on_host(_nested(params)), meta, "params")
+        check_found(fingerprint_on_host(nested(params)), meta, "params")
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
         raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)})") from error
     return params
 
 
-def load_parts(checkpoint: epath.Path, parts: tuple[str, ...]) -> dict[str, Any]:
-    """Some top-level parameters, as the tree a model takes.
-
-    Raises:
-      UsageError: the checkpoint lacks one.
-      BertjaxError: it is damaged.
-    """
-    tree = _nested(load_all_params(checkpoint))
-    lacking = [part for part in parts if part not in tree]
-    if lacking:
-        raise UsageError(
-            f"{checkpoint} has no {', '.join(lacking)}, it has {', '.join(sorted(tree))}; give one of pre-training"
-        )
-    return {part: tree[part] for part in parts}
-
-
 def save_params(workdir: epath.Path, params: dict[str, np.ndarray]) -> None:
     """Saves parameters by path as the checkpoint of step 0 of a workdir."""
-    tree = _nested(params)
+    tree = nested(params)
     meta = {"step": 0, "fingerprints": {"params": fingerprint_on_host(tree)}}
     # Orbax would copy all arrays first, and keep what it writes in memory up to 2 GiB.
     registry = ocp.type_handlers.create_type_handler_registry(
@@ -144,7 +128,8 @@ def _flat(tree: Any) -> dict[str, Any]:
     return {"/".join(entry.key for entry in path): leaf for path, leaf in paths}
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Arrays by path to the tree of them that a model takes."""
     tree: dict[str, Any] = {}
     for name, leaf in flat.items():
         *parents, last = name.split("/")

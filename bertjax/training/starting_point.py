@@ -1,6 +1,7 @@
 """Where a fine-tuning run takes its model's sizes and its vocabulary from: the checkpoint it starts with."""
 
 import json
+from collections.abc import Callable
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -31,32 +32,47 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
             )
 
 
-def check_output_layer(task: Task, checkpoint: epath.Path) -> None:
+def check_output_layer(task: Task, checkpoint: epath.Path, tell: Callable[[str], None]) -> list[int]:
     """Refuses to evaluate an output layer as that of another task, whose shape it may well have.
+
+    Args:
+      task: what the layer is to be used for.
+      checkpoint: whose layer it is.
+      tell: told of labels with other names, which another format may have given them.
+
+    Returns:
+      For each label of the task, which output of the layer it is; [] where all are in order.
 
     Raises:
       UsageError: the checkpoint was trained for another task, or its classes are others.
     """
     theirs = workdir_of(checkpoint) / OUTPUT_LAYER
-    if OUTPUT_LAYER in task.files and theirs.exists():
-        ours, found = json.loads(task.files[OUTPUT_LAYER]), json.loads(theirs.read_text())
-        if not found["output"]:
-            # Converted from a format that does not tell: its labels may go by other names.
-            _check_label_count(checkpoint, found["labels"], ours["labels"])
-            return
-        for what in ("output", "labels"):
-            if found[what] != ours[what]:
-                raise UsageError(
-                    f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
-                    f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
-                )
+    if OUTPUT_LAYER not in task.files or not theirs.exists():
+        return []
+    ours, found = json.loads(task.files[OUTPUT_LAYER]), json.loads(theirs.read_text())
+    # "" is converted from a format that does not tell.
+    for what in ("output", "labels") if found["output"] else ():
+        if found[what] != ours[what]:
+            raise UsageError(
+                f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
+                f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
+            )
+    return [] if found["output"] else _output_order(found["labels"], ours["labels"], checkpoint, tell)
 
 
-def _check_label_count(checkpoint: epath.Path, found: list[str], wanted: list[str]) -> None:
-    if len(found) != len(wanted):
+def _output_order(
+    found: list[str], wanted: list[str], checkpoint: epath.Path, tell: Callable[[str], None]
+) -> list[int]:
+    """Which of the found labels each wanted one is: the one of its name, or, where none has its name, of its place."""
+    names, ours = [label.lower() for label in found], [label.lower() for label in wanted]
+    if sorted(names) == sorted(ours):
+        return [] if names == ours else [names.index(label) for label in ours]
+    if len(found) != len(wanted) or {*names} & {*ours}:
         raise UsageError(
             f"the output layer of {checkpoint} has labels {_shown(found)}, the config wants {_shown(wanted)}"
         )
+    tell(f"the labels {_shown(found)} of {checkpoint} are taken for {_shown(wanted)}, in this order")
+    return []
 
 
 def _shown(value: str | list[str]) -> str:

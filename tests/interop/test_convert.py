@@ -1,112 +1,19 @@
-"""Checkpoints keep every bit through every format, and what is not theirs is refused by name."""
+"""Checkpoints keep every bit and setting through every format."""
 
+import dataclasses
 import json
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from checkpoints import WIDTH, assert_equal, google_checkpoint, portable, quiet, without
 
 from bertjax import cli
-from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.errors import UsageError
-from bertjax.interop import names
-from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, convert, detect, read
-from bertjax.interop.portable import CLASSES, SPANS, TAGS, Portable
-from bertjax.model.config import ModelConfig
-
-LAYERS, WIDTH = 2, 16
-SIZES = {"hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2, "mlp_size": 32, "max_positions": 40}
-THEIR_SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.2,
-    "initializer_range": 0.02,
-}
-
-
-def variables(pieces):
-    """Name and shape of each variable of google-research/bert's pre-training graph, `modeling.py` as its author."""
-    width, mlp = WIDTH, 32
-    found = {
-        "bert/embeddings/word_embeddings": (pieces, width),
-        "bert/embeddings/token_type_embeddings": (2, width),
-        "bert/embeddings/position_embeddings": (40, width),
-        "bert/pooler/dense/kernel": (width, width),
-        "bert/pooler/dense/bias": (width,),
-        "cls/predictions/transform/dense/kernel": (width, width),
-        "cls/predictions/transform/dense/bias": (width,),
-        "cls/predictions/output_bias": (pieces,),
-        "cls/seq_relationship/output_weights": (2, width),
-        "cls/seq_relationship/output_bias": (2,),
-    }
-    norms = ["bert/embeddings/LayerNorm", "cls/predictions/transform/LayerNorm"]
-    for layer in range(LAYERS):
-        scope = f"bert/encoder/layer_{layer}"
-        for name in ("query", "key", "value"):
-            found[f"{scope}/attention/self/{name}/kernel"] = (width, width)
-            found[f"{scope}/attention/self/{name}/bias"] = (width,)
-        for name, shape in (
-            ("attention/output/dense", (width, width)),
-            ("intermediate/dense", (width, mlp)),
-            ("output/dense", (mlp, width)),
-        ):
-            found[f"{scope}/{name}/kernel"], found[f"{scope}/{name}/bias"] = shape, shape[1:]
-        norms += [f"{scope}/attention/output/LayerNorm", f"{scope}/output/LayerNorm"]
-    return found | {f"{norm}/{name}": (width,) for norm in norms for name in ("gamma", "beta")}
-
-
-def google_checkpoint(letters, folder, change=lambda values: values, slots=False, **config):
-    """A checkpoint written by TensorFlow's own saver, as the releases were."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    pieces = len(letters.read_text().splitlines())
-    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in variables(pieces).items()}
-    if slots:
-        values |= {f"{name}/adam_{m}": np.ones_like(value) for name, value in list(values.items()) for m in "mv"}
-    values = change(values)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        graph = [tf.compat.v1.get_variable(name, initializer=value) for name, value in values.items()]
-        if slots:
-            graph.append(tf.compat.v1.train.create_global_step())
-        session.run(tf.compat.v1.global_variables_initializer())
-        tf.compat.v1.train.Saver(graph).save(session, str(folder / "bert_model.ckpt"), write_meta_graph=slots)
-    (folder / "bert_config.json").write_text(json.dumps({"vocab_size": pieces, **THEIR_SIZES, **config}))
-    (folder / "vocab.txt").write_bytes(letters.read_bytes())
-    return values
-
-
-def portable(letters, output="", labels=(), **fields):
-    vocabulary = load_vocabulary(letters)
-    model = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
-    outputs = {CLASSES: len(labels) or 1, TAGS: len(labels), SPANS: 2}.get(output, 0)
-    classifier = (outputs, {HUGGINGFACE: "classifier.weight"}) if output else None
-    parts = {"": ("encoder", "pooler", "masked_lm", "next_sentence"), CLASSES: ("encoder", "pooler", "classifier")}
-    rng = np.random.default_rng(1)
-    params = {}
-    for parameter in names.parameters(model, classifier):
-        if parameter.part in parts.get(output, ("encoder", "classifier")):
-            shape = (LAYERS, *parameter.shape) if parameter.is_layered else parameter.shape
-            params[parameter.ours] = rng.normal(size=shape).astype(np.float32)
-            if parameter.rows:
-                params[parameter.ours][parameter.rows :] = 0
-    return Portable(model, params, vocabulary, output, tuple(labels))
-
-
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
-
-
-def quiet(_line):
-    pass
+from bertjax.interop import huggingface
+from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
+from bertjax.interop.portable import CLASSES, SPANS, TAGS
 
 
 @pytest.mark.parametrize("slots", [False, True])
@@ -161,7 +68,7 @@ def test_every_bit_and_every_setting_survives_a_format(form, output, labels, fie
     assert detect(tmp_path) == form
     assert_equal(before, back.params)
     assert back.model == given.model and back.output == output
-    assert back.labels == (labels if form != TENSORFLOW else tuple(f"LABEL_{i}" for i in range(len(labels))))
+    assert back.labels == labels
     assert (back.vocabulary.pieces, back.vocabulary.lower_case) == (given.vocabulary.pieces, True)
 
 
@@ -177,59 +84,12 @@ def test_google_s_gelu_is_the_tanh_form_and_hugging_face_s_the_exact_one(letters
     assert read(tmp_path / HUGGINGFACE).model.activation == "gelu_erf"
 
 
-def without(*fragments):
-    return lambda values: {k: v for k, v in values.items() if not any(part in k for part in fragments)}
-
-
 def test_a_checkpoint_without_heads_says_what_is_new(letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google", without("cls/"))
     said = []
     convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False, said.append)
     assert "with pooler; new where they are needed: masked-LM head, next-sentence head" in said[0]
     assert read(tmp_path / "ours").parts == {"encoder", "pooler"}
-
-
-def test_what_lacks_is_too_much_or_misshapen_is_listed(letters, tmp_path):
-    def spoil(values):
-        values = without("layer_1/output/dense/bias", "predictions/output_bias")(values)
-        values["bert/pooler/dense/kernel"] = np.zeros((WIDTH, 3), np.float32)
-        return values | {"bert/encoder/layer_7/adapter/kernel": np.zeros(3, np.float32)}
-
-    google_checkpoint(letters, tmp_path / "google", spoil)
-    with pytest.raises(UsageError) as error:
-        read(tmp_path / "google")
-    text = str(error.value)
-    for part in (
-        "lacks bert/encoder/layer_1/output/dense/bias, cls/predictions/output_bias",
-        "has what no BERT has: bert/encoder/layer_7/adapter/kernel",
-        "bert/pooler/dense/kernel (16, 3) for (16, 16)",
-    ):
-        assert part in text
-
-
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
-        ({"is_decoder": True}, "is_decoder"),
-        ({"model_type": "roberta"}, "a model of type 'roberta'"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu'"),
-        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel' is none of BertForPreTraining"),
-        ({"vocab_size": 7}, "the model 7"),
-        ({"problem_type": "multi_label_classification"}, "multi_label_classification"),
-        ({"hidden_size": "wide"}, "a size that is no number"),
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-    ],
-)
-def test_what_bertjax_has_not_is_refused_by_name(change, says, letters, tmp_path):
-    from bertjax.interop import huggingface
-
-    huggingface.write(portable(letters), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | change
-    config = {name: value for name, value in config.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=says):
-        read(tmp_path)
 
 
 def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_failure(letters, tmp_path, capfd):
@@ -267,6 +127,78 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
             cli.main(arguments)
         assert end.value.code == code and says in capfd.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "ours"]
+
+
+def test_no_other_spelling_of_a_place_costs_a_checkpoint(letters, tmp_path, capfd):
+    google_checkpoint(letters, tmp_path / "google")
+    before = sorted(path.name for path in (tmp_path / "google").iterdir())
+    (tmp_path / "link").symlink_to(tmp_path / "google")
+    for source, destination in (
+        ("google", "other/../google"),
+        ("google", "link"),
+        ("link", "google"),
+        ("google", "link/inside"),
+    ):
+        with pytest.raises(UsageError, match="lie in each other"):
+            convert(str(tmp_path / source), f"{tmp_path}/{destination}", "bertjax", True, quiet)
+    assert sorted(path.name for path in (tmp_path / "google").iterdir()) == before
+    # A link at the destination stays, and what it leads to is replaced.
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False, quiet)
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    for _ in range(2):
+        convert(str(tmp_path / "google"), str(tmp_path / "link"), HUGGINGFACE, True, quiet)
+    assert (tmp_path / "link").is_symlink() and detect(tmp_path / "ours") == HUGGINGFACE
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_no_conversion_wrote_is_not_replaced(form, letters, tmp_path):
+    google_checkpoint(letters, tmp_path / "google")
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, False, quiet)
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True, quiet)
+    (tmp_path / "ours" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="is no checkpoint to replace"):
+        convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True, quiet)
+    assert (tmp_path / "ours" / "thesis.tex").exists()
+
+
+def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path):
+    google_checkpoint(letters, tmp_path / "google")
+    source, kept = str(tmp_path / "google"), tmp_path / "init_from"
+    told = []
+    for _ in range(2):
+        with as_bertjax(source, told.append, kept) as path:
+            assert path == str(kept)
+    assert sum("wrote" in line for line in told) == 1
+    shutil.rmtree(source)
+    google_checkpoint(letters, tmp_path / "google", lambda values: {k: v + 1 for k, v in values.items()})
+    with as_bertjax(source, told.append, kept):
+        pass
+    assert sum("wrote" in line for line in told) == 2
+    assert_equal(read(kept).params, read(tmp_path / "google").params)
+    shutil.rmtree(source)
+    with as_bertjax(source, told.append, kept) as path:
+        assert path == str(kept) and "is gone" in told[-1]
+    # A folder of that name that no conversion made is the user's.
+    google_checkpoint(letters, tmp_path / "google")
+    shutil.rmtree(kept)
+    kept.mkdir()
+    (kept / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is no checkpoint to replace"), as_bertjax(source, quiet, kept):
+        pass
+    assert (kept / "notes.txt").exists()
+
+
+def test_parts_that_no_class_of_theirs_has_together_are_kept_and_told(letters, tmp_path):
+    given = portable(letters, SPANS)
+    before = given.params | {name: array for name, array in portable(letters).params.items() if "pooler" in name}
+    said = huggingface.write(dataclasses.replace(given, params=dict(before)), tmp_path)
+    assert said == ["BertForQuestionAnswering does not use pooler; written all the same"]
+    assert_equal(read(tmp_path).params, before)
+    encoder = {name: array for name, array in before.items() if name.startswith("encoder/")}
+    bare = dataclasses.replace(given, params=dict(encoder), output="")
+    assert huggingface.write(bare, tmp_path) == ["BertModel will make anew what the source lacks: pooler"]
+    assert_equal(read(tmp_path).params, encoder)
 
 
 def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp_path, capfd):

@@ -5,15 +5,13 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax.building import checkpoint_model
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
 from bertjax.interop.convert import BERTJAX, HUGGINGFACE, convert, read
 from bertjax.model.encoder import Encoder, Pooler
 from bertjax.model.heads import MaskedLmHead, NextSentenceHead
 from bertjax.tasks.vocabulary_files import workdir_vocabulary
-from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.parameters import load_parts
+from bertjax.training.parameters import nested
 
 WHY = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -60,9 +58,8 @@ def theirs(folder):
 
 
 def ours(folder, inputs):
-    checkpoint = find_checkpoint(folder)
-    config = checkpoint_model(checkpoint, workdir_vocabulary(workdir_of(checkpoint)).size)
-    params = load_parts(checkpoint, HEADS)
+    portable = read(folder)
+    config, params = portable.model, nested(portable.params)
     ids, mask, segments = (
         inputs[name].numpy().astype(np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")
     )

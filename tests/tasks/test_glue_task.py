@@ -9,6 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 from finetuning_data import glue_files, write_tsv
 from running import EXPERIMENTS, overrides, predict, train
+from safetensors.numpy import load_file, save_file
 
 from bertjax import cli
 
@@ -132,3 +133,30 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
         "MNLI-mm.tsv": 12,
         "AX.tsv": 7,
     }
+
+
+def test_classes_of_another_s_checkpoint_go_by_their_names(glue, letters, tmp_path, capfd):
+    train(f"glue.py:task=rte,path={glue}", tmp_path / "run", letters, steps=3)
+    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'other'}", "--format=huggingface"])
+    weights = load_file(tmp_path / "other/model.safetensors")
+    weights |= {name: weights[name][::-1].copy() for name in ("classifier.weight", "classifier.bias")}
+    save_file(weights, tmp_path / "other/model.safetensors")
+    config = json.loads((tmp_path / "other/config.json").read_text())
+
+    def metrics_with(labels):
+        config["id2label"] = dict(enumerate(labels))
+        (tmp_path / "other/config.json").write_text(json.dumps(config))
+        capfd.readouterr()
+        rte = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+        cli.main(["evaluate", f"--checkpoint={tmp_path / 'other'}", rte, *overrides(None)])
+        return json.loads(capfd.readouterr().out)
+
+    capfd.readouterr()
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}"])
+    wanted = json.loads(capfd.readouterr().out)
+    assert metrics_with(["NOT_ENTAILMENT", "ENTAILMENT"]) == wanted
+    # Names that tell nothing go by their places.
+    assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - wanted["accuracy"])
+    with pytest.raises(SystemExit):
+        metrics_with(["entailment", "contradiction"])
+    assert "has labels entailment, contradiction, the config wants" in capfd.readouterr().err
