@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.corpus.staging import staged
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.interop import huggingface, names, tensorflow, workdir
+from bertjax.interop import huggingface, names, tensorflow, their_weights, workdir
 from bertjax.interop.portable import Portable
 from bertjax.training.checkpoint import CHECKPOINTS, absolute, first_line
 
@@ -30,7 +30,7 @@ def detect(path: str | epath.Path) -> str:
         return BERTJAX
     local = Path(path).expanduser()
     prefix = tensorflow.prefix_of(local)
-    if huggingface.has_weights(local):
+    if their_weights.has_weights(local):
         return HUGGINGFACE
     if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
         return BERTJAX

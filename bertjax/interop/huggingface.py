@@ -1,27 +1,23 @@
 """Folders as Hugging Face's `save_pretrained` writes them: config, safetensors, tokenizer."""
 
-import contextlib
 import json
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
 from bertjax.interop.their_tokenizer import FILES as TOKENIZER_FILES
-from bertjax.interop.their_tokenizer import VOCABULARY, read_tokenizer, write_tokenizer
+from bertjax.interop.their_tokenizer import read_tokenizer, write_tokenizer
+from bertjax.interop.their_weights import WEIGHTS, read_arrays
 
-Shapes = dict[str, tuple[int, ...]]
 CONFIG = "config.json"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # All that `write` leaves in a folder.
-FILES = (CONFIG, _WEIGHTS, *TOKENIZER_FILES)
-_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
 # Theirs to ours. Theirs `gelu` is the exact one, by erf; google-research/bert's is the tanh form.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 # What Hugging Face takes where its config says nothing.
@@ -55,11 +51,6 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
-def has_weights(path: Path) -> bool:
-    """Whether something is a folder with weights that can be read."""
-    return (path / _WEIGHTS).is_file() or (path / _INDEX).is_file()
-
-
 def is_folder(path: Path) -> bool:
     """Whether something is a folder with a config of this kind, or with one that cannot be read."""
     if not (path / CONFIG).is_file():
@@ -90,7 +81,7 @@ def read(folder: Path) -> Portable:
     )
     vocabulary, notes = read_tokenizer(folder)
     check_vocabulary(vocabulary, model, folder)
-    shapes, get = _arrays(folder, _architecture_of(config))
+    shapes, get = read_arrays(folder, _architecture_of(config))
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
     given = {_our_spelling(name, prefix): name for name in shapes}
     if len(given) < len(shapes):
@@ -134,8 +125,8 @@ def write(portable: Portable, folder: Path) -> list[str]:
     tensors = dict(names.export_params(table, portable.model.num_layers, names.HUGGINGFACE, portable.params))
     if architecture == "BertModel":
         tensors = {name.removeprefix("bert."): array for name, array in tensors.items()}
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / _WEIGHTS).chmod(0o644)  # The library lets its owner alone read it.
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)  # The library lets its owner alone read it.
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return [*notes, *write_tokenizer(portable.vocabulary, portable.model, folder)]
 
@@ -206,62 +197,6 @@ def _check_tied(given: dict[str, str], get: Callable[[str], np.ndarray], folder:
     for copy, original in _TIED.items():
         if copy in given and original in given and not np.array_equal(get(given[copy]), get(given[original])):
             raise UsageError(f"{folder}: {copy} differs from {original}; bertjax has them tied, as the paper does")
-
-
-def _arrays(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Shapes of all arrays of a folder, and how to get one; nothing but what is asked for is read."""
-    from safetensors import safe_open
-
-    shapes, files = {}, {}
-    for path in _weight_files(folder, architecture):
-        with _reading(path):
-            # What is given out of a mapped file would count as held until it is closed.
-            file = safe_open(path, framework="numpy", backend="pread")
-            for name in file.keys():  # noqa: SIM118 - no dictionary
-                shapes[name], files[name] = tuple(file.get_slice(name).get_shape()), (path, file)
-
-    def get(name: str) -> np.ndarray:
-        path, file = files[name]
-        with _reading(path):
-            return file.get_tensor(name)
-
-    return shapes, get
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise BertjaxError(f"cannot read {path}: {error}; copy it anew") from error
-
-
-def _weight_files(folder: Path, architecture: str) -> list[Path]:
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    if (folder / _INDEX).is_file():
-        try:
-            wanted = sorted({*json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()})
-            beyond = [name for name in wanted if Path(name).name != name]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise UsageError(f"cannot read {folder / _INDEX}: {error}") from error
-        if beyond:
-            raise UsageError(f"{folder / _INDEX} names {', '.join(beyond)}, which are no files of that folder")
-        lacking = [name for name in wanted if not (folder / name).is_file()]
-        if lacking:
-            raise UsageError(f"{folder / _INDEX} names {', '.join(lacking)}, which {folder} lacks")
-        return [folder / name for name in wanted]
-    pickled = [name for name in _PICKLED if (folder / name).is_file()]
-    if pickled:
-        raise UsageError(
-            f"{folder} has {pickled[0]} and no {_WEIGHTS}; a pickle may run any code, so bertjax opens none. Where you "
-            f'trust it: python -c "import sys; from transformers import {architecture} as M; '
-            f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(str(folder))} '
-            f"{shlex.quote(f'{folder}-safetensors')}, and copy {VOCABULARY} there"
-        )
-    raise UsageError(f"{folder} has no {_WEIGHTS} and no {_INDEX}")
 
 
 def _architecture(portable: Portable) -> str:
