@@ -11,14 +11,9 @@ next-sentence accuracy 0.744 (0.601).
 It differs from the paper's setting where so short a run asks for it: no dropout, and many small steps. On the first 1.2
 million tokens of the same corpus, masked-LM loss came to 6.73 with 4,096 tokens a batch at a rate of 1e-3, 6.67 with a
 `b2` of 0.98, and 6.59 with 1,024 tokens a batch, that `b2` and a rate of 4e-4; at 1e-3 so small a batch learnt nothing
-but how frequent each piece is (7.07). These were
-
-    bertjax train --config experiments/pretrain.py:size=L2_H256,seq_len=32,corpus=runs/corpus --workdir runs/try \\
-      --config.data.batch_size=128 --config.optimizer.learning_rate=1e-3 --config.steps=4000 \\
-      --config.optimizer.warmup_steps=100 --config.model.hidden_dropout=0.0 --config.model.attention_dropout=0.0 \\
-      --config.model.dtype=float32
-
-and the same with `--config.optimizer.b2=0.98`, or 32 rows, stopped after 300 and 1,200 steps.
+but how frequent each piece is (7.07). These were `experiments/pretrain.py:size=L2_H256,seq_len=32` without dropout, in
+float32, with `--config.data.batch_size=128` or 32, `--config.optimizer.warmup_steps=100` and `--config.steps=4000`,
+stopped after 300 or 1,200 steps.
 """
 
 from ml_collections import ConfigDict
