@@ -22,7 +22,7 @@ from bertjax.training.checkpoint import (
 )
 
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
-_FILE_BYTES = 16 << 20
+_FILE_BYTES = 4 << 20
 
 
 def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
