@@ -214,8 +214,10 @@ def submission(args: argparse.Namespace) -> None:
 
 
 def fill(args: argparse.Namespace) -> None:
+    from bertjax.tasks.fill import check_texts
     from bertjax.tasks.fill import fill as run
 
+    check_texts(args.text, args.top)
     config, params, vocabulary = _encoder_and(args, "masked_lm")
     for text in args.text:
         print(text)

@@ -1,5 +1,6 @@
 """Fills [MASK] in a sentence, to see within a minute what a checkpoint knows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,19 @@ from bertjax.model.encoder import Encoder
 from bertjax.model.heads import MaskedLmHead
 
 _MASK = "[MASK]"
+
+
+def check_texts(texts: Sequence[str], top: int) -> None:
+    """Refuses what no checkpoint can fill.
+
+    Raises:
+      UsageError: there is a text without a mask, or nothing is asked for.
+    """
+    if top < 1:
+        raise UsageError(f"--top is {top}; it must be at least 1")
+    for text in texts:
+        if _MASK not in text:
+            raise UsageError(f"no {_MASK} in {text[:60]!r}; write one where a word is to be filled in")
 
 
 def fill(
@@ -32,11 +46,10 @@ def fill(
     Raises:
       UsageError: there is no mask, or the text is too long for the model.
     """
-    if not 1 <= top <= vocabulary.size:
-        raise UsageError(f"--top is {top}; it must be between 1 and the vocabulary's {vocabulary.size}")
+    check_texts([text], top)
+    if top > vocabulary.size:
+        raise UsageError(f"--top is {top}; the vocabulary has {vocabulary.size} pieces")
     parts = text.split(_MASK)
-    if len(parts) == 1:
-        raise UsageError(f"no {_MASK} in {text[:60]!r}; write one where a word is to be filled in")
     tokenizer = Tokenizer(vocabulary)
     ids = [vocabulary.cls_id]
     for index, part in enumerate(parts):

@@ -34,5 +34,7 @@ def saved_labels(path: str) -> list[str] | None:
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ValueError("it is no list of strings")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"cannot read the labels in {path} ({error})") from error
+        raise UsageError(
+            f'cannot read the labels in {path} ({error}); give a file with {{"labels": ["neg", "pos"]}} and the like'
+        ) from error
     return labels
