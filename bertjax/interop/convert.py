@@ -29,11 +29,11 @@ def detect(path: str | epath.Path) -> str:
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
-    prefix = tensorflow.prefix_of(local)
     if their_weights.has_weights(local):
         return HUGGINGFACE
     if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
         return BERTJAX
+    prefix = tensorflow.prefix_of(local)
     if prefix is not None and (prefix.parent / tensorflow.CONFIG).is_file():
         return TENSORFLOW
     if huggingface.is_folder(local):

@@ -52,7 +52,7 @@ def prefix_of(path: Path) -> Path | None:
     """
     if path.is_dir():
         found = {file.name.removesuffix(".index") for file in path.glob("*.index")}
-        chosen = [name for name in (_PREFIX, _newest(path), *(found if len(found) == 1 else ())) if name in found]
+        chosen = [name for name in (_newest(path), _PREFIX, *(found if len(found) == 1 else ())) if name in found]
         if found and not chosen:
             raise UsageError(f"{path} has {len(found)} checkpoints, {', '.join(sorted(found))}; give one of them")
         return path / chosen[0] if chosen else None
