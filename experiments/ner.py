@@ -6,7 +6,8 @@
 `path` is the folder with eng.train, eng.testa and eng.testb. A cased checkpoint; rows are as much of a document as fits
 in 512 tokens (`context=sentence` for sentences); the first piece of a word carries its tag.
 
-Hardware and time: to be measured with a pre-trained checkpoint; the table in the README has what was.
+Hardware and time: 3 epochs at size 2/256 in rows of 256 and float32: 4 minutes on two CPU cores that did other work
+too. BASE on a TPU is not measured.
 Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8, means of 5 restarts (Table 7).
 """
 

@@ -6,7 +6,8 @@
 `path` is the folder with train-v1.1.json and dev-v1.1.json, or those of 2.0. SQuAD 1.1: batch 32, 5e-5, 3 epochs; 2.0:
 batch 48, 5e-5, 2 epochs, and the threshold for no answer that is best on dev. Windows of 384 tokens, one every 128.
 
-Hardware and time: to be measured with a pre-trained checkpoint; the table in the README has what was.
+Hardware and time: 10,000 training questions, 2 epochs at size 2/256 in rows of 256 and float32, with the evaluation of
+all 10,570 dev questions: 24 minutes on two CPU cores that did other work too. BASE on a TPU is not measured.
 Expected: dev EM / F1 of BERT BASE on 1.1: 80.8 / 88.5; LARGE 84.1 / 90.9, on 2.0 78.7 / 81.9 (Tables 2 and 3).
 """
 
