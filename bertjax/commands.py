@@ -120,7 +120,9 @@ def inspect(args: argparse.Namespace) -> None:
 def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
     from itertools import islice
 
-    return list(islice(task.train_batches(0), count))
+    from bertjax.data.share import WHOLE
+
+    return list(islice(task.train_batches(0, WHOLE), count))
 
 
 def describe(args: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ import pytest
 from bertjax import cli
 from bertjax.config import load_config
 from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
 from bertjax.tasks import pretraining
 
@@ -251,7 +252,7 @@ def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, cor
     assert written["input_ids"].shape == (3, 8, 16)
     task = pretraining.build(load_config(config, []))
     for step in range(3):
-        batch = next(task.train_batches(step))
+        batch = next(task.train_batches(step, WHOLE))
         for name in BATCH_KEYS:
             np.testing.assert_array_equal(written[name][step], batch[name])
 

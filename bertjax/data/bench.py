@@ -10,6 +10,7 @@ import numpy as np
 from bertjax.corpus.store import Corpus
 from bertjax.data.pretraining import train_dataset
 from bertjax.data.settings import Masking, Phase
+from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
 
 _WARM_UP_BATCHES = 10
@@ -58,6 +59,7 @@ def bench_input(
             seed=seed,
             pair_passes=pair_passes,
             start_step=0,
+            share=WHOLE,
             parallel_calls=parallel_calls,
             shuffle=shuffle,
         ).as_numpy_iterator()

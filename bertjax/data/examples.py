@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from bertjax.data.settings import local_batch_size
+from bertjax.data.share import Share
 from bertjax.errors import UsageError
 
 
@@ -175,41 +175,34 @@ class TrainPlan:
 
 
 def train_batches(
-    examples: Examples, batching: Batching, plan: TrainPlan, steps: int, start_step: int, process: tuple[int, int]
+    examples: Examples, batching: Batching, plan: TrainPlan, steps: int, start_step: int, share: Share
 ) -> Iterator[dict[str, np.ndarray]]:
-    """One process's rows of the batches of steps `start_step` to `steps - 1`.
-
-    Args:
-      process: index and count.
-    """
+    """One process's rows of the batches of steps `start_step` to `steps - 1`."""
     for step in range(start_step, steps):
         chosen, length = plan.batch(step)
-        yield assemble(examples, chosen, length, batching.batch_size, process)
+        yield assemble(examples, chosen, length, batching.batch_size, share)
 
 
-def eval_batches(
-    examples: Examples, batching: Batching, process: tuple[int, int] = (0, 1)
-) -> Iterator[dict[str, np.ndarray]]:
+def eval_batches(examples: Examples, batching: Batching, share: Share) -> Iterator[dict[str, np.ndarray]]:
     """Every example once, shortest first; `example` says which one a row is, -1 is padding."""
     order = np.argsort(examples.lengths, kind="stable")
     for start in range(0, len(order), batching.batch_size):
         chosen = order[start : start + batching.batch_size]
         length = batching.padded(int(examples.lengths[chosen].max()))
-        yield assemble(examples, chosen, length, batching.batch_size, process)
+        yield assemble(examples, chosen, length, batching.batch_size, share)
 
 
 def assemble(
-    examples: Examples, chosen: np.ndarray, length: int, batch_size: int, process: tuple[int, int] = (0, 1)
+    examples: Examples, chosen: np.ndarray, length: int, batch_size: int, share: Share
 ) -> dict[str, np.ndarray]:
-    """A batch of the chosen examples, padded to `length` tokens and `batch_size` rows.
+    """The share's rows of a batch of the chosen examples, padded to `length` tokens and `batch_size` rows.
 
     Returns:
       int32 `input_mask` and one array for each of the examples' flat ones, [B, L], or [B, C, L] with several choices;
       one array [B, ...] for each of the examples' rows; `example` int32 [B]; `weights` float32 [B], 0 for padding.
     """
-    index, count = process
-    rows = local_batch_size(batch_size, index, count)
-    mine = chosen[index * rows : (index + 1) * rows]
+    wanted = share.rows(batch_size)
+    rows, mine = len(wanted), chosen[wanted[wanted < len(chosen)]]
     choices = examples.choices
     sequences = (mine[:, None] * choices + np.arange(choices)).reshape(-1)
     starts = examples.offsets[sequences]

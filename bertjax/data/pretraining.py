@@ -18,7 +18,8 @@ from bertjax.data.assembly import assembled, truncated
 from bertjax.data.masking import masker, uniforms_per_row
 from bertjax.data.plan import pair_plan
 from bertjax.data.rows import Spans, epoch_order, pair_lookup, stream_key, tile_count, tile_lookup, without_copy
-from bertjax.data.settings import Masking, Phase, check_objective, check_shape, local_batch_size
+from bertjax.data.settings import Masking, Phase, check_objective, check_shape
+from bertjax.data.share import Share
 from bertjax.errors import UsageError
 
 # TensorFlow only feeds; it must not take the accelerator's memory. Too late if something else already started it.
@@ -42,8 +43,7 @@ def train_dataset(
     seed: int,
     pair_passes: int,
     start_step: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    share: Share,
     parallel_calls: int | None = None,
     shuffle: bool = True,
 ) -> tf.data.Dataset:
@@ -65,7 +65,7 @@ def train_dataset(
       seed: 0 or more.
       pair_passes: different passes to make before the first is used again.
       start_step: first step of the dataset, within the phase.
-      process_index, process_count: this process takes its contiguous share of the rows of the global batch.
+      share: the rows of the global batch that are made.
       parallel_calls: batches made at the same time; chosen by tf.data if None.
       shuffle: False takes each epoch's rows in the order of the corpus, to see what random access costs.
 
@@ -78,7 +78,7 @@ def train_dataset(
       BertjaxError: the pair plan cannot be made or stored.
     """
     check_objective(objective)
-    rows = local_batch_size(phase.batch_size, process_index, process_count)
+    runs = share.runs(phase.batch_size)
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
     if pair_passes < 1:
@@ -102,12 +102,21 @@ def train_dataset(
             return tile(*order(positions))
 
     assemble = _assembler(
-        corpus, corpus.train, masking, phase.seq_len, phase.max_predictions, objective == "nsp", seed, phase.start_step
+        corpus,
+        corpus.train,
+        masking,
+        phase.seq_len,
+        phase.max_predictions,
+        objective == "nsp",
+        runs,
+        seed,
+        phase.start_step,
     )
+    rows = share.rows(phase.batch_size)
 
     def batch_of_step(step: tf.Tensor) -> Batch:
-        first = (step - phase.start_step) * phase.batch_size + process_index * rows
-        return assemble(spans_at(first + tf.range(rows, dtype=tf.int64)), first)
+        first = (step - phase.start_step) * phase.batch_size
+        return assemble(spans_at(first + rows), first)
 
     return _mapped(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step, parallel_calls)
 
@@ -120,9 +129,8 @@ def eval_dataset(
     max_predictions: int,
     objective: str,
     masking: Masking,
+    share: Share,
     max_rows: int | None = None,
-    process_index: int = 0,
-    process_count: int = 1,
     parallel_calls: int | None = None,
 ) -> tf.data.Dataset:
     """This process's rows of one pass over the held-out documents, each row exactly once, in order.
@@ -140,7 +148,7 @@ def eval_dataset(
     """
     check_objective(objective)
     check_shape(seq_len, batch_size, max_predictions)
-    rows = local_batch_size(batch_size, process_index, process_count)
+    runs = share.runs(batch_size)
     if max_rows is not None and max_rows < 1:
         raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
     if objective == "nsp":
@@ -154,11 +162,14 @@ def eval_dataset(
             return tile(indices, tf.zeros_like(indices))
 
     count = min(available, max_rows or available)
-    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, objective == "nsp", _EVAL_SEED)
+    assemble = _assembler(
+        corpus, corpus.heldout, masking, seq_len, max_predictions, objective == "nsp", runs, _EVAL_SEED
+    )
+    rows = share.rows(batch_size)
 
     def batch_of_index(index: tf.Tensor) -> Batch:
-        first = index * batch_size + process_index * rows
-        positions = first + tf.range(rows, dtype=tf.int64)
+        first = index * batch_size
+        positions = first + rows
         spans = lookup(tf.minimum(positions, count - 1) * available // count)
         return _only_real(assemble(spans, first), positions < count)
 
@@ -184,9 +195,16 @@ def _mapped(
 
 
 def _assembler(
-    corpus: Corpus, split: Split, masking: Masking, seq_len: int, max_predictions: int, paired: bool, *seeds: int
+    corpus: Corpus,
+    split: Split,
+    masking: Masking,
+    seq_len: int,
+    max_predictions: int,
+    paired: bool,
+    runs: list[tuple[int, int]],
+    *seeds: int,
 ) -> Callable[[Spans, tf.Tensor], Batch]:
-    """Makes the function of (spans, position of the first row) to a batch."""
+    """Makes the function of (spans of the `runs` of rows, position of the global batch's first row) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
     mask = masker(vocabulary, masking, seq_len, max_predictions)
@@ -195,21 +213,28 @@ def _assembler(
     # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.
     row_counts = -(-row_uniforms // 4)
 
+    def by_run(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """What `draw` gives for the first row and the number of rows of each run."""
+        return tf.concat([draw(start, stop - start) for start, stop in runs], axis=0)
+
     def assemble(spans: Spans, first: tf.Tensor) -> Batch:
-        rows = spans.label.shape[0]
-        uniforms = tf.raw_ops.StatelessRandomUniformV2(
-            shape=[rows, 4 * row_counts],
-            key=[mask_key],
-            counter=tf.cast(tf.stack([first * row_counts, 0]), tf.uint64),
-            alg=_PHILOX,
+        uniforms = by_run(
+            lambda start, rows: tf.raw_ops.StatelessRandomUniformV2(
+                shape=[rows, 4 * row_counts],
+                key=[mask_key],
+                counter=tf.cast(tf.stack([(first + start) * row_counts, 0]), tf.uint64),
+                alg=_PHILOX,
+            )
         )[:, :row_uniforms]
         if paired:
-            bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-                shape=[rows, 2],
-                key=[cut_key],
-                counter=tf.cast(tf.stack([first, 0]), tf.uint64),
-                alg=_PHILOX,
-                dtype=tf.uint64,
+            bits = by_run(
+                lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
+                    shape=[rows, 2],
+                    key=[cut_key],
+                    counter=tf.cast(tf.stack([first + start, 0]), tf.uint64),
+                    alg=_PHILOX,
+                    dtype=tf.uint64,
+                )
             )
             spans = truncated(spans, seq_len - 3, bits)
         ids, segment_ids, lengths = assembled(tokens, spans, seq_len, vocabulary, paired)

@@ -83,19 +83,3 @@ def check_objective(objective: str) -> None:
     """Raises a UsageError if there is no such objective."""
     if objective not in OBJECTIVES:
         raise UsageError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")
-
-
-def local_batch_size(batch_size: int, process_index: int, process_count: int) -> int:
-    """Rows of a global batch that one process makes.
-
-    Raises:
-      UsageError: the processes cannot have equal shares, or there is no such process.
-    """
-    if not 0 <= process_index < process_count:
-        raise UsageError(f"process {process_index} of {process_count} does not exist")
-    if batch_size % process_count:
-        raise UsageError(
-            f"batch_size {batch_size} cannot be split over {process_count} processes; make it a multiple of "
-            f"{process_count}"
-        )
-    return batch_size // process_count

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.data.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
+from bertjax.data.share import WHOLE, Share
 from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.fields import check_common, check_length, model_config
@@ -118,7 +118,6 @@ def make_task(
         raise UsageError(f"the rows have {segments} segments, config.model.num_segments is {config.model.num_segments}")
     batching = Batching(data.batch_size, data.bucket, data.seq_len)
     evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)
-    process = (jax.process_index(), jax.process_count())
     batch_sizes: tuple[int, ...] = (data.eval_batch_size,)
     if train is None:
         schedule = _schedule_without_data(config)
@@ -126,7 +125,7 @@ def make_task(
     else:
         plan = TrainPlan(train, batching, config.seed)
         schedule = _schedule(config, plan.steps_per_epoch)
-        batches = partial(train_batches, train, batching, plan, schedule.steps, process=process)
+        batches = partial(train_batches, train, batching, plan, schedule.steps)
         work = partial(_work, plan, objective.model.config, batching.batch_size, train.choices)
         batch_sizes = (data.batch_size, *batch_sizes)
     return Task(
@@ -134,10 +133,10 @@ def make_task(
         schedule=schedule,
         batch_sizes=batch_sizes,
         train_batches=batches,
-        eval_batches=partial(eval_batches, evaluated, evaluation, process),
+        eval_batches=partial(eval_batches, evaluated, evaluation),
         eval_steps=-(-len(evaluated) // evaluation.batch_size),
         work=work,
-        synthetic_batch=lambda: next(batches(0)),
+        synthetic_batch=lambda: next(batches(0, WHOLE)),
         score=lambda means, outputs: {**means, **score(outputs)},
         baseline=baseline,
         best_by=best_by,
@@ -204,7 +203,7 @@ def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Obj
     )
 
 
-def _no_batches(start_step: int) -> Any:
+def _no_batches(start_step: int, share: Share) -> Any:
     raise UsageError("this task was built for evaluation; it has no training data")
 
 

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.store import Corpus, open_corpus
 from bertjax.data.settings import Masking, Phase
+from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
 from bertjax.fields import check_pretraining, model_config, phases
 from bertjax.model.config import ModelConfig
@@ -95,11 +96,10 @@ def _needed(corpus: Corpus | None) -> Corpus:
 def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
     from bertjax.data.baseline import context_free_baseline
 
-    # All rows, whichever process asks.
-    return context_free_baseline(_needed(corpus), _eval_batches(config, corpus, 0, 1))
+    return context_free_baseline(_needed(corpus), _eval_batches(config, corpus, WHOLE))
 
 
-def _train_batches(config: ConfigDict, corpus: Corpus | None, start_step: int) -> Iterator[NumpyBatch]:
+def _train_batches(config: ConfigDict, corpus: Corpus | None, start_step: int, share: Share) -> Iterator[NumpyBatch]:
     # Imported here, so that models are described and timed where TensorFlow is not installed.
     from bertjax.data.pretraining import train_dataset
 
@@ -113,14 +113,11 @@ def _train_batches(config: ConfigDict, corpus: Corpus | None, start_step: int) -
                 seed=config.seed,
                 pair_passes=config.data.pair_passes,
                 start_step=max(start_step, phase.start_step),
-                process_index=jax.process_index(),
-                process_count=jax.process_count(),
+                share=share,
             ).as_numpy_iterator()
 
 
-def _eval_batches(
-    config: ConfigDict, corpus: Corpus | None, process_index: int | None = None, process_count: int | None = None
-) -> Iterator[NumpyBatch]:
+def _eval_batches(config: ConfigDict, corpus: Corpus | None, share: Share) -> Iterator[NumpyBatch]:
     from bertjax.data.pretraining import eval_dataset
 
     phase = phases(config)[0]
@@ -132,8 +129,7 @@ def _eval_batches(
         objective=config.data.objective,
         masking=Masking(**config.data.masking),
         max_rows=config.data.eval_rows or None,
-        process_index=jax.process_index() if process_index is None else process_index,
-        process_count=process_count or jax.process_count(),
+        share=share,
     )
     return iter(dataset.as_numpy_iterator())
 

@@ -9,6 +9,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from bertjax.data.share import Share
+
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a sum over examples or tokens, and the weight it is to be divided by.
@@ -74,8 +76,8 @@ class Task:
       objective: what a step computes.
       schedule: when things happen.
       batch_sizes: rows of the global batches there are, which must split over the devices.
-      train_batches: first step to this process's rows of the batch of that step and all after.
-      eval_batches: this process's rows of the evaluation batches; every example exactly once, padding has weight 0.
+      train_batches: first step and share to the share's rows of the batch of that step and all after.
+      eval_batches: share to its rows of the evaluation batches; every example exactly once, padding has weight 0.
       eval_steps: batches of an evaluation, to tell the time left; 0 where they are not known before.
       work: a step to what all steps before it amount to.
       synthetic_batch: a batch of random numbers, of the shape of the first step, for benchmarks.
@@ -94,8 +96,8 @@ class Task:
     objective: Objective
     schedule: Schedule
     batch_sizes: tuple[int, ...]
-    train_batches: Callable[[int], Iterator[NumpyBatch]]
-    eval_batches: Callable[[], Iterator[NumpyBatch]]
+    train_batches: Callable[[int, Share], Iterator[NumpyBatch]]
+    eval_batches: Callable[[Share], Iterator[NumpyBatch]]
     work: Callable[[int], Work]
     synthetic_batch: Callable[[], NumpyBatch]
     score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means

@@ -19,7 +19,7 @@ from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fing
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.progress import Progress
-from bertjax.training.sharding import MeshConfig, batch_shards, make_mesh, put_batch, replicated
+from bertjax.training.sharding import MeshConfig, batch_shards, batch_share, make_mesh, put_batch, replicated
 from bertjax.training.signals import stop_requests
 from bertjax.training.starting_point import check_vocabulary
 from bertjax.training.step import (
@@ -118,7 +118,7 @@ def _run(
     if step == 0 and schedule.eval_first:
         evaluate_now(step)
     if step < schedule.steps:
-        for batch in task.train_batches(step):
+        for batch in task.train_batches(step, batch_share(mesh)):
             rows = put_batch(batch, mesh)
             # The batch is all that moves between host and devices.
             with jax.transfer_guard("disallow"):
@@ -160,7 +160,7 @@ def predict(task: Task, mesh: Mesh, params: Any) -> tuple[dict[str, float], list
     outputs = []
     shown = jax.process_index() == 0
     with progress_bar("evaluation", task.eval_steps or None, " batches", shown, after_seconds=2) as bar:
-        for batch in task.eval_batches():
+        for batch in task.eval_batches(batch_share(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
             bar.update()

@@ -1,6 +1,7 @@
 """The device mesh, and the one table that maps logical axis names to it."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bertjax.data.share import Share
 from bertjax.errors import UsageError
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -95,7 +97,21 @@ def batch_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+@functools.cache
+def batch_share(mesh: Mesh) -> Share:
+    """The rows of every global batch that this process's devices hold, wherever in the mesh these are."""
+    count = batch_shards(mesh)
+    held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
+    return Share(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
+
+
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows of a global batch to its devices."""
-    sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    """Rows of this process's share of a global batch to its devices."""
+    sharding, share = batch_sharding(mesh), batch_share(mesh)
+
+    def put(rows: np.ndarray) -> jax.Array:
+        # Given, since it cannot be told from the rows alone where processes hold parts in common.
+        whole = (len(rows) // len(share.parts) * share.count, *rows.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, rows, whole)
+
+    return {name: put(rows) for name, rows in batch.items()}

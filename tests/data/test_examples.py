@@ -14,6 +14,7 @@ from bertjax.data.examples import (
     train_batches,
     truncated_lengths,
 )
+from bertjax.data.share import WHOLE, Share
 
 CLS, SEP = 1, 2
 
@@ -67,21 +68,23 @@ def test_work_is_counted_as_done():
         assert sum(length * steps for length, steps in counted.items()) == sum(plan.batch(s)[1] for s in range(step))
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_hosts_make_their_own_rows_of_the_same_batch(processes):
+@pytest.mark.parametrize("parts", [2, 4])
+def test_shares_are_rows_of_the_same_batch(parts):
     examples, batching = made(lengths_of(30)), Batching(8, 32, 128)
     plan = TrainPlan(examples, batching, seed=1)
-    alone = list(train_batches(examples, batching, plan, 8, 0, (0, 1)))
-    parts = [list(train_batches(examples, batching, plan, 8, 0, (index, processes))) for index in range(processes)]
+    alone = list(train_batches(examples, batching, plan, 8, 0, WHOLE))
+    shares = [list(train_batches(examples, batching, plan, 8, 0, Share((index,), parts))) for index in range(parts)]
+    gaps = list(train_batches(examples, batching, plan, 8, 0, Share((0, 3), 4)))
     for step, batch in enumerate(alone):
         for name, whole in batch.items():
-            np.testing.assert_array_equal(whole, np.concatenate([part[step][name] for part in parts]))
+            np.testing.assert_array_equal(whole, np.concatenate([share[step][name] for share in shares]))
+            np.testing.assert_array_equal(whole[[0, 1, 6, 7]], gaps[step][name])
 
 
 def test_a_jump_gives_what_a_run_from_the_start_gives():
     examples, batching = made(lengths_of(30)), Batching(8, 32, 128)
-    whole = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 0, (0, 1)))
-    later = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 6, (0, 1)))
+    whole = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 0, WHOLE))
+    later = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 6, WHOLE))
     for a, b in zip(whole[6:], later, strict=True):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
@@ -91,7 +94,7 @@ def test_a_jump_gives_what_a_run_from_the_start_gives():
 def test_evaluation_takes_each_example_once_and_puts_outputs_in_input_order(choices):
     examples = made(lengths_of(21 * choices), choices)
     outputs, rows = [], 0
-    for batch in eval_batches(examples, Batching(8, 32, 128)):
+    for batch in eval_batches(examples, Batching(8, 32, 128), WHOLE):
         assert batch["input_ids"].shape[:-1] == ((8, choices) if choices > 1 else (8,))
         np.testing.assert_array_equal(batch["input_mask"] > 0, batch["input_ids"] > 0)
         first = batch["input_ids"].reshape(8, choices, -1)[:, 0, 0]

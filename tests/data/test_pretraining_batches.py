@@ -15,6 +15,7 @@ from bertjax.data.plan import pair_plan
 from bertjax.data.pretraining import eval_dataset, train_dataset
 from bertjax.data.rows import epoch_order, stream_key, without_copy
 from bertjax.data.settings import Masking, Phase
+from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
 
 SEQ_LEN, BATCH, PREDICTIONS = 48, 8, 8
@@ -30,7 +31,18 @@ NAMES_AND_DTYPES = {
 }
 
 
-def train(corpus, steps, phase=PHASE, start_step=0, objective="nsp", masking=None, seed=0, pair_passes=2, **arguments):
+def train(
+    corpus,
+    steps,
+    phase=PHASE,
+    start_step=0,
+    objective="nsp",
+    masking=None,
+    seed=0,
+    pair_passes=2,
+    share=WHOLE,
+    **arguments,
+):
     dataset = train_dataset(
         corpus,
         phase,
@@ -39,12 +51,13 @@ def train(corpus, steps, phase=PHASE, start_step=0, objective="nsp", masking=Non
         seed=seed,
         pair_passes=pair_passes,
         start_step=start_step,
+        share=share,
         **arguments,
     )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
-def evaluate(corpus, objective="nsp", batch_size=BATCH, **arguments):
+def evaluate(corpus, objective="nsp", batch_size=BATCH, share=WHOLE, **arguments):
     dataset = eval_dataset(
         corpus,
         seq_len=SEQ_LEN,
@@ -52,6 +65,7 @@ def evaluate(corpus, objective="nsp", batch_size=BATCH, **arguments):
         max_predictions=PREDICTIONS,
         objective=objective,
         masking=Masking(),
+        share=share,
         **arguments,
     )
     return list(dataset.as_numpy_iterator())
@@ -95,16 +109,23 @@ def test_names_shapes_and_dtypes(traced):
         assert batch["next_sentence_labels"].shape == (BATCH,)
 
 
-@pytest.mark.parametrize("objective, hosts", [("nsp", 2), ("nsp", 4), ("none", 4)])
-def test_hosts_together_make_the_rows_of_one(traced, objective, hosts):
+@pytest.mark.parametrize("objective, parts", [("nsp", 2), ("nsp", 4), ("none", 4)])
+def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
     whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
-    parts = [
-        train(
-            traced, 5, objective=objective, masking=Masking(whole_word=True), process_index=index, process_count=hosts
-        )
-        for index in range(hosts)
+    shares = [
+        train(traced, 5, objective=objective, masking=Masking(whole_word=True), share=Share((index,), parts))
+        for index in range(parts)
     ]
-    assert_same(whole, [joined(step) for step in zip(*parts, strict=True)])
+    assert_same(whole, [joined(step) for step in zip(*shares, strict=True)])
+
+
+@pytest.mark.parametrize("objective", ["nsp", "none"])
+def test_a_share_with_gaps_is_the_rows_it_names(traced, objective):
+    whole = train(traced, 3, objective=objective)
+    gaps = train(traced, 3, objective=objective, share=Share((0, 1, 3), 4))
+    rows = [0, 1, 2, 3, 6, 7]
+    assert_same([{name: array[rows] for name, array in batch.items()} for batch in whole], gaps)
+    assert Share((0, 1, 3), 4).runs(BATCH) == [(0, 4), (6, 8)]
 
 
 @pytest.mark.parametrize("objective", ["nsp", "none"])
@@ -273,7 +294,7 @@ def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
     # Neither the batch size nor the number of hosts changes a row.
     for name, array in joined(evaluate(traced, objective, batch_size=2 * BATCH)).items():
         np.testing.assert_array_equal(array[:count], whole[name][:count])
-    parts = [evaluate(traced, objective, process_index=index, process_count=4) for index in range(4)]
+    parts = [evaluate(traced, objective, share=Share((index,), 4)) for index in range(4)]
     assert_same(batches, [joined(step) for step in zip(*parts, strict=True)])
 
 
@@ -313,8 +334,7 @@ def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
         ({"objective": "mlm"}, "unknown objective 'mlm'; known: nsp, none"),
         ({"seed": -1}, "seed is -1"),
         ({"pair_passes": 0}, "pair_passes is 0"),
-        ({"process_count": 3}, "batch_size 8 cannot be split over 3 processes"),
-        ({"process_index": 2, "process_count": 2}, "process 2 of 2"),
+        ({"share": Share((0,), 3)}, "batch_size 8 cannot be split into 3 parts"),
         ({"phase": dataclasses.replace(PHASE, start_step=5), "start_step": 4}, "step 4 is outside its phase"),
     ],
 )

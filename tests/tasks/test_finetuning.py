@@ -87,8 +87,8 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path
     config = experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
     task = build_task(config, train=True)
 
-    def stopped_at_3(start):
-        for step, batch in enumerate(task.train_batches(start), start):
+    def stopped_at_3(start, share):
+        for step, batch in enumerate(task.train_batches(start, share), start):
             if step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch

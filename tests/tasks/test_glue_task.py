@@ -12,6 +12,7 @@ from running import EXPERIMENTS, overrides, predict, train
 from safetensors.numpy import load_file, save_file
 
 from bertjax import cli
+from bertjax.data.share import WHOLE
 
 
 def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
@@ -100,7 +101,7 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
         config = load_config(
             f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
         )
-        found.append(list(glue.build(config, train=False).eval_batches()))
+        found.append(list(glue.build(config, train=False).eval_batches(WHOLE)))
     texts = [
         sorted(
             (row[mask > 0].tolist(), int(label))

@@ -6,6 +6,7 @@ from finetuning_data import swag_files
 from running import EXPERIMENTS, overrides, predict, train
 
 from bertjax.building import build_task, experiment_config
+from bertjax.data.share import WHOLE
 
 
 def test_swag(letters, tmp_path, capfd):
@@ -36,7 +37,7 @@ def test_swag_is_read_from_tfds_as_from_its_files(letters, tmp_path):
     for path in (files, f"tfds:{tmp_path / 'tfds'}:swag"):
         given = overrides(letters, data__path=path)
         config = experiment_config(f"{EXPERIMENTS}/swag.py:size=L1_H16,quick=true", given)
-        (batch,) = build_task(config).eval_batches()
+        (batch,) = build_task(config).eval_batches(WHOLE)
         rows = zip(batch["input_ids"], batch["labels"], strict=True)
         found.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
     assert found[0] == found[1] and len(found[0]) == 16

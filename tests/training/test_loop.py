@@ -17,6 +17,7 @@ from bertjax.config import load_config
 from bertjax.corpus.prepare import prepare
 from bertjax.corpus.store import open_corpus
 from bertjax.data.plan import pair_plan
+from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.fields import check_pretraining as check
 from bertjax.fields import phases
@@ -52,8 +53,8 @@ def make(corpus: Path, **changes):
 def spoiled(task: Task, at: int, spoil) -> Task:
     """The task with the batch of step `at` (counted from 0) passed through `spoil`."""
 
-    def batches(start):
-        for step, batch in enumerate(task.train_batches(start), start):
+    def batches(start, share):
+        for step, batch in enumerate(task.train_batches(start, share), start):
             yield spoil(batch) if step == at else batch
 
     return dataclasses.replace(task, train_batches=batches)
@@ -100,7 +101,7 @@ def test_the_workdir_holds_all_that_is_promised(whole):
 def test_evaluation_takes_each_held_out_row_once(corpus):
     rows = len(pair_plan(open_corpus(corpus), "heldout", 16, 0, 1).records)
     _, task = make(corpus, data__batch_size=rows - 3)
-    labels = [batch["next_sentence_labels"] for batch in task.eval_batches()]
+    labels = [batch["next_sentence_labels"] for batch in task.eval_batches(WHOLE)]
     assert len(labels) == 2
     assert (np.concatenate(labels) >= 0).sum() == rows
 

@@ -1,47 +1,101 @@
-"""Several processes, as on a pod, compute what one does."""
+"""Several processes, as on a pod, compute what one does, wherever the mesh's axes lie."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
+# Runs each of several commands in turn, the processes being started and connected once.
+WORKER = """
+import json, os, sys
+import jax
+from bertjax.cli import main
+jax.distributed.initialize(
+    os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
+)
+for command in json.loads(sys.argv[1]):
+    main(command)
+"""
 
 
-def run(processes: int, corpus: Path, workdir: Path) -> None:
+def metrics(corpus: Path, folder: Path, processes: int, devices: int, meshes: dict[str, dict[str, int]]) -> dict:
+    """Mesh to the lines of `metrics.jsonl` of six steps on it, by `processes` with so many `devices` each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [
-        *(sys.executable, "-c", "from bertjax.cli import main; main()", "train", "--distributed"),
-        *("--config", f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true"),
-        *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
-        *("--workdir", str(workdir)),
+    folder = folder / f"{processes}x{devices}"
+    commands = [
+        [
+            "train",
+            f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
+            *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
+            # Two heads, for two tensor shards to hold one each.
+            *("--config.model.num_heads=2", "--config.model.hidden_dropout=0.1", "--config.data.eval_rows=30"),
+            *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
+            f"--workdir={folder / name}",
+        ]
+        for name, mesh in meshes.items()
     ]
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // processes}",
+        # The last of two equal flags holds; the others make compilation quick.
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
         "JAX_NUM_PROCESSES": str(processes),
     }
     running = [
         subprocess.Popen(
-            command, env=environment | {"JAX_PROCESS_ID": str(index)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-c", WORKER, json.dumps(commands)],
+            env=environment | {"JAX_PROCESS_ID": str(index)},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
         )
         for index in range(processes)
     ]
     for process in running:
-        _, said = process.communicate(timeout=180)
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()[-2000:]
+    return {
+        name: [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in meshes
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tmp_path_factory) -> list[dict[str, float]]:
+    one = {"one": {"data": 1}}
+    (lines,) = metrics(corpus, tmp_path_factory.mktemp("alone"), processes=1, devices=1, meshes=one).values()
+    assert [line["step"] for line in lines] == [0, 2, 3, 4, 6, 6]
+    return lines
+
+
+def assert_same_numbers(alone: list[dict[str, float]], found: dict[str, list[dict[str, float]]]) -> None:
+    for mesh, lines in found.items():
+        assert [line.keys() for line in lines] == [line.keys() for line in alone], mesh
+        for line, expected in zip(lines, alone, strict=True):
+            values = [line[name] for name in expected]
+            np.testing.assert_allclose(values, list(expected.values()), rtol=2e-6, atol=1e-7, err_msg=mesh)
+
+
+def test_tensor_shards_of_two_processes_get_the_same_rows(corpus, tmp_path, alone):
+    meshes = {"tensor": {"data": 1, "tensor": 2}}
+    assert_same_numbers(alone, metrics(corpus, tmp_path, processes=2, devices=1, meshes=meshes))
 
 
 @pytest.mark.slow
-def test_two_processes_leave_the_metric_lines_of_one(corpus, tmp_path):
-    run(1, corpus, tmp_path / "one")
-    run(2, corpus, tmp_path / "two")
-    one, two = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("one", "two"))
-    assert len(one.splitlines()) == 6
-    assert one == two
+@pytest.mark.parametrize(
+    ("processes", "devices", "meshes"),
+    [
+        (2, 1, {"data": {"data": 2}, "fsdp": {"data": 1, "fsdp": 2}}),
+        (2, 2, {"tensor": {"data": 1, "tensor": 4}, "both": {"data": 1, "fsdp": 2, "tensor": 2}, "fsdp": {"fsdp": 4}}),
+        (4, 1, {"both": {"data": 2, "tensor": 2}, "inner": {"data": 1, "fsdp": 2, "tensor": 2}}),
+    ],
+)
+def test_any_axes_may_lie_across_processes(corpus, tmp_path, alone, processes, devices, meshes):
+    assert_same_numbers(alone, metrics(corpus, tmp_path, processes, devices, meshes))
