@@ -16,8 +16,8 @@ from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.identity import CONFIG
 from bertjax.training.starting_point import adopt
-from bertjax.training.workdir import CONFIG
 
 _PATHS = ("corpus", "path", "vocabulary", "labels")
 # Relative to `data.path`, where there is one.

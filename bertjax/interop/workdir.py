@@ -14,8 +14,8 @@ from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
 from bertjax.tasks.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
+from bertjax.training.identity import CONFIG, identity_of
 from bertjax.training.parameters import load_all_params, save_params
-from bertjax.training.workdir import CONFIG
 
 # The output layer's own word for what it tells, up to the stroke, to ours.
 _OUTPUTS = {"glue": CLASSES, "text": CLASSES, "swag": CHOICES, "ner": TAGS, "squad": SPANS}
@@ -72,7 +72,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = output_layer("", portable.labels, portable.output)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    save_params(epath.Path(folder), portable.params)
+    save_params(epath.Path(folder), portable.params, identity_of(portable.model, files))
     return []
 
 

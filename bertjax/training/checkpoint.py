@@ -1,60 +1,31 @@
 """Checkpoints: asynchronous, atomic, the newest N kept, and damage found before it does harm.
 
 A checkpoint is `WORKDIR/checkpoints/STEP` with three Orbax items: `params`; `training`, which is all else a step
-changes; and `meta`, which holds fingerprints of both. Orbax makes the directory appear under its name only when it is
-complete. What is damaged later (a truncated copy, a bad disk) is found by the fingerprints.
+changes; and `meta`, which holds fingerprints of both and what else decides a model's answers (see `identity.py`). Orbax
+makes the directory appear under its name only when it is complete. What is damaged or edited later is found by these.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.fingerprint import fingerprint
+from bertjax.training.identity import check_identity, read_meta, sealed, unsealed
 from bertjax.training.step import TrainState
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
 _SCORE = "score"
-_SLICE_BYTES = 16 << 20
-_EVEN_STEPS = (5308870, 80994, 1948062, 34726, 620018, 9002)
-
-
-@jax.jit
-def fingerprint(tree: Any) -> jax.Array:
-    """uint32 scalar that changes with any bit of any array; the same on any mesh, since integers add in any order."""
-
-    return sum((jnp.uint32(2 * i + 1) * _leaf_sum(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))), jnp.uint32(0))
-
-
-def fingerprint_on_host(tree: Any) -> int:
-    """The same, of arrays on the host, a slice after the other, so that little is held twice."""
-    total = 0
-    for i, leaf in enumerate(jax.tree.leaves(tree)):
-        rows = max(1, _SLICE_BYTES * len(leaf) // leaf.nbytes)
-        for row in range(0, len(leaf), rows):
-            total += (2 * i + 1) * int(_slice_sum(leaf[row : row + rows], row))
-    return total % 2**32
-
-
-def _leaf_sum(x: jax.Array, first_row: int | jax.Array = 0) -> jax.Array:
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    position = jnp.ones_like(bits) + jnp.uint32(first_row) * jnp.uint32(_EVEN_STEPS[0])
-    for axis in range(bits.ndim):
-        # Weights stay odd, so that no change of one element is lost modulo 2^32; a step of its own for each axis tells
-        # swapped elements apart.
-        position += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(_EVEN_STEPS[axis])
-    return jnp.sum(bits * position, dtype=jnp.uint32)
-
-
-_slice_sum = jax.jit(_leaf_sum)
+# The library under Orbax takes a path with one of these for a pattern, and finds nothing there.
+_PATTERN_CHARACTERS = frozenset("[]*?\\")
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
@@ -69,13 +40,14 @@ def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
 class Checkpoints:
     """The checkpoints of one workdir; a thin layer over `orbax.checkpoint.CheckpointManager`."""
 
-    def __init__(self, workdir: epath.Path, keep: int) -> None:
+    def __init__(self, workdir: epath.Path, keep: int, identity: dict[str, Any]) -> None:
         """Opens or makes `workdir/checkpoints` and removes what killed saves have left there.
 
         Args:
           keep: the newest ones; of those saved with a score, the best stays as well.
+          identity: of the model that is saved and restored, from `identity_of`.
         """
-        self._workdir = workdir
+        self._workdir, self._identity = workdir, identity
         best = preservation_policy.BestN(
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )
@@ -103,12 +75,11 @@ class Checkpoints:
           BertjaxError: this save or the one before it failed, for example on a full disk.
         """
         params, training = _split(state)
-        step, params_print, training_print = map(
-            int, jax.device_get((state.step, fingerprint(params), fingerprint(training)))
-        )
+        step = int(jax.device_get(state.step))
         if step == self.latest_step():
             return
-        meta = {"step": step, "fingerprints": {"params": params_print, "training": training_print}}
+        prints = {"params": fingerprint(params), "training": fingerprint(training)}
+        meta = sealed({"step": step, _SCORE: score, "fingerprints": prints, "identity": self._identity})
         metrics = None if score is None else {_SCORE: score}
         self._reporting(lambda: self._start(step, params, training, meta, metrics))
 
@@ -157,18 +128,24 @@ class Checkpoints:
         A damaged one is named through `warn`, moved to `workdir/damaged_checkpoints` and passed over.
 
         Raises:
-          BertjaxError: there are checkpoints and all of them are damaged.
+          BertjaxError: there are checkpoints and all of them are damaged, or the newest is of another model.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         params, training = _split(abstract)
         for step in steps:
             try:
-                params_now, training_now = self._restore(step, params, training)
+                params_now, training_now, identity = self._restore(step, params, training)
             except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
                 aside = self._workdir / DAMAGED / str(step)
                 warn(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); skipped and moved to {aside}")
                 self._set_aside(step, aside)
                 continue
+            if identity != self._identity:
+                shown = "; ".join(differences(identity, self._identity))
+                raise BertjaxError(
+                    f"checkpoint {self.path(step)} is of another model than this run trains ({shown}); choose another "
+                    "--workdir, or go back to that model"
+                )
             return abstract.replace(params=params_now, **training_now)
         aside = self._workdir / DAMAGED
         if steps or (aside.exists() and any(aside.iterdir())):
@@ -178,7 +155,7 @@ class Checkpoints:
             )
         return None
 
-    def _restore(self, step: int, params: Any, training: Any) -> tuple[Any, Any]:
+    def _restore(self, step: int, params: Any, training: Any) -> tuple[Any, Any, dict[str, Any]]:
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
@@ -187,9 +164,10 @@ class Checkpoints:
                 meta=ocp.args.JsonRestore(),
             ),
         )
+        meta = unsealed(restored["meta"])
         for name in ("params", "training"):
-            check_fingerprint(restored[name], restored["meta"], name)
-        return restored["params"], restored["training"]
+            check_fingerprint(fingerprint(restored[name]), meta, name)
+        return restored["params"], restored["training"], meta["identity"]
 
     def _set_aside(self, step: int, aside: epath.Path) -> None:
         if jax.process_index() == 0:
@@ -200,21 +178,27 @@ class Checkpoints:
         self._manager.reload()
 
 
-def check_fingerprint(tree: Any, meta: dict[str, Any], name: str) -> None:
-    """Raises a BertjaxError if an item of a checkpoint is not as it was saved."""
-    check_found(int(fingerprint(tree)), meta, name)
-
-
-def check_found(found: int, meta: dict[str, Any], name: str) -> None:
-    """The same, from the fingerprint that was found."""
+def check_fingerprint(found: str, meta: dict[str, Any], name: str) -> None:
+    """Raises a BertjaxError if an item of a checkpoint has another fingerprint than it was saved with."""
     expected = meta["fingerprints"][name]
     if found != expected:
-        raise BertjaxError(f"the fingerprint of {name} is {found:08x}, saved as {expected:08x}")
+        raise BertjaxError(f"the fingerprint of {name} is {found}, saved as {expected}")
 
 
 def absolute(path: str | Path) -> epath.Path:
-    """The path as Orbax takes it; `gs://` ones are absolute already."""
-    return epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
+    """The path of a workdir or of something in it, as Orbax takes it; `gs://` ones are absolute already.
+
+    Raises:
+      UsageError: checkpoints would be lost under it.
+    """
+    whole = epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
+    odd = sorted(_PATTERN_CHARACTERS & {*str(whole)})
+    if odd:
+        raise UsageError(
+            f"{whole} has {' '.join(odd)} in it, which the reader of checkpoints takes for a pattern; choose a place "
+            "without any of [ ] * ? \\ in its path"
+        )
+    return whole
 
 
 def find_checkpoint(path: str | Path) -> epath.Path:
@@ -222,8 +206,14 @@ def find_checkpoint(path: str | Path) -> epath.Path:
 
     Raises:
       UsageError: there is none.
-      BertjaxError: it has no parameters.
+      BertjaxError: it is damaged, or files of its workdir have been changed since it was saved.
     """
+    found = _find(path)
+    check_identity(found, read_meta(found))
+    return found
+
+
+def _find(path: str | Path) -> epath.Path:
     given = absolute(path)
     if (given / "params").exists():
         return given
@@ -241,12 +231,13 @@ def find_checkpoint(path: str | Path) -> epath.Path:
 
 
 def score_of(checkpoint: epath.Path) -> float:
-    """The score a checkpoint was saved with; lower than any where it has none."""
-    file = checkpoint / "metrics" / "metrics"
-    try:
-        return float(json.loads(file.read_text())[_SCORE])
-    except (OSError, ValueError, KeyError):
-        return -math.inf
+    """The score a checkpoint was saved with; lower than any where it has none.
+
+    Raises:
+      BertjaxError: the checkpoint is damaged.
+    """
+    score = read_meta(checkpoint)[_SCORE]
+    return -math.inf if score is None else score
 
 
 def saved_fingerprint(checkpoint: epath.Path) -> str:
@@ -255,11 +246,7 @@ def saved_fingerprint(checkpoint: epath.Path) -> str:
     Raises:
       BertjaxError: the checkpoint is damaged.
     """
-    file = checkpoint / "meta" / "metadata"
-    try:
-        return f"{json.loads(file.read_text())['fingerprints']['params']:08x}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BertjaxError(f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)})") from error
+    return read_meta(checkpoint)["fingerprints"]["params"]
 
 
 def workdir_of(checkpoint: epath.Path) -> epath.Path:

@@ -16,6 +16,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
+from bertjax.training.identity import identity_of
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.progress import Progress
@@ -57,6 +58,7 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     if init_from:
         check_vocabulary(task, find_checkpoint(init_from))
         start = saved_fingerprint(find_checkpoint(init_from))
+    identity = identity_of(task.objective.model.config, task.files)
     optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
@@ -67,7 +69,7 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
         workdirs.claim(workdir, config.to_dict(), task.data_hash, start, abstract)
         stop_requested = stack.enter_context(stop_requests())
         workdirs.keep_files(workdir, task.files)
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, config.keep_checkpoints)))
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, config.keep_checkpoints, identity)))
         # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
         state = checkpoints.restore_latest(abstract, say)
         if state is not None:

@@ -1,6 +1,5 @@
 """The parameters of a checkpoint alone: to start another run, to evaluate, to convert."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,11 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.training.checkpoint import (
     CHECKPOINTS,
     check_fingerprint,
-    check_found,
     find_checkpoint,
-    fingerprint_on_host,
     first_line,
 )
+from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
+from bertjax.training.identity import read_meta, sealed
 
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
 _FILE_BYTES = 4 << 20
@@ -68,8 +67,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
                 for name, leaf in saved.items()
             }
             whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(nested(spec)))
-        meta = json.loads((path / "meta" / "metadata").read_text())
-        check_fingerprint(whole, meta, "params")
+        check_fingerprint(fingerprint(whole), read_meta(path), "params")
     except UsageError:
         raise
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
@@ -96,17 +94,17 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
                     partial_restore=True,
                 )
                 params |= _flat(checkpointer.restore(checkpoint / "params", args=one))
-        meta = json.loads((checkpoint / "meta" / "metadata").read_text())
-        check_found(fingerprint_on_host(nested(params)), meta, "params")
+        check_fingerprint(fingerprint_on_host(nested(params)), read_meta(checkpoint), "params")
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
         raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)})") from error
     return params
 
 
-def save_params(workdir: epath.Path, params: dict[str, np.ndarray]) -> None:
-    """Saves parameters by path as the checkpoint of step 0 of a workdir."""
+def save_params(workdir: epath.Path, params: dict[str, np.ndarray], identity: dict[str, Any]) -> None:
+    """Saves parameters by path as the checkpoint of step 0 of a workdir, whose `identity` is sealed into it."""
     tree = nested(params)
-    meta = {"step": 0, "fingerprints": {"params": fingerprint_on_host(tree)}}
+    prints = {"params": fingerprint_on_host(tree)}
+    meta = sealed({"step": 0, "score": None, "fingerprints": prints, "identity": identity})
     # Orbax would copy all arrays first, and keep what it writes in memory up to 2 GiB.
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),

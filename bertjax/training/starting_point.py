@@ -12,7 +12,7 @@ from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import workdir_of
-from bertjax.training.workdir import CONFIG
+from bertjax.training.identity import CONFIG
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:

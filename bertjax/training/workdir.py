@@ -14,9 +14,9 @@ from etils import epath
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
+from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
 
-CONFIG = "config.json"
 DATA = "data.json"
 # May change when a run goes on: they do not change the numbers it computes.
 _MAY_CHANGE = (

@@ -10,8 +10,7 @@ from test_step import CONFIG, OPTIMIZER
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.pretraining import objective
-from bertjax.training import checkpoint
-from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, fingerprint
+from bertjax.training.checkpoint import DAMAGED, Checkpoints, absolute, find_checkpoint
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh
 from bertjax.training.step import abstract_state, init_state
@@ -26,7 +25,7 @@ def mesh_of(sizes):
 def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE):
     """Checkpoints of states that differ in a parameter and the step."""
     state = init_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
-    checkpoints = Checkpoints(epath.Path(workdir), keep)
+    checkpoints = Checkpoints(epath.Path(workdir), keep, identity={})
     for step in steps:
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
         checkpoints.save(state)
@@ -35,9 +34,9 @@ def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE):
     return state
 
 
-def restored(workdir, sizes=ONE):
+def restored(workdir, sizes=ONE, identity=None):
     said = []
-    checkpoints = Checkpoints(epath.Path(workdir), 3)
+    checkpoints = Checkpoints(epath.Path(workdir), 3, identity or {})
     state = checkpoints.restore_latest(abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes)), said.append)
     checkpoints.close()
     return state, said
@@ -83,13 +82,18 @@ def lose_metadata(folder):
     (folder / "meta" / "metadata").unlink()
 
 
+def edit_metadata(folder):
+    file = folder / "meta" / "metadata"
+    file.write_text(file.read_text().replace('"score": null', '"score": 1.0'))
+
+
 def empty(folder):
     for file in folder.rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_bits, lose_metadata, empty])
+@pytest.mark.parametrize("damage", [truncate, flip_bits, lose_metadata, edit_metadata, empty])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, damage):
     saved(tmp_path)
     damage(tmp_path / "checkpoints" / "3")
@@ -116,21 +120,18 @@ def test_a_newest_checkpoint_without_parameters_is_named_and_no_older_one_taken(
         find_checkpoint(tmp_path)
 
 
-def test_the_fingerprint_sees_a_bit_and_an_exchange():
-    tree = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.int32)}
-    plain = int(fingerprint(tree))
-    flipped = {**tree, "a": tree["a"].copy()}
-    flipped["a"].view(np.uint32)[1, 2] ^= 1
-    exchanged = {**tree, "a": tree["a"][:, [1, 0, 2]]}
-    rows = {**tree, "a": tree["a"][::-1]}
-    assert len({plain, *(int(fingerprint(other)) for other in (flipped, exchanged, rows))}) == 4
+def test_a_run_of_another_model_does_not_go_on_from_a_checkpoint(tmp_path):
+    saved(tmp_path)
+    with pytest.raises(BertjaxError, match=r"checkpoints/3 is of another model .*config.json: \(absent\) -> .*relu"):
+        restored(tmp_path, identity={"config.json": {"activation": "relu"}})
+    assert not (tmp_path / DAMAGED).exists()
 
 
-def test_the_fingerprint_of_slices_on_the_host_is_that_of_the_whole(monkeypatch):
-    rng = np.random.default_rng(0)
-    tree = {"table": rng.standard_normal((7, 3), np.float32), "stack": rng.standard_normal((5, 2, 4), np.float32)}
-    monkeypatch.setattr(checkpoint, "_SLICE_BYTES", 2 * 3 * 4)
-    assert checkpoint.fingerprint_on_host(tree) == int(fingerprint(tree))
+@pytest.mark.parametrize("name", ["run[1]", "run*", "what?", "back\\slash", "a]"])
+def test_a_place_where_checkpoints_would_be_lost_is_refused(tmp_path, name):
+    for path in (tmp_path / name, tmp_path / name / "deeper"):
+        with pytest.raises(UsageError, match="takes for a pattern; choose a place"):
+            absolute(path)
 
 
 def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):

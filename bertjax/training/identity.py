@@ -1,0 +1,98 @@
+"""What decides a model's answers beside its parameters, and the seal that binds it to each of its checkpoints.
+
+A checkpoint's `meta` holds the fingerprints of its arrays, its score, and its identity: the model's settings, which
+vocabulary, and what its output layer tells. The workdir's own files say the same for people and for other commands;
+where the two differ, somebody has edited or exchanged one of them, and the answers would be wrong without a word.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from bertjax.config import differences
+from bertjax.errors import BertjaxError
+from bertjax.fields import FROM_CHECKPOINT
+from bertjax.model.config import ModelConfig
+from bertjax.tasks.output_layer import OUTPUT_LAYER
+from bertjax.tasks.vocabulary_files import ENTRY
+
+CONFIG = "config.json"
+# Configs leave it to the vocabulary, whose hash is compared.
+_COMPARED = tuple(name for name in FROM_CHECKPOINT if name != "vocab_size")
+_SEAL = "seal"
+
+
+def identity_of(model: ModelConfig, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What is sealed into a checkpoint, file of the workdir to content.
+
+    Args:
+      model: whose parameters are saved.
+      files: name to content of what the workdir keeps beside its checkpoints.
+    """
+    kept = {name: json.loads(files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in files}
+    return {CONFIG: {name: getattr(model, name) for name in _COMPARED}, **kept}
+
+
+def sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta data of a checkpoint with a hash of all of it."""
+    return {**meta, _SEAL: _seal(meta)}
+
+
+def _seal(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: `step`, `score`, `fingerprints` and `identity`.
+
+    Raises:
+      BertjaxError: it is damaged.
+    """
+    file = checkpoint / "meta" / "metadata"
+    try:
+        return unsealed(json.loads(file.read_text()))
+    except (OSError, ValueError, BertjaxError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise BertjaxError(f"checkpoint {checkpoint} is damaged: {file} ({reason})") from error
+
+
+def unsealed(meta: Any) -> dict[str, Any]:
+    """The meta data without its hash, which must fit.
+
+    Raises:
+      BertjaxError: it does not.
+    """
+    if not isinstance(meta, dict) or _SEAL not in meta:
+        raise BertjaxError("it has no seal, as those of earlier versions")
+    content = {name: value for name, value in meta.items() if name != _SEAL}
+    if _seal(content) != meta[_SEAL]:
+        raise BertjaxError("it does not fit its seal")
+    return content
+
+
+def check_identity(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
+    """Holds the files of a checkpoint's workdir against what was sealed into it.
+
+    Raises:
+      BertjaxError: one of them has been changed, or is gone.
+    """
+    workdir = checkpoint.parent.parent
+    for name, expected in meta["identity"].items():
+        try:
+            found = json.loads((workdir / name).read_text())
+            if name == CONFIG:
+                found = {field: found["model"].get(field) for field in _COMPARED}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise BertjaxError(
+                f"cannot read {workdir / name} ({reason}), which belongs to checkpoint {checkpoint}; bring it back"
+            ) from error
+        changed = ["it is no JSON object"] if not isinstance(found, dict) else differences(expected, found)
+        if changed:
+            raise BertjaxError(
+                f"{workdir / name} has been changed since checkpoint {checkpoint} was saved ({'; '.join(changed)}); "
+                "undo it, or the model would answer otherwise than it was trained to"
+            )

@@ -1,0 +1,61 @@
+"""What decides the answers is bound to the checkpoint: an edited or exchanged file of a workdir is named, not used."""
+
+import json
+import shutil
+
+import pytest
+from running import EXPERIMENTS, overrides
+
+from bertjax import cli
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+EDITS = {
+    "config.json": (lambda config: config["model"].update(activation="relu"), "activation: gelu_tanh -> relu"),
+    "output_layer.json": (lambda layer: layer["labels"].reverse(), "labels: ['0', '1'] -> ['1', '0']"),
+    "vocabulary.json": (lambda entry: entry.update(lower_case=False), "lower_case: True -> False"),
+}
+
+
+@pytest.fixture(params=EDITS)
+def edited(request, cola, tmp_path):
+    """A fine-tuned workdir with one file edited, the file's name, and what has changed in it."""
+    workdir = tmp_path / "run"
+    shutil.copytree(cola, workdir)
+    change, shown = EDITS[request.param]
+    edit(workdir / request.param, change)
+    return workdir, request.param, shown
+
+
+def failed(capfd, *arguments) -> str:
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    assert end.value.code == 1
+    return capfd.readouterr().err.splitlines()[-1]
+
+
+def test_an_edited_file_is_named_by_every_command_that_would_use_it(edited, glue, tmp_path, capfd):
+    workdir, name, shown = edited
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
+    for command in (
+        ["evaluate", f"--checkpoint={workdir}"],
+        ["predict", f"--checkpoint={workdir}", f"--output={tmp_path / 'out'}"],
+        ["features", f"--checkpoint={workdir}", "a text"],
+        ["convert", workdir, tmp_path / "converted"],
+        ["train", config, f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}", *overrides(None)],
+    ):
+        error = failed(capfd, *command)
+        assert f"{workdir / name} has been changed since checkpoint {workdir}" in error and shown in error
+    assert not any((tmp_path / made).exists() for made in ("out", "converted", "other"))
+
+
+def test_a_file_that_is_gone_is_named(cola, tmp_path, capfd):
+    shutil.copytree(cola, tmp_path / "run")
+    (tmp_path / "run" / "output_layer.json").unlink()
+    assert "output_layer.json" in failed(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}")
