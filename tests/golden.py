@@ -1,0 +1,181 @@
+"""What no change of the code may change: batches, converted checkpoints and, on one machine, trained parameters.
+
+    python tests/golden.py             # hashes of batches and of converted checkpoints, as test_golden.py holds them
+    python tests/golden.py --steps     # hashes of parameters and optimizer after 20 steps of three runs
+
+The second depends on the processor and on versions of the libraries. It is for two commits on one machine:
+
+    git worktree add /tmp/before COMMIT
+    python tests/golden.py --steps; PYTHONPATH=/tmp/before python tests/golden.py --steps
+
+All goes through the command line, so that this file runs against any commit that has the same commands.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bertjax
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Name to experiment and overrides; {data} is a folder of data sets, {corpus} a prepared corpus.
+PRETRAINING = {
+    "pairs at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true",
+    "pairs at 512": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,seq_len=512",
+    "spans at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,objective=none",
+    "whole words": "pretrain.py:size=L1_H16,corpus={corpus},quick=true --config.data.masking.whole_word=true",
+    "two phases": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,phases=2 --config.data.seq_len=32",
+}
+FINETUNING = {
+    "cola": "glue.py:task=cola,path={data}/glue,size=L1_H16,quick=true",
+    "rte": "glue.py:task=rte,path={data}/glue,size=L1_H16,quick=true",
+    "stsb": "glue.py:task=stsb,path={data}/glue,size=L1_H16,quick=true",
+    "squad": "squad.py:path={data}/squad,size=L1_H16,quick=true",
+    "ner": "ner.py:path={data}/conll,size=L1_H16,quick=true",
+    "swag": "swag.py:path={data}/swag,size=L1_H16,quick=true",
+}
+_STEPS = 20
+_TRAINED = ("pairs at 128", "cola", "squad")
+
+
+def write_vocabulary(path: Path) -> Path:
+    """Letters, digits and punctuation, which spell any lower-case ASCII text, and some words."""
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su")]
+    path.write_text("\n".join([*_SPECIAL, *characters, *(f"##{char}" for char in characters), *words]) + "\n")
+    return path
+
+
+def write_text(path: Path) -> Path:
+    """Forty documents of sentences, one a line."""
+    rng = random.Random(5)
+    words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
+    documents = (
+        "\n".join(" ".join(rng.choices(words, k=rng.randint(3, 14))) for _ in range(rng.randint(2, 30)))
+        for _ in range(40)
+    )
+    path.write_text("\n\n".join(documents) + "\n")
+    return path
+
+
+def run(*arguments: str) -> None:
+    """Runs a command, quietly."""
+    from bertjax import cli
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        cli.main(list(arguments))
+
+
+def hash_of(arrays: Mapping[str, Any]) -> str:
+    """16 digits of the SHA-256 of names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, value in sorted(arrays.items()):
+        array = np.ascontiguousarray(value)
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def prepare_data(folder: Path) -> dict[str, Path]:
+    """A corpus, a vocabulary and data sets, by the names that the commands above use."""
+    from finetuning_data import conll_files, glue_files, squad_files, swag_files
+
+    vocabulary = write_vocabulary(folder / "vocab.txt")
+    text = write_text(folder / "text.txt")
+    corpus = folder / "corpus"
+    run("prepare", f"--input=text:{text}", f"--vocab={vocabulary}", f"--output={corpus}", "--heldout=0.1")
+    for name, write in (("glue", glue_files), ("squad", squad_files), ("conll", conll_files), ("swag", swag_files)):
+        write(folder / name)
+    return {"corpus": corpus, "data": folder, "vocabulary": vocabulary}
+
+
+def config_flags(experiment: str, data: Mapping[str, Path]) -> list[str]:
+    config, *overrides = experiment.format(**data).split(" ")
+    if experiment in FINETUNING.values():
+        overrides.append(f"--config.data.vocabulary={data['vocabulary']}")
+    return [f"--config={EXPERIMENTS}/{config}", *overrides]
+
+
+def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
+    """Experiment to the hash of its first batches."""
+    found = {}
+    for name, experiment in (PRETRAINING | FINETUNING).items():
+        file = folder / "batches.npz"
+        run("inspect", *config_flags(experiment, data), "--steps=3", "--rows=1", f"--npz={file}")
+        with np.load(file) as batches:
+            found[name] = hash_of(batches)
+    return found
+
+
+def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
+    """Format to the hash of the arrays that one checkpoint of TensorFlow becomes in it."""
+    import tensorflow as tf
+    from checkpoints import google_checkpoint
+    from safetensors.numpy import load_file
+
+    google_checkpoint(vocabulary, folder / "google")
+    run("convert", f"{folder}/google", f"{folder}/own")
+    run("convert", f"{folder}/own", f"{folder}/huggingface", "--format=huggingface")
+    run("convert", f"{folder}/huggingface", f"{folder}/tensorflow", "--format=tensorflow")
+    (index,) = (folder / "tensorflow").glob("*.index")
+    reader = tf.train.load_checkpoint(str(index.with_suffix("")))
+    return {
+        "bertjax": hash_of(saved_arrays(folder / "own" / "checkpoints" / "0" / "params")),
+        "huggingface": hash_of(load_file(folder / "huggingface" / "model.safetensors")),
+        "tensorflow": hash_of({name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}),
+    }
+
+
+def saved_arrays(item: Path) -> dict[str, np.ndarray]:
+    """Path to array of one item of a checkpoint."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.restore(item)
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def step_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
+    """Experiment and item to the hash of its arrays after 20 steps, dropout on."""
+    found = {}
+    for name in _TRAINED:
+        workdir = folder / name.replace(" ", "_")
+        flags = config_flags((PRETRAINING | FINETUNING)[name], data)
+        run("train", *flags, f"--config.steps={_STEPS}", f"--workdir={workdir}")
+        for item in ("params", "training"):
+            found[f"{name}, {item}"] = hash_of(saved_arrays(workdir / "checkpoints" / str(_STEPS) / item))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", action="store_true")
+    args = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    with tempfile.TemporaryDirectory(prefix="bertjax-golden-") as name:
+        folder = Path(name)
+        data = prepare_data(folder)
+        if args.steps:
+            found = step_hashes(data, folder)
+        else:
+            found = batch_hashes(data, folder) | converted_hashes(folder, data["vocabulary"])
+    print(f"of the code in {Path(bertjax.__file__).parent}:\n{json.dumps(found, indent=1)}")
+
+
+if __name__ == "__main__":
+    sys.path += [str(Path(__file__).parent / place) for place in ("tasks", "interop")]
+    main()

@@ -1,0 +1,34 @@
+"""Batches and converted checkpoints, to the bit, as they have been since version 0.1 (see `golden.py`).
+
+Who changes one of these on purpose says why in the commit, and prints the new ones with `python tests/golden.py`.
+"""
+
+import golden
+
+BATCHES = {
+    "pairs at 128": "80972983eaee36a0",
+    "pairs at 512": "a5d8fc80f774c90e",
+    "spans at 128": "6a85a742f67c58a6",
+    "whole words": "334adb8c330f6942",
+    "two phases": "0b6fe21c77e1104e",
+    "cola": "bcfa2c03bbb12374",
+    "rte": "957f7d5d4bdc9528",
+    "stsb": "56410e8b7da90b3b",
+    "squad": "a467ca2955fd2f67",
+    "ner": "fcad160dcba94e54",
+    "swag": "976cf418e469716f",
+}
+CONVERTED = {
+    "bertjax": "159660ca7b344b1e",
+    "huggingface": "b172346abc44ebe2",
+    "tensorflow": "f360a5af97987dbf",
+}
+
+
+def test_batches_are_what_they_were(tmp_path):
+    assert golden.batch_hashes(golden.prepare_data(tmp_path), tmp_path) == BATCHES
+
+
+def test_converted_checkpoints_are_what_they_were(tmp_path):
+    vocabulary = golden.write_vocabulary(tmp_path / "vocab.txt")
+    assert golden.converted_hashes(tmp_path, vocabulary) == CONVERTED
