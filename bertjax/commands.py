@@ -105,6 +105,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = _first_batches(task, args.steps)
+    task.check_data(args.steps)
     if "corpus" in config.data:
         vocabulary, show = open_corpus(config.data.corpus).vocabulary(), format_example
     else:

@@ -172,6 +172,19 @@ def test_a_damaged_corpus_is_refused_with_the_file(capfd, corpus, tmp_path, file
     assert not (tmp_path / "run").exists()
 
 
+def test_a_flipped_bit_of_a_corpus_is_a_failure_with_its_block(capfd, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    damaged = tmp_path / "corpus" / "train.tokens.bin"
+    data = bytearray(damaged.read_bytes())
+    data[77] ^= 4
+    damaged.write_bytes(data)
+    for command in (["train", "--workdir", tmp_path / "run"], ["inspect"], ["bench", "input"]):
+        code, error = ends(capfd, *command, "--config", f"{TINY},corpus={tmp_path}/corpus")
+        assert code == 1 and f"train.tokens.bin, block 0 (bytes 0 to {len(data) - 1:,}) does not match" in error
+        assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_damaged_checkpoint_is_a_failure_and_not_wrong_use(capfd, workdir, tmp_path):
     shutil.copytree(workdir, tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):

@@ -135,7 +135,7 @@ def prepare(
             "splits": splits,
             "token_dtype": store.token_dtype(used.size).str,
             "problems": {name: count for name, count in sorted(problems.items()) if count},
-            "files": {file.name: store.describe_file(file) for file in sorted(directory.iterdir())},
+            "files": store.describe_files(directory),
         }
         store.write_manifest(directory, manifest)
     return store.read_manifest(output)

@@ -1,4 +1,4 @@
-"""The tokenised corpus on disk: three flat arrays a split and one manifest.
+"""The tokenised corpus on disk: three flat arrays a split, their checksums, and one manifest.
 
 A corpus directory holds
 
@@ -7,31 +7,36 @@ A corpus directory holds
     SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536), all token ids in order
     SPLIT.sentences.bin        uint64 [sentences + 1], token index where each sentence starts; the last is the total
     SPLIT.documents.bin        uint64 [documents + 1], sentence index where each document starts; likewise
+    SPLIT.ARRAY.crc32          uint32 [blocks], CRC-32 of each 256 KiB of the array's file
 
 for the splits `train` and `heldout`. Flat arrays are memory-mapped, so a corpus may be larger than RAM and any
-sentence is one lookup away, which is what makes a jump to any training step cost the same.
+sentence is one lookup away, which is what makes a jump to any training step cost the same. The manifest has the SHA-256
+of every other file, so that its own stands for the whole corpus.
 """
 
 import dataclasses
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertjax.corpus.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
 from bertjax.corpus.mapping import map_file
-from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
-from bertjax.errors import UsageError
+from bertjax.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import JSON_BYTES, read_json, read_whole
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 SPLITS = ("train", "heldout")
 ARRAYS = ("tokens", "sentences", "documents")
 OFFSET_DTYPE = np.dtype("<u8")
 
-_SAMPLE_BYTES = 1 << 16
-_SAMPLES = 64
+_TOKEN_DTYPES = ("<u2", "<u4")
+_AGAIN = "run `bertjax prepare` again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +56,13 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """An opened corpus: where it is, what its manifest says, and its splits."""
+    """An opened corpus: where it is, what its manifest says, its splits, and which blocks of them were verified."""
 
     path: Path
     manifest: dict[str, Any]
     train: Split
     heldout: Split
+    verification: Verification
 
     @property
     def vocabulary_path(self) -> Path:
@@ -68,8 +74,8 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which holds the checksum of everything else."""
-        return hashlib.sha256((self.path / MANIFEST).read_bytes()).hexdigest()
+        """SHA-256 of the manifest, which holds that of everything else."""
+        return hashlib.sha256(read_whole(self.path / MANIFEST, JSON_BYTES)).hexdigest()
 
 
 def array_file(split: str, array: str) -> str:
@@ -82,31 +88,27 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a whole file, read in blocks."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def checksum_file(split: str, array: str) -> str:
+    """Name of the file that holds the checksums of the blocks of one array."""
+    return f"{split}.{array}.crc32"
 
 
-def sample_sha256(path: Path) -> str:
-    """SHA-256 of a file's size and of 64 blocks of 64 KiB spread evenly over it, first and last included.
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """The manifest's entries of the finished files of a corpus; writes the checksums of the blocks of its arrays.
 
-    Costs the same for a megabyte and a terabyte, and sees truncation, a wrong file and wide damage; the full
-    checksum, `sha256`, is in the manifest too.
+    Raises:
+      OSError: the disk is full.
     """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    last = max(0, size - _SAMPLE_BYTES)
-    with open(path, "rb") as file:
-        for start in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
-            file.seek(start)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def describe_file(path: Path) -> dict[str, Any]:
-    """The manifest's entry of a finished file."""
-    return {"bytes": path.stat().st_size, "sha256": sha256(path), "sample_sha256": sample_sha256(path)}
+    tables = {array_file(split, array): checksum_file(split, array) for split in SPLITS for array in ARRAYS}
+    entries = {}
+    for file in sorted(directory.iterdir()):
+        checksums = checksums_of(file)
+        entries[file.name] = {"bytes": file.stat().st_size, "sha256": checksums.sha256}
+        if file.name in tables:
+            table = directory / tables[file.name]
+            table.write_bytes(checksums.blocks.tobytes())
+            entries[table.name] = {"bytes": table.stat().st_size, "sha256": checksums_of(table).sha256}
+    return entries
 
 
 def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
@@ -125,51 +127,139 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = read_json(file)
         found = manifest["format"]
-        if found == FORMAT:
-            manifest["files"], manifest["vocabulary"]["file"], manifest["token_dtype"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"the corpus manifest {file} is damaged ({error}); run `bertjax prepare` again") from error
+        odd = _odd_value(manifest) if found == FORMAT else ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"the corpus manifest {file} is damaged ({_told(error)}); {_AGAIN}") from error
     if found != FORMAT:
-        raise UsageError(
-            f"the corpus {path} has format {found}, this version reads {FORMAT}; run `bertjax prepare` again"
-        )
+        raise UsageError(f"the corpus {path} has format {str(found)[:20]}, this version reads {FORMAT}; {_AGAIN}")
+    if odd:
+        raise UsageError(f"the corpus manifest {file} is damaged ({odd}); {_AGAIN}")
     return manifest
 
 
-def _verify(path: Path, manifest: dict[str, Any]) -> None:
+def _told(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _odd_value(manifest: dict[str, Any]) -> str:
+    """What in a manifest can be no value of it; "" where nothing is.
+
+    Raises:
+      KeyError, TypeError, AttributeError: something is not there, or is not of the kind it must be.
+    """
+    vocabulary, files, dtype = manifest["vocabulary"], manifest["files"], manifest["token_dtype"]
+    if dtype not in _TOKEN_DTYPES:
+        return f"token_dtype is {str(dtype)[:40]!r}, known: {', '.join(_TOKEN_DTYPES)}"
+    size, lower_case, name = vocabulary["size"], vocabulary["lower_case"], vocabulary["file"]
+    if type(size) is not int or size < 1 or token_dtype(size).str != dtype:
+        return f"a vocabulary of {str(size)[:40]} pieces does not go with token_dtype {dtype}"
+    if type(lower_case) is not bool:
+        return f"the vocabulary's lower_case is {str(lower_case)[:40]!r}"
+    if name not in VOCABULARY_FILES.values():
+        return f"the vocabulary's file is {str(name)[:40]!r}"
+    itemsizes = {name: 1}
+    for split in SPLITS:
+        for array in ARRAYS:
+            itemsizes[array_file(split, array)] = _dtypes(np.dtype(dtype))[array].itemsize
+            itemsizes[checksum_file(split, array)] = CHECKSUM_DTYPE.itemsize
+    if other := {*files} - {*itemsizes}:
+        return f"it lists {str(min(other))[:40]!r}, which is no file of a corpus"
+    for name, itemsize in itemsizes.items():
+        length, sha256 = files[name]["bytes"], files[name]["sha256"]
+        if type(length) is not int or length < 0 or length % itemsize:
+            return f"{name} has {str(length)[:40]} bytes in it"
+        if type(sha256) is not str:
+            return f"{name} has the checksum {str(sha256)[:40]}"
+    for split in SPLITS:
+        for array in ARRAYS:
+            blocks = -(-files[array_file(split, array)]["bytes"] // BLOCK_BYTES)
+            if files[checksum_file(split, array)]["bytes"] != blocks * CHECKSUM_DTYPE.itemsize:
+                return f"{checksum_file(split, array)} has not one checksum for each block"
+    return ""
+
+
+def _dtypes(tokens: np.dtype) -> dict[str, np.dtype]:
+    return {"tokens": tokens, "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
+
+
+def _check_files(path: Path, manifest: dict[str, Any]) -> None:
+    """Refuses a corpus whose files have another size, or whose vocabulary is another."""
     for name, expected in manifest["files"].items():
         file = path / name
         if not file.is_file():
-            raise UsageError(f"the corpus {path} is damaged: {name} is missing; run `bertjax prepare` again")
+            raise UsageError(f"the corpus {path} is damaged: {name} is missing; {_AGAIN}")
         size = file.stat().st_size
         if size != expected["bytes"]:
             raise UsageError(
                 f"the corpus {path} is damaged: {name} has {size:,} bytes, its manifest says "
-                f"{expected['bytes']:,}; run `bertjax prepare` again"
+                f"{expected['bytes']:,}; {_AGAIN}"
             )
-        if sample_sha256(file) != expected["sample_sha256"]:
-            raise UsageError(
-                f"the corpus {path} is damaged: {name} does not match its checksum; run `bertjax prepare` again"
-            )
+    _checked(path, manifest, manifest["vocabulary"]["file"])
 
 
-def open_corpus(path: str | Path, verify: bool = True) -> Corpus:
-    """Opens a corpus, checking sizes and sampled checksums first.
+def _checked(path: Path, manifest: dict[str, Any], name: str) -> bytes:
+    """The content of a small file of the corpus."""
+    expected = manifest["files"][name]
+    content = read_whole(path / name, expected["bytes"])
+    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        raise BertjaxError(f"the corpus {path} is damaged: {name} does not match its checksum; {_AGAIN}")
+    return content
+
+
+def open_corpus(path: str | Path) -> Corpus:
+    """Opens a corpus after a quick check: sizes, and some blocks of each array, or all of a small corpus.
+
+    What is read later is verified by `Corpus.verification`.
 
     Raises:
-      UsageError: there is no corpus at `path`, or it is damaged.
+      UsageError: there is no corpus at `path`, or a file is missing or has another size.
+      BertjaxError: a file is damaged, with the block.
     """
     path = Path(path)
     manifest = read_manifest(path)
-    if verify:
-        _verify(path, manifest)
+    _check_files(path, manifest)
     dtype = np.dtype(manifest["token_dtype"])
-    return Corpus(path, manifest, **{split: open_split(path, split, dtype) for split in SPLITS})
+    # The held-out split first: it is small, and every evaluation reads all of it.
+    verification = Verification(
+        [_block_file(path, manifest, split, array) for split in reversed(SPLITS) for array in ARRAYS]
+    )
+    verification.verify_at_start()
+    splits = {split: open_split(path, split, dtype) for split in SPLITS}
+    return Corpus(path, manifest, **splits, verification=verification)
+
+
+def _block_file(path: Path, manifest: dict[str, Any], split: str, array: str) -> BlockFile:
+    files, dtype = manifest["files"], np.dtype(manifest["token_dtype"])
+    if array == "tokens":
+        fault = partial(_odd_id, manifest["vocabulary"]["size"])
+    else:
+        beyond = "tokens" if array == "sentences" else "sentences"
+        count = files[array_file(split, beyond)]["bytes"] // _dtypes(dtype)[beyond].itemsize
+        fault = partial(_odd_offset, count if array == "sentences" else count - 1, beyond)
+    return BlockFile(
+        path=path / array_file(split, array),
+        checksums=np.frombuffer(_checked(path, manifest, checksum_file(split, array)), CHECKSUM_DTYPE),
+        dtype=_dtypes(dtype)[array],
+        of=f"the corpus {path}",
+        remedy=_AGAIN,
+        fault=fault,
+    )
+
+
+def _odd_id(vocabulary_size: int, ids: np.ndarray) -> str:
+    largest = int(ids.max(initial=0))
+    return "" if largest < vocabulary_size else f"holds the id {largest:,}, the vocabulary has {vocabulary_size:,}"
+
+
+def _odd_offset(last: int, what: str, offsets: np.ndarray) -> str:
+    if np.any(offsets[1:] < offsets[:-1]):
+        return f"holds starts of {what} that do not rise"
+    return "" if int(offsets[-1]) <= last else f"points to {what[:-1]} {int(offsets[-1]):,}, there are {last:,}"
 
 
 def open_split(directory: Path, split: str, dtype: np.dtype) -> Split:
     """Memory-maps the files of one split, unchecked."""
-    dtypes = {"tokens": dtype, "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
+    dtypes = _dtypes(dtype)
     return Split(**{array: map_file(directory / array_file(split, array), dtypes[array]) for array in ARRAYS})

@@ -11,6 +11,7 @@ from bertjax.corpus.store import Corpus
 from bertjax.data.pretraining import train_dataset
 from bertjax.data.settings import Masking, Phase
 from bertjax.data.share import WHOLE
+from bertjax.data.verified import verify_training, watched
 from bertjax.errors import UsageError
 
 _WARM_UP_BATCHES = 10
@@ -45,13 +46,13 @@ def bench_input(
       seq_len, batch_size: of the phase.
 
     Raises:
-      UsageError, BertjaxError: as `pretraining.train_dataset`.
+      UsageError, BertjaxError: as `pretraining.train_dataset`; also, the corpus is damaged.
     """
     # More steps than any measurement reaches.
     phase = dataclasses.replace(phase, start_step=0, stop_step=1 << 40)
 
     def batches(shuffle: bool) -> Iterator[dict[str, np.ndarray]]:
-        return train_dataset(
+        dataset = train_dataset(
             corpus,
             phase,
             objective=objective,
@@ -62,7 +63,13 @@ def bench_input(
             share=WHOLE,
             parallel_calls=parallel_calls,
             shuffle=shuffle,
-        ).as_numpy_iterator()
+        )
+        return watched(dataset, corpus, lambda made: verify(made, shuffle))
+
+    def verify(steps: int, shuffle: bool) -> None:
+        verify_training(
+            corpus, (phase,), steps, objective=objective, seed=seed, pair_passes=pair_passes, shuffle=shuffle
+        )
 
     if not 0 < seconds <= 3600:
         raise UsageError(f"--seconds is {seconds}; it must be above 0 and at most 3600")
@@ -77,6 +84,8 @@ def bench_input(
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
         count[shuffle] += batch_count
         spent[shuffle] += batch_seconds
+    for shuffle in count:
+        verify(count[shuffle] + _WARM_UP_BATCHES, shuffle)
     rate = {shuffle: count[shuffle] * phase.batch_size * phase.seq_len / spent[shuffle] for shuffle in count}
     return {
         "tokens_per_second": rate[True],

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
 from bertjax.corpus.mapping import map_file
 from bertjax.corpus.progress import progress_bar
-from bertjax.corpus.store import Corpus, Split, sample_sha256
-from bertjax.data.files import UNFINISHED_SUFFIX, replacing
+from bertjax.corpus.store import Corpus, Split, array_file
 from bertjax.data.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import check_space, is_ours, read_json, read_whole, replacing, unfinished_files, write_whole
 
 # Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
 _VERSION = 1
@@ -39,17 +41,21 @@ class PairPlan:
     Attributes:
       records: [rows] `pairs.RECORD`, memory-mapped.
       pass_ends: [passes] int64, rows up to and with each pass.
+      path: of the records' file, whose blocks the corpus's `verification` knows.
     """
 
     records: np.ndarray
     pass_ends: np.ndarray
+    path: Path
 
 
 def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> PairPlan:
     """The plan of a split, from disk if it is there and whole, else made and stored.
 
-    Stored in the corpus' folder `plans`, or in the system's folder for temporary files if that is not writable.
-    Processes may do this at the same time: each writes a file of its own and renames it, and all make the same bytes.
+    Stored in the corpus' folder `plans`, or, if that is not writable, in a folder of this user alone in the system's
+    folder for temporary files. A large plan is held against its checksums in part here, and goes on to be by the
+    corpus's `verification`. Processes may do this at the same time: each writes a file of its own and renames it, and
+    all make the same bytes.
 
     Args:
       corpus: the corpus.
@@ -60,7 +66,7 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
 
     Raises:
       UsageError: the split has fewer than two documents, so that no B could come from another one.
-      BertjaxError: the plan cannot be written anywhere.
+      BertjaxError: the plan cannot be written anywhere, or the corpus that it is to be made of is damaged.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
@@ -69,7 +75,51 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
             f"the {split} split of the corpus {corpus.path} has {count} document(s); sentence pairs need at least 2: "
             "prepare more text, or use objective 'none'"
         )
-    settings = {
+    settings = _settings(corpus, split, seq_len, seed, passes)
+    places = _places(corpus, settings)
+    shared = places[-1].parent
+    for place in places:
+        if place.parent != shared or _is_private(shared):
+            plan = _read(place, settings, corpus.verification)
+            if plan is not None:
+                return plan
+    for array in ("sentences", "documents"):
+        corpus.verification.verify(corpus.path / array_file(split, array))
+    # About a row for each `seq_len` tokens.
+    needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
+    problems = []
+    for place in places:
+        folder = place.parent
+        try:
+            folder.mkdir(mode=0o700 if folder == shared else 0o777, parents=True, exist_ok=True)
+            if folder == shared and not _is_private(folder):
+                problems.append(f"{folder}: it is no folder of this user alone (mode 700), remove it")
+                continue
+            check_space(folder, needed_bytes, f"the plan of {passes:,} passes", "lower config.data.pair_passes")
+            _write(place, settings, data)
+        except (OSError, BertjaxError) as error:
+            problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
+            continue
+        plan = _read(place, settings, corpus.verification)
+        if plan is not None:
+            return plan
+        problems.append(f"{folder}: the file does not read back as written")
+    raise BertjaxError(f"cannot store the pair plan ({'; '.join(problems)}); free some space or set TMPDIR")
+
+
+def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> None:
+    """Holds the plan that `pair_plan` gave for these arguments against its checksums; nothing where it gave none.
+
+    Raises:
+      BertjaxError: a block is damaged.
+    """
+    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes)):
+        if corpus.verification.has(place.with_suffix(".bin")):
+            corpus.verification.verify(place.with_suffix(".bin"))
+
+
+def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> dict[str, Any]:
+    return {
         "version": _VERSION,
         "corpus": corpus.fingerprint,
         "split": split,
@@ -77,46 +127,44 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
         "seed": seed,
         "passes": passes,
     }
+
+
+def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
+    """Where a plan may lie, its files' endings left out: beside the corpus, or in this user's temporary folder."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    name = f"pairs-{split}-{seq_len}-{key}"
-    folders = _folders(corpus)
-    for folder in folders:
-        plan = _read(folder / name, settings)
-        if plan is not None:
-            return plan
-    problems = []
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / name, settings, data)
-        except OSError as error:
-            problems.append(f"{folder}: {error.strerror or error}")
-            continue
-        plan = _read(folder / name, settings)
-        if plan is not None:
-            return plan
-        problems.append(f"{folder}: the file does not read back as written")
-    raise BertjaxError(f"cannot store the pair plan ({'; '.join(problems)}); free some space or set TMPDIR")
+    name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
+    return corpus.path / "plans" / name, Path(tempfile.gettempdir()) / f"bertjax-plans-{os.getuid()}" / name
 
 
-def _folders(corpus: Corpus) -> tuple[Path, Path]:
-    return corpus.path / "plans", Path(tempfile.gettempdir()) / f"bertjax-plans-{os.getuid()}"
+def _is_private(folder: Path) -> bool:
+    """Whether a folder, not a link to one, is this user's and nobody else can put anything there."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and is_ours(found) and not found.st_mode & 0o077
 
 
-def _read(path: Path, settings: dict[str, Any]) -> PairPlan | None:
+def _read(path: Path, settings: dict[str, Any], verification: Verification) -> PairPlan | None:
     """Maps a stored plan; None if there is none, or it is of other settings, cut short or changed."""
     records = path.with_suffix(".bin")
     try:
-        header = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        header = read_json(path.with_suffix(".json"))
         ends = np.array(header["pass_ends"], np.int64)
-        whole = (
-            header["settings"] == settings
-            and records.stat().st_size == ends[-1] * RECORD.itemsize
-            and sample_sha256(records) == header["sample_sha256"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        size = int(ends[-1]) * RECORD.itemsize
+        if header["settings"] != settings or records.stat().st_size != size:
+            return None
+        table = read_whole(path.with_suffix(".crc32"), size)
+        if hashlib.sha256(table).hexdigest() != header["checksums_sha256"]:
+            return None
+        remedy = "remove it, it is made again"
+        checksums = np.frombuffer(table, CHECKSUM_DTYPE)
+        found = Verification([BlockFile(records, checksums, np.dtype("u1"), f"the pair plan {path}", remedy)])
+        found.verify_at_start()
+        verification.take_over(found)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, BertjaxError):
         return None
-    return PairPlan(map_file(records, RECORD), ends) if whole else None
+    return PairPlan(map_file(records, RECORD), ends, records)
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
@@ -140,10 +188,10 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                         rows += records.size
                     progress.update(tokens)
                 ends.append(rows)
-        checksum = sample_sha256(unfinished)
-    with replacing(path.with_suffix(".json")) as unfinished:
-        header = {"settings": settings, "pass_ends": ends, "sample_sha256": checksum}
-        unfinished.write_text(json.dumps(header, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        table = checksums_of(unfinished).blocks.tobytes()
+    write_whole(path.with_suffix(".crc32"), table)
+    header = {"settings": settings, "pass_ends": ends, "checksums_sha256": hashlib.sha256(table).hexdigest()}
+    write_whole(path.with_suffix(".json"), json.dumps(header, indent=1, sort_keys=True) + "\n")
 
 
 def _write_all(file: Any, data: memoryview) -> None:
@@ -172,7 +220,7 @@ def _generator(*seeds: int) -> np.random.Generator:
 
 def _remove_abandoned(folder: Path) -> None:
     """Removes what killed processes left; a live one writes to its file all the time."""
-    for file in folder.glob(f".pairs-*{UNFINISHED_SUFFIX}"):
+    for file in unfinished_files(folder):
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
                 file.unlink()

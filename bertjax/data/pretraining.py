@@ -30,7 +30,7 @@ Batch = dict[str, tf.Tensor]
 
 # What a stream of random numbers is for, so that no two share a key.
 _ORDER, _OFFSET, _MASKS, _CUTS = range(4)
-_EVAL_SEED = 0
+EVAL_SEED = 0
 _PHILOX = 1
 
 
@@ -86,21 +86,7 @@ def train_dataset(
     if not phase.start_step <= start_step <= phase.stop_step:
         raise UsageError(f"step {start_step} is outside its phase, steps {phase.start_step} to {phase.stop_step}")
 
-    order_key, offset_key = stream_key(seed, phase.start_step, _ORDER), stream_key(seed, phase.start_step, _OFFSET)
-    if objective == "nsp":
-        plan = pair_plan(corpus, "train", phase.seq_len, seed, pair_passes)
-        order, lookup = epoch_order(plan.pass_ends, order_key, shuffle), pair_lookup(plan)
-
-        def spans_at(positions: tf.Tensor) -> Spans:
-            return lookup(order(positions)[0])
-    else:
-        tokens, width = _token_count(corpus, "train"), phase.seq_len - 2
-        order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
-        tile = tile_lookup(tokens, width, offset_key)
-
-        def spans_at(positions: tf.Tensor) -> Spans:
-            return tile(*order(positions))
-
+    lookup = train_lookup(corpus, phase, objective=objective, seed=seed, pair_passes=pair_passes, shuffle=shuffle)
     assemble = _assembler(
         corpus,
         corpus.train,
@@ -116,9 +102,36 @@ def train_dataset(
 
     def batch_of_step(step: tf.Tensor) -> Batch:
         first = (step - phase.start_step) * phase.batch_size
-        return assemble(spans_at(first + rows), first)
+        return assemble(lookup(first + rows)[1], first)
 
     return _mapped(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step, parallel_calls)
+
+
+def train_lookup(
+    corpus: Corpus, phase: Phase, *, objective: str, seed: int, pair_passes: int, shuffle: bool = True
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]:
+    """A function of positions of a phase to (row of the pair plan or of the tiling, span of the training tokens).
+
+    Args and errors as `train_dataset`.
+    """
+    order_key, offset_key = stream_key(seed, phase.start_step, _ORDER), stream_key(seed, phase.start_step, _OFFSET)
+    if objective == "nsp":
+        plan = pair_plan(corpus, "train", phase.seq_len, seed, pair_passes)
+        order, pairs = epoch_order(plan.pass_ends, order_key, shuffle), pair_lookup(plan)
+
+        def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
+            row = order(positions)[0]
+            return row, pairs(row)
+    else:
+        tokens, width = _token_count(corpus, "train"), phase.seq_len - 2
+        order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
+        tile = tile_lookup(tokens, width, offset_key)
+
+        def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
+            row, epoch = order(positions)
+            return row, tile(row, epoch)
+
+    return lookup
 
 
 def eval_dataset(
@@ -152,7 +165,7 @@ def eval_dataset(
     if max_rows is not None and max_rows < 1:
         raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
     if objective == "nsp":
-        plan = pair_plan(corpus, "heldout", seq_len, _EVAL_SEED, 1)
+        plan = pair_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
         available, lookup = len(plan.records), pair_lookup(plan)
     else:
         tokens, width = _token_count(corpus, "heldout"), seq_len - 2
@@ -163,7 +176,7 @@ def eval_dataset(
 
     count = min(available, max_rows or available)
     assemble = _assembler(
-        corpus, corpus.heldout, masking, seq_len, max_predictions, objective == "nsp", runs, _EVAL_SEED
+        corpus, corpus.heldout, masking, seq_len, max_predictions, objective == "nsp", runs, EVAL_SEED
     )
     rows = share.rows(batch_size)
 

@@ -66,6 +66,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         synthetic_batch=partial(synthetic_batch, phases(config)[0], model),
         score=lambda means, outputs: _with_perplexity(means),
         baseline=partial(_baseline, config, corpus),
+        check_data=partial(_check_data, config, corpus),
         notes=tuple(_note(phase, model) for phase in phases(config)),
         files=vocabulary_files(vocabulary) if vocabulary else {},
         data_hash=corpus.fingerprint if corpus else "",
@@ -96,29 +97,52 @@ def _needed(corpus: Corpus | None) -> Corpus:
 def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
     from bertjax.data.baseline import context_free_baseline
 
+    # It counts the tokens of the whole corpus.
+    _needed(corpus).verification.verify_all()
     return context_free_baseline(_needed(corpus), _eval_batches(config, corpus, WHOLE))
 
 
 def _train_batches(config: ConfigDict, corpus: Corpus | None, start_step: int, share: Share) -> Iterator[NumpyBatch]:
     # Imported here, so that models are described and timed where TensorFlow is not installed.
     from bertjax.data.pretraining import train_dataset
+    from bertjax.data.verified import watched
 
     for phase in phases(config):
         if start_step < phase.stop_step:
-            yield from train_dataset(
+            first = max(start_step, phase.start_step)
+            dataset = train_dataset(
                 _needed(corpus),
                 phase,
                 objective=config.data.objective,
                 masking=Masking(**config.data.masking),
                 seed=config.seed,
                 pair_passes=config.data.pair_passes,
-                start_step=max(start_step, phase.start_step),
+                start_step=first,
                 share=share,
-            ).as_numpy_iterator()
+            )
+            yield from watched(dataset, corpus, lambda made, first=first: _check_data(config, corpus, first + made))
+
+
+def _check_data(config: ConfigDict, corpus: Corpus | None, steps: int | None) -> None:
+    corpus = _needed(corpus)
+    corpus.verification.check()
+    if steps is not None:
+        from bertjax.data.verified import verify_evaluation, verify_training
+
+        verify_evaluation(corpus, phases(config)[0].seq_len, config.data.objective)
+        verify_training(
+            corpus,
+            phases(config),
+            steps,
+            objective=config.data.objective,
+            seed=config.seed,
+            pair_passes=config.data.pair_passes,
+        )
 
 
 def _eval_batches(config: ConfigDict, corpus: Corpus | None, share: Share) -> Iterator[NumpyBatch]:
     from bertjax.data.pretraining import eval_dataset
+    from bertjax.data.verified import verify_evaluation, watched
 
     phase = phases(config)[0]
     dataset = eval_dataset(
@@ -131,7 +155,7 @@ def _eval_batches(config: ConfigDict, corpus: Corpus | None, share: Share) -> It
         max_rows=config.data.eval_rows or None,
         share=share,
     )
-    return iter(dataset.as_numpy_iterator())
+    return watched(dataset, corpus, lambda made: verify_evaluation(corpus, phase.seq_len, config.data.objective))
 
 
 def denominators(batch: Batch) -> dict[str, jax.Array]:

@@ -83,6 +83,8 @@ class Task:
       synthetic_batch: a batch of random numbers, of the shape of the first step, for benchmarks.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
       baseline: metrics of the best guess that looks at no input, on the evaluation batches.
+      check_data: raises a BertjaxError where data that was read has been found damaged; given a number of steps, only
+        after all that they and the evaluations read has been checked.
       best_by: the evaluation metric by which the best checkpoint is kept, higher being better; "" keeps the newest.
       write: (outputs of the evaluation batches, folder) to the prediction files it wrote; None where there are none.
       fresh: top-level parameters that never come from the checkpoint a run starts from.
@@ -102,6 +104,7 @@ class Task:
     synthetic_batch: Callable[[], NumpyBatch]
     score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means
     baseline: Callable[[], dict[str, float]] = dict
+    check_data: Callable[[int | None], None] = lambda steps: None
     best_by: str = ""
     eval_steps: int = 0
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None

@@ -36,7 +36,9 @@ def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) 
       UsageError: the checkpoint does not fit the config's model.
     """
     mesh, params = _mesh_and_params(config, task, checkpoint)
-    return evaluate(task, mesh, params)
+    values = evaluate(task, mesh, params)
+    task.check_data(0)
+    return values
 
 
 def write_predictions(config: ConfigDict, task: Task, checkpoint: epath.Path, folder: str) -> list[Path]:

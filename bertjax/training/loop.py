@@ -15,6 +15,7 @@ from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
+from bertjax.training.agreement import check_together
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import identity_of
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
@@ -131,6 +132,7 @@ def _run(
             # In this order, so that a checkpoint has all lines before it. The loop waits for the devices here alone.
             if last or step % config.log_every == 0:
                 _refuse_bad_step(state, checkpoints)
+                _refuse_damage(task, None)
                 values = _with_loss(means(jax.device_get(state.sums)), task.objective)
                 state = zero_sums(state)
                 progress.log(step, values)
@@ -144,6 +146,7 @@ def _run(
                 say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
                 return {"step": step, "stopped": True, **progress.evaluation}
     checkpoints.wait()
+    _refuse_damage(task, schedule.steps)
     best = checkpoints.best()
     values = progress.finished(best)
     return {"step": step, "stopped": False, "checkpoint": str(best), **values}
@@ -191,6 +194,13 @@ def _with_loss(values: dict[str, float], objective: Objective) -> dict[str, floa
 def _key(seed: int, purpose: str) -> jax.Array:
     """A random key of its own for each purpose; steps are folded in by whoever uses it."""
     return jax.random.fold_in(jax.random.key(seed), sum(purpose.encode()))
+
+
+def _refuse_damage(task: Task, steps: int | None) -> None:
+    try:
+        check_together(lambda: task.check_data(steps))
+    except BertjaxError as error:
+        raise BertjaxError(f"{error}; what this run has saved may come of it: train in a new --workdir") from error
 
 
 def _refuse_bad_step(state: TrainState, checkpoints: Checkpoints) -> None:

@@ -115,7 +115,7 @@ def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monk
         run(tmp_path, *inputs, name=f"{place}/corpus", workers=workers, **settings)
     first, second = (bytes_of(tmp_path / place / "corpus") for place in ("here", "there"))
     assert first == second
-    assert len(first) == 8  # Six arrays, a vocabulary, a manifest.
+    assert len(first) == 14  # Six arrays, their checksums, a vocabulary, a manifest.
 
 
 def test_document_in_many_pieces_is_one(tmp_path, vocabulary, monkeypatch):
@@ -348,7 +348,7 @@ def test_docstrings(tmp_path, vocabulary, monkeypatch):
     expected = [["The green river is quiet.", "Walk under the seven lamps."], ["Paper and stone, once."]]
     assert documents_of(corpus.train) == [[tuple(tokenizer.encode(s)) for s in d] for d in expected]
     assert manifest["problems"] == {"unparsable_modules": 1}
-    assert len(bytes_of(tmp_path / "corpus")) == 8
+    assert len(bytes_of(tmp_path / "corpus")) == 14
 
 
 def test_released_style_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):

@@ -37,10 +37,9 @@ def write_corpus(
         }
         for name, array in arrays.items():
             array.tofile(path / store.array_file(split, name))
-    files = {file.name: store.describe_file(file) for file in sorted(path.iterdir())}
-    store.write_manifest(
-        path, {"files": files, "token_dtype": dtype.str, "vocabulary": {"file": "vocab.txt", "lower_case": True}}
-    )
+    vocabulary = {"file": "vocab.txt", "lower_case": True, "size": vocabulary_size}
+    files = store.describe_files(path)
+    store.write_manifest(path, {"files": files, "token_dtype": dtype.str, "vocabulary": vocabulary})
     return store.open_corpus(path)
 
 

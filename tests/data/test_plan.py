@@ -13,6 +13,7 @@ from small_corpora import random_documents
 from bertjax.data import pairs, plan
 from bertjax.data.plan import pair_plan
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import unfinished_name
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, mon
 def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(corpus):
     folder = corpus.path / "plans"
     folder.mkdir()
-    abandoned, live = folder / ".pairs-a.bin-x.unfinished", folder / ".pairs-b.bin-y.unfinished"
+    abandoned, live = (folder / unfinished_name("pairs-a.bin") for _ in range(2))
     for file in (abandoned, live):
         file.write_bytes(b"0")
     day_ago = time.time() - 86_400
@@ -126,7 +127,7 @@ def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
         process.stdin.flush()
     hashes = {process.communicate(timeout=60)[0] for process in processes}
     assert len(hashes) == 1 and len(hashes.pop().strip()) == 64
-    assert len(files(corpus)) == 2
+    assert len(files(corpus)) == 3
 
 
 @pytest.mark.parametrize("documents", [[], [[3, 4, 5]]])

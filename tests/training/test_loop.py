@@ -14,6 +14,7 @@ import pytest
 from etils import epath
 
 from bertjax.config import load_config
+from bertjax.corpus import blocks
 from bertjax.corpus.prepare import prepare
 from bertjax.corpus.store import open_corpus
 from bertjax.data.plan import pair_plan
@@ -68,6 +69,44 @@ def stopped(task: Task, at: int) -> Task:
         return batch
 
     return spoiled(task, at, send)
+
+
+@pytest.mark.parametrize("found", [3, 14])
+def test_damaged_data_ends_a_run_at_a_log_line_or_before_it_is_done(corpus, tmp_path, found):
+    config, task = make(corpus)
+    asked = []
+
+    def check_data(steps):
+        asked.append(steps)
+        if (found == 3 and len(asked) == 1) or steps == found:
+            raise BertjaxError("block 7 is damaged; prepare it again")
+
+    with pytest.raises(BertjaxError, match="^block 7 is damaged; prepare it again; what this run .* a new --workdir$"):
+        loop.train(config, dataclasses.replace(task, check_data=check_data), str(tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # Lines are logged at 3, 6, 9, 12 and 14.
+    assert asked == ([None] if found == 3 else [None] * 5 + [14])
+    assert max(line["step"] for line in lines) == (0 if found == 3 else 14)
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_a_task_checks_the_corpus_it_reads(corpus, tmp_path, monkeypatch):
+    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("plans"))
+    monkeypatch.setattr(blocks, "WHOLE_BYTES", 0)
+    # Nothing is verified when the corpus is opened, nor beside.
+    monkeypatch.setattr(blocks.Verification, "verify_at_start", lambda self: None)
+    monkeypatch.setattr(blocks.Verification, "start", lambda self: None)
+    _, task = make(tmp_path / "corpus")
+    file = tmp_path / "corpus" / "train.tokens.bin"
+    file.write_bytes(file.read_bytes()[:-2] + bytes(2))
+    next(iter(task.train_batches(0)))
+    assert len(list(task.eval_batches())) > 0
+    task.check_data(0)
+    task.check_data(None)
+    with pytest.raises(BertjaxError, match=r"train\.tokens\.bin, block 0 \(bytes 0 to "):
+        task.check_data(1)
+    with pytest.raises(BertjaxError, match=r"train\.tokens\.bin, block 0 "):
+        task.baseline()
 
 
 def final_params(path: Path, config, task):

@@ -1,0 +1,105 @@
+"""Batches of nothing but verified data: what a run read of its corpus, held against the checksums before it ends."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bertjax.corpus.blocks import blocks_of
+from bertjax.corpus.store import Corpus, array_file
+from bertjax.data.pairs import RECORD
+from bertjax.data.plan import pair_plan, verify_read_plan
+from bertjax.data.pretraining import EVAL_SEED, train_lookup
+from bertjax.data.settings import Phase
+from bertjax.errors import BertjaxError
+
+_POSITIONS_AT_ONCE = 1 << 16
+
+
+def watched(dataset: tf.data.Dataset, corpus: Corpus, verify: Callable[[int], None]) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of a dataset, while the corpus is verified beside; where one cannot be made, the damage that is why.
+
+    Args:
+      verify: holds against its checksums what so many of the batches were made of.
+
+    Raises:
+      BertjaxError: the corpus is damaged, or a batch cannot be made for another reason.
+    """
+    corpus.verification.start()
+    made = 0
+    try:
+        for batch in dataset.as_numpy_iterator():
+            yield batch
+            made += 1
+    except tf.errors.OpError as error:
+        verify(made + 1)
+        reason = " ".join(str(error).split())[:200]
+        raise BertjaxError(f"cannot make a batch of the corpus {corpus.path}: {reason}") from error
+
+
+def verify_evaluation(corpus: Corpus, seq_len: int, objective: str) -> None:
+    """Holds the held-out tokens against their checksums, and the pairs made of them if they were read.
+
+    Raises:
+      BertjaxError: a block is damaged.
+    """
+    verification = corpus.verification
+    verification.check()
+    verification.verify(corpus.path / array_file("heldout", "tokens"))
+    if objective == "nsp":
+        verify_read_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
+
+
+def verify_training(
+    corpus: Corpus,
+    phases: tuple[Phase, ...],
+    steps: int,
+    *,
+    objective: str,
+    seed: int,
+    pair_passes: int,
+    shuffle: bool = True,
+) -> None:
+    """Holds against its checksums all that the batches of steps 0 to `steps - 1` were made of.
+
+    Args:
+      phases: of the run.
+      Others as in `pretraining.train_dataset`.
+
+    Raises:
+      BertjaxError: a block is damaged.
+    """
+    verification = corpus.verification
+    verification.check()
+    tokens = corpus.path / array_file("train", "tokens")
+    for phase in phases:
+        positions = max(0, min(steps, phase.stop_step) - phase.start_step) * phase.batch_size
+        plan = pair_plan(corpus, "train", phase.seq_len, seed, pair_passes).path if objective == "nsp" else None
+        left = verification.left(tokens) + (verification.left(plan) if plan else 0)
+        if not left or not positions:
+            continue
+        # So many random rows have touched most blocks, and to find out which would take longer than to verify them.
+        if positions >= left:
+            verification.verify(tokens)
+            if plan:
+                verification.verify(plan)
+            continue
+        lookup = train_lookup(corpus, phase, objective=objective, seed=seed, pair_passes=pair_passes, shuffle=shuffle)
+        for start in range(0, positions, _POSITIONS_AT_ONCE):
+            rows, spans = lookup(tf.range(start, min(start + _POSITIONS_AT_ONCE, positions), dtype=tf.int64))
+            verification.verify(tokens, _token_blocks(corpus, spans))
+            if plan:
+                verification.verify(plan, blocks_of(rows.numpy(), rows.numpy() + 1, RECORD.itemsize))
+
+
+def _token_blocks(corpus: Corpus, spans: Any) -> np.ndarray:
+    tokens = corpus.train.tokens
+    starts = np.concatenate([spans.a_start.numpy(), spans.b_start.numpy()])
+    stops = starts + np.concatenate([spans.a_length.numpy(), spans.b_length.numpy()])
+    # A span of a tiling may go on at the start of the array.
+    wrapped = np.maximum(0, stops - tokens.size)
+    return np.union1d(
+        blocks_of(starts, np.minimum(stops, tokens.size), tokens.itemsize),
+        blocks_of(np.zeros_like(wrapped), wrapped, tokens.itemsize),
+    )

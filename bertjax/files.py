@@ -1,0 +1,205 @@
+"""Files read and written whole, on this machine and, by their address (`gs://...`), elsewhere.
+
+Nothing is written through a link that someone else put there: what is unfinished has a name that cannot be guessed and
+is made by the call that names it. Nothing is read that has no end.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from etils import epath
+
+from bertjax.errors import BertjaxError, UsageError
+
+# Largest file of each kind that is read into memory.
+JSON_BYTES = 64 << 20  # configs, manifests, tokenizer.json, the index of weights in several files
+VOCABULARY_BYTES = 256 << 20  # vocab.txt, SentencePiece models
+TABLE_BYTES = 8 << 30  # examples of a task, texts to embed
+_UNFINISHED = re.compile(r"\..+-[0-9a-f]{16}\.unfinished")
+_NAME_CHARACTERS = 100
+# Left for everything else that writes to the same disk.
+_SPARE_BYTES = 16 << 20
+
+_Path = TypeVar("_Path", bound=os.PathLike)
+
+
+def unfinished_name(name: str) -> str:
+    """A hidden name, new at every call, for what will be `name` when it is finished."""
+    return f".{name[:_NAME_CHARACTERS]}-{secrets.token_hex(8)}.unfinished"
+
+
+@contextlib.contextmanager
+def replacing(path: _Path) -> Iterator[_Path]:
+    """A file beside `path` that takes its place at the end, or is removed if something goes wrong before.
+
+    Safe where several processes write the same path: each has a file of its own, the last to finish stays.
+
+    Args:
+      path: a `Path`, or an `epath.Path` with its address.
+
+    Raises:
+      OSError: the file cannot be made.
+    """
+    unfinished = path.parent / unfinished_name(path.name)
+    if not is_remote(path):
+        # With the permissions that the user's umask gives to new files; never an existing file, never through a link.
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_whole(path: _Path, content: str | bytes) -> _Path:
+    """Writes a file, text as UTF-8, so that a reader, or a kill at any moment, finds the old one or the new.
+
+    Returns:
+      Its path.
+
+    Raises:
+      BertjaxError: it cannot be written.
+    """
+    try:
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an `.npz` file, whole or not at all.
+
+    Raises:
+      BertjaxError: it cannot be written, or there is no room for it.
+    """
+    check_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
+    try:
+        with replacing(path) as unfinished, open(unfinished, "wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def unfinished_files(folder: Path) -> list[Path]:
+    """What processes of this user are writing in a folder with `replacing`, or were when they were killed."""
+    with os.scandir(folder) as entries:
+        return [
+            Path(entry.path)
+            for entry in entries
+            if _UNFINISHED.fullmatch(entry.name)
+            and entry.is_file(follow_symlinks=False)
+            and is_ours(entry.stat(follow_symlinks=False))
+        ]
+
+
+def is_ours(found: os.stat_result) -> bool:
+    """Whether a file or folder belongs to the user of this process."""
+    return found.st_uid == os.geteuid()
+
+
+def is_remote(path: os.PathLike | str) -> bool:
+    """Whether a path is an address such as `gs://bucket/run`."""
+    return "://" in os.fspath(path)
+
+
+def open_regular(path: os.PathLike) -> IO[bytes]:
+    """Opens a regular file of this machine; a pipe, a device or a folder could be read for ever, or not at all.
+
+    Raises:
+      UsageError: it is something else.
+      OSError: it cannot be opened.
+    """
+    # Without waiting, which a pipe that nobody writes to would have us do.
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(mode := os.fstat(opened).st_mode):
+        os.close(opened)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise UsageError(f"{os.fspath(path)} is no regular file; give one that can be read to an end")
+    return open(opened, "rb")
+
+
+def read_whole(path: os.PathLike, most_bytes: int) -> bytes:
+    """The content of a regular file that is to be held in memory.
+
+    Args:
+      path: a local path, or an `epath.Path` with its address.
+      most_bytes: a file of that kind may have.
+
+    Raises:
+      UsageError: it is no regular file, or larger than any of its kind.
+      OSError: it cannot be read.
+    """
+    if is_remote(path):
+        with epath.Path(path).open("rb") as file:
+            return read_stream(file, path, most_bytes)
+    with open_regular(path) as file:
+        return read_stream(file, path, most_bytes)
+
+
+def read_stream(file: IO[bytes], path: os.PathLike, most_bytes: int) -> bytes:
+    """What is left of an open file, which may be one that is decompressed as it is read.
+
+    Raises:
+      UsageError: it is larger than `most_bytes`.
+    """
+    held = io.BytesIO()
+    while block := file.read(min(1 << 24, most_bytes + 1 - held.tell())):
+        held.write(block)
+        if held.tell() > most_bytes:
+            raise UsageError(
+                f"{os.fspath(path)} has more than {most_bytes / 1e6:,.0f} MB, too much for what it is to be"
+            )
+    return held.getvalue()
+
+
+def read_json(path: os.PathLike) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+      UsageError: it is no regular file, or too large.
+      OSError: it cannot be read.
+      ValueError: it is no JSON, or no UTF-8.
+    """
+    try:
+        return json.loads(read_whole(path, JSON_BYTES).decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_space(folder: os.PathLike, needed_bytes: float, what: str, remedy: str = "choose another place") -> None:
+    """Refuses to begin writing what the disk has no room for; an address elsewhere is taken to have room.
+
+    Args:
+      folder: to write to; the nearest that exists counts.
+      needed_bytes: of what is to be written, or a low guess at them.
+      what: is to be written, for the message.
+      remedy: besides freeing space.
+
+    Raises:
+      BertjaxError: there is less.
+    """
+    if is_remote(folder):
+        return
+    place = Path(os.path.abspath(folder))
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed_bytes + _SPARE_BYTES > free:
+        raise BertjaxError(
+            f"{what} takes about {needed_bytes / 1e6:,.0f} MB, the disk of {place} has {free / 1e6:,.0f} MB free; free "
+            f"some space or {remedy}"
+        )

@@ -1,0 +1,75 @@
+"""What one process of a run finds out ends all of them."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertjax.corpus import blocks, store
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
+
+
+# Blocks so small that a corpus of a test has many, of which opening it verifies but some.
+SMALL_BLOCKS = (
+    "from bertjax.corpus import blocks, store; blocks.BLOCK_BYTES = store.BLOCK_BYTES = 64; blocks.WHOLE_BYTES = 0"
+)
+
+
+def start(corpora: list[Path], workdir: Path, before: str = "pass") -> list[subprocess.Popen]:
+    """The processes of one run, each with a corpus of its own, which are equal."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // len(corpora)}",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(len(corpora)),
+    }
+    command = [
+        *(sys.executable, "-c", f"{before}; from bertjax.cli import main; main()", "train", "--distributed"),
+        *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
+        *("--workdir", str(workdir)),
+    ]
+    return [
+        subprocess.Popen(
+            [*command, "--config", f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true"],
+            env=environment | {"JAX_PROCESS_ID": str(index)},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        for index, corpus in enumerate(corpora)
+    ]
+
+
+@pytest.mark.slow
+def test_what_one_process_finds_damaged_ends_all(corpus, tmp_path, monkeypatch):
+    for module in (blocks, store):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(blocks, "WHOLE_BYTES", 0)
+    copies = [tmp_path / "good", tmp_path / "bad"]
+    for copy in copies:
+        shutil.copytree(corpus, copy, ignore=shutil.ignore_patterns("*.crc32", "plans"))
+        manifest = json.loads((copy / store.MANIFEST).read_text())
+        (copy / store.MANIFEST).unlink()
+        store.write_manifest(copy, manifest | {"files": store.describe_files(copy)})
+    block = store.open_corpus(copies[1]).verification._left[copies[1] / "train.tokens.bin"].argmax()
+    with open(copies[1] / "train.tokens.bin", "r+b") as file:
+        file.seek(64 * block)
+        file.write(bytes(2))
+    ended = [
+        (process.communicate(timeout=180)[1].decode().splitlines(), process.returncode)
+        for process in start(copies, tmp_path / "run", SMALL_BLOCKS)
+    ]
+    assert [code for _, code in ended] == [1, 1]
+    said = [[line for line in lines if line.startswith("bertjax: ")] for lines, _ in ended]
+    assert [len(lines) for lines in said] == [1, 1]
+    assert "process 1 of this run found its data damaged" in said[0][0]
+    assert f"train.tokens.bin, block {block} (bytes {64 * block:,} to" in said[1][0]
+    assert not (tmp_path / "run" / "results.json").exists()
