@@ -13,6 +13,7 @@ from bertjax.corpus import blocks, store
 from bertjax.data import verified
 from bertjax.data.pretraining import eval_dataset, train_dataset
 from bertjax.data.settings import Masking, Phase
+from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 
 BLOCK = 64
@@ -102,7 +103,7 @@ def test_what_steps_read_is_verified_and_the_rest_is_not(corpus, objective):
     corpus = store.open_corpus(corpus.path)
     steps, path = 3, corpus.path / "train.tokens.bin"
     arguments = {"objective": objective, **TRAINING}
-    dataset = train_dataset(corpus, PHASE, masking=Masking(), start_step=0, **arguments)
+    dataset = train_dataset(corpus, PHASE, masking=Masking(), start_step=0, share=WHOLE, **arguments)
     batches = list(itertools.islice(dataset.as_numpy_iterator(), steps))
     before = corpus.verification._left[path].copy()
     verified.verify_training(corpus, (PHASE,), steps, **arguments)
@@ -160,7 +161,15 @@ def test_an_evaluation_verifies_the_held_out_split(corpus):
     file = corpus.path / "heldout.tokens.bin"
     opened = store.open_corpus(corpus.path)
     opened.verification.start = lambda: None
-    dataset = eval_dataset(opened, seq_len=16, batch_size=4, max_predictions=3, objective="nsp", masking=Masking())
+    dataset = eval_dataset(
+        opened,
+        seq_len=16,
+        batch_size=4,
+        max_predictions=3,
+        objective="nsp",
+        masking=Masking(),
+        share=WHOLE,
+    )
     assert list(verified.watched(dataset, opened, lambda made: None))
     damage(file, np.flatnonzero(opened.verification._left[file])[-1] * BLOCK)
     with pytest.raises(BertjaxError, match=r"heldout\.tokens\.bin, block "):
@@ -175,7 +184,7 @@ def test_a_batch_that_cannot_be_made_is_told_by_the_damage(corpus):
         damage(corpus.path / "train.tokens.bin", block * BLOCK, b"\xff" * BLOCK)
     masking = Masking(whole_word=True)
     arguments = {"objective": "none", **TRAINING}
-    dataset = train_dataset(opened, PHASE, masking=masking, start_step=0, **arguments)
+    dataset = train_dataset(opened, PHASE, masking=masking, start_step=0, share=WHOLE, **arguments)
     opened.verification.start = lambda: None
     batches = verified.watched(
         dataset, opened, lambda made: verified.verify_training(opened, (PHASE,), made, **arguments)

@@ -99,8 +99,8 @@ def test_a_task_checks_the_corpus_it_reads(corpus, tmp_path, monkeypatch):
     _, task = make(tmp_path / "corpus")
     file = tmp_path / "corpus" / "train.tokens.bin"
     file.write_bytes(file.read_bytes()[:-2] + bytes(2))
-    next(iter(task.train_batches(0)))
-    assert len(list(task.eval_batches())) > 0
+    next(iter(task.train_batches(0, WHOLE)))
+    assert len(list(task.eval_batches(WHOLE))) > 0
     task.check_data(0)
     task.check_data(None)
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin, block 0 \(bytes 0 to "):
