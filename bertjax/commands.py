@@ -229,7 +229,7 @@ def fill(args: argparse.Namespace) -> None:
 
 
 def features(args: argparse.Namespace) -> None:
-    from bertjax.data.files import write_arrays
+    from bertjax.files import write_arrays
     from bertjax.tasks.features import features as run
 
     texts = [*args.text, *(_lines(args.input) if args.input else [])]

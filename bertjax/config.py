@@ -1,6 +1,5 @@
 """How configs are read: files with typed arguments after the colon, overrides, and the `config.json` of a workdir."""
 
-import json
 import os
 import runpy
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 
 
 def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
@@ -66,8 +66,7 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
       UsageError: as `load_config`.
     """
     try:
-        with open(file, encoding="utf-8") as handle:
-            content = json.load(handle)
+        content = read_json(file)
         if not isinstance(content, dict) or not {"task", "data", "model"} <= content.keys():
             raise ValueError("it is no config")
         saved = ConfigDict(content)

@@ -26,7 +26,7 @@ from bertjax.errors import BertjaxError, UsageError
 JSON_BYTES = 64 << 20  # configs, manifests, tokenizer.json, the index of weights in several files
 VOCABULARY_BYTES = 256 << 20  # vocab.txt, SentencePiece models
 TABLE_BYTES = 8 << 30  # examples of a task, texts to embed
-_UNFINISHED = re.compile(r"\..+-[0-9a-f]{16}\.unfinished")
+_UNFINISHED = re.compile(r"\.(.+)-[0-9a-f]{16}\.unfinished")
 _NAME_CHARACTERS = 100
 # Left for everything else that writes to the same disk.
 _SPARE_BYTES = 16 << 20
@@ -37,6 +37,12 @@ _Path = TypeVar("_Path", bound=os.PathLike)
 def unfinished_name(name: str) -> str:
     """A hidden name, new at every call, for what will be `name` when it is finished."""
     return f".{name[:_NAME_CHARACTERS]}-{secrets.token_hex(8)}.unfinished"
+
+
+def is_unfinished(name: str, of: str | None = None) -> bool:
+    """Whether `unfinished_name` may have made a name, for any other or for a certain one."""
+    found = _UNFINISHED.fullmatch(name)
+    return found is not None and (of is None or found[1] == of[:_NAME_CHARACTERS])
 
 
 @contextlib.contextmanager
@@ -53,13 +59,17 @@ def replacing(path: _Path) -> Iterator[_Path]:
     """
     unfinished = path.parent / unfinished_name(path.name)
     if not is_remote(path):
-        # With the permissions that the user's umask gives to new files; never an existing file, never through a link.
-        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+        _make(unfinished)
     try:
         yield unfinished
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _make(path: os.PathLike) -> None:
+    # With the permissions that the user's umask gives to new files; never an existing file, never through a link.
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
 def write_whole(path: _Path, content: str | bytes) -> _Path:
@@ -99,10 +109,20 @@ def unfinished_files(folder: Path) -> list[Path]:
         return [
             Path(entry.path)
             for entry in entries
-            if _UNFINISHED.fullmatch(entry.name)
+            if is_unfinished(entry.name)
             and entry.is_file(follow_symlinks=False)
             and is_ours(entry.stat(follow_symlinks=False))
         ]
+
+
+def check_writable(folder: _Path) -> None:
+    """Raises an OSError if no file can be made in a folder."""
+    probe = folder / unfinished_name("probe")
+    if is_remote(folder):
+        probe.write_bytes(b"")
+    else:
+        _make(probe)
+    probe.unlink()
 
 
 def is_ours(found: os.stat_result) -> bool:
@@ -166,6 +186,11 @@ def read_stream(file: IO[bytes], path: os.PathLike, most_bytes: int) -> bytes:
     return held.getvalue()
 
 
+def read_text(path: os.PathLike, most_bytes: int) -> str:
+    """The content of a text file in UTF-8, line ends of any kind as one LF; errors as `read_whole`, and ValueError."""
+    return read_whole(path, most_bytes).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
 def read_json(path: os.PathLike) -> Any:
     """The content of a JSON file.
 
@@ -197,8 +222,9 @@ def check_space(folder: os.PathLike, needed_bytes: float, what: str, remedy: str
     place = Path(os.path.abspath(folder))
     while not place.exists():
         place = place.parent
-    free = shutil.disk_usage(place).free
-    if needed_bytes + _SPARE_BYTES > free:
+    total, _, free = shutil.disk_usage(place)
+    # What is no disk, such as /proc, has a size of 0; its own error says more.
+    if total and needed_bytes + _SPARE_BYTES > free:
         raise BertjaxError(
             f"{what} takes about {needed_bytes / 1e6:,.0f} MB, the disk of {place} has {free / 1e6:,.0f} MB free; free "
             f"some space or {remedy}"

@@ -15,10 +15,10 @@ from typing import Any
 from bertjax.corpus import docstrings, encoding, readers, store
 from bertjax.corpus.output import CorpusWriter
 from bertjax.corpus.progress import progress_bar
-from bertjax.corpus.staging import staged
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.staging import staged
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2
@@ -78,7 +78,7 @@ def prepare(
     """
     if not str(output):
         raise UsageError("--output is empty; name the folder that is to hold the corpus")
-    output = Path(os.path.abspath(os.path.expanduser(output)))
+    output = Path(os.path.realpath(os.path.expanduser(output)))
     if not output.name:
         raise UsageError(f"the corpus cannot be {output}; name a folder that is not there yet")
     if not inputs:

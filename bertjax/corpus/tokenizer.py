@@ -22,6 +22,7 @@ import numpy as np
 from tokenizers import models
 
 from bertjax.errors import UsageError
+from bertjax.files import VOCABULARY_BYTES, read_whole
 
 WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
@@ -110,11 +111,11 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None, content: b
     """
     path = Path(path)
     try:
-        data = path.read_bytes() if content is None else content
+        data = read_whole(path, VOCABULARY_BYTES) if content is None else content
     except OSError as error:
         raise UsageError(f"cannot read the vocabulary {path}: {error.strerror}") from error
     if path.suffix == ".model":
-        kind, pieces = SENTENCEPIECE, _sentencepiece_pieces(path)
+        kind, pieces = SENTENCEPIECE, _sentencepiece_pieces(path, data)
     else:
         kind, pieces = WORDPIECE, _wordpiece_pieces(path, data)
     # google-research/bert's `load_vocab` takes the last of two equal lines; two of a special piece are a mistake.
@@ -143,16 +144,18 @@ def _wordpiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
 
 
-def _sentencepiece_pieces(path: Path) -> tuple[str, ...]:
-    model = _sentencepiece_model(path)
+def _sentencepiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
+    model = _sentencepiece_model(path, data)
     return tuple(model.id_to_piece(list(range(model.get_piece_size()))))
 
 
-def _sentencepiece_model(path: Path):
+def _sentencepiece_model(path: Path, data: bytes):
     import sentencepiece
 
     try:
-        return sentencepiece.SentencePieceProcessor(model_file=str(path))
+        if not data:
+            raise RuntimeError("it is empty, which SentencePiece takes for no model yet")
+        return sentencepiece.SentencePieceProcessor(model_proto=data)
     except (RuntimeError, OSError) as error:
         raise UsageError(f"the vocabulary {path} is not a SentencePiece model") from error
 
@@ -275,7 +278,7 @@ class Tokenizer:
         if vocabulary.kind == WORDPIECE:
             self._chunks = _Chunks(vocabulary, cache_entries)
         else:
-            self._model = _sentencepiece_model(vocabulary.path)
+            self._model = _sentencepiece_model(vocabulary.path, vocabulary.content)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without [CLS] and [SEP]; empty where only white space and control characters are in it."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.files import write_arrays
 from bertjax.errors import UsageError
+from bertjax.files import write_arrays
 
 _LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 _WIDTH = 120

@@ -20,6 +20,7 @@ from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
 from bertjax.data.tables import Reading, whole_characters
 from bertjax.errors import UsageError
+from bertjax.files import TABLE_BYTES, open_regular, read_stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +75,8 @@ def read_questions(path: Path, reading: Reading, training: bool, answered: bool 
       UsageError: the file is missing, is not of SQuAD's form, or has an id twice.
     """
     try:
-        data = path.read_bytes()
-        content = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data.removeprefix(b"\xef\xbb\xbf"))
+        with open_regular(path) as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
+            content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
         questions = [
             _question(qa, paragraph["context"], f"article {i}, paragraph {j}")
             for i, article in enumerate(content["data"], 1)
@@ -84,7 +85,7 @@ def read_questions(path: Path, reading: Reading, training: bool, answered: bool 
         ]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
         raise UsageError(f"{path} is not of SQuAD's form ({type(error).__name__}: {error})") from error
     reading.read += len(questions)
     ids = Counter(question.id for question in questions)

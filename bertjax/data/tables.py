@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.errors import UsageError
+from bertjax.files import TABLE_BYTES, read_whole
 
 FORMATS = ("tsv", "csv", "jsonl")
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
@@ -92,7 +93,7 @@ def read_table(
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = read_whole(path, TABLE_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")

@@ -11,6 +11,7 @@ from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
 from bertjax.data.tables import Reading, Row, decoded, whole_characters
 from bertjax.errors import UsageError
+from bertjax.files import TABLE_BYTES, read_whole
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
@@ -55,7 +56,7 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
         that is not O, B-TYPE or I-TYPE.
     """
     try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        lines = read_whole(path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     words: list[str] = []

@@ -9,10 +9,10 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.corpus.staging import staged
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.interop import huggingface, names, tensorflow, their_weights, workdir
 from bertjax.interop.portable import Portable
+from bertjax.staging import staged
 from bertjax.training.checkpoint import CHECKPOINTS, absolute, first_line
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW

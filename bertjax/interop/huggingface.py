@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
@@ -56,8 +57,8 @@ def is_folder(path: Path) -> bool:
     if not (path / CONFIG).is_file():
         return False
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = read_json(path / CONFIG)
+    except (OSError, ValueError):
         return True
     return not isinstance(config, dict) or "model_type" in config or "architectures" in config
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import JSON_BYTES, read_text
 from bertjax.interop import names
 from bertjax.interop.portable import CLASSES, SPANS, Portable
 from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
@@ -63,7 +64,7 @@ def prefix_of(path: Path) -> Path | None:
 def _newest(folder: Path) -> str:
     """What TensorFlow's file `checkpoint` names as the newest; "" where there is none."""
     try:
-        found = _STATE.search((folder / "checkpoint").read_text(encoding="utf-8"))
+        found = _STATE.search(read_text(folder / "checkpoint", JSON_BYTES))
     except (OSError, UnicodeDecodeError):
         return ""
     return os.path.basename(found[1]) if found else ""

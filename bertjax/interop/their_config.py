@@ -1,11 +1,11 @@
 """What the configs of Hugging Face and of google-research/bert call the settings of a model: mostly the same."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 from bertjax.model.config import ModelConfig
 
 # Theirs to ours; the first five have no default.
@@ -32,10 +32,10 @@ def read_config(file: Path) -> dict[str, Any]:
       UsageError: it cannot be read, or is none.
     """
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
         if not isinstance(config, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}), which tells the sizes of the checkpoint") from error
     return config
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from bertjax.corpus.tokenizer import MAX_WORD_CHARS, SPECIAL_PIECES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 from bertjax.model.config import ModelConfig
 
 VOCABULARY = "vocab.txt"
@@ -97,9 +98,9 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}); mend it, or take it away") from error
     return found

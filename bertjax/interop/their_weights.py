@@ -1,7 +1,6 @@
 """The weights of a folder of Hugging Face: one file of safetensors, or shards of them and an index."""
 
 import contextlib
-import json
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import read_json
 from bertjax.interop.their_tokenizer import VOCABULARY
 
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -60,9 +60,9 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         return [folder / WEIGHTS]
     if (folder / _INDEX).is_file():
         try:
-            wanted = sorted({*json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()})
+            wanted = sorted({*read_json(folder / _INDEX)["weight_map"].values()})
             beyond = [name for name in wanted if Path(name).name != name]
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise UsageError(f"cannot read {folder / _INDEX}: {error}") from error
         if beyond:
             raise UsageError(f"{folder / _INDEX} names {', '.join(beyond)}, which are no files of that folder")

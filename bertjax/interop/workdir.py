@@ -9,6 +9,7 @@ from etils import epath
 from bertjax.building import checkpoint_model
 from bertjax.errors import UsageError
 from bertjax.fields import finetuning_config, pretraining_config
+from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
@@ -41,7 +42,7 @@ def read(path: Path | epath.Path) -> Portable:
     output, labels = "", ()
     if (workdir / OUTPUT_LAYER).exists():
         try:
-            layer = json.loads((workdir / OUTPUT_LAYER).read_text())
+            layer = read_json(workdir / OUTPUT_LAYER)
             labels = tuple(layer["labels"])
             task = layer["output"].partition("/")[0]
             output = layer.get("kind") or (TAGS if layer["output"] == _OWN_TAGS else _OUTPUTS[task])
@@ -84,7 +85,7 @@ def write_origin(folder: Path, origin: dict[str, Any]) -> None:
 def read_origin(folder: Path) -> dict[str, Any]:
     """What a workdir was converted from; {} where it was not, or is not there."""
     try:
-        return json.loads((folder / _ORIGIN).read_text())
+        return read_json(folder / _ORIGIN)
     except (OSError, ValueError):
         return {}
 

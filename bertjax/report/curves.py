@@ -4,6 +4,8 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.files import replacing
+
 _PANELS = (
     ("Loss", ("loss", "mlm_loss", "nsp_loss")),
     ("Accuracy", ("mlm_accuracy", "nsp_accuracy")),
@@ -31,7 +33,5 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path) -> None:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    partial = path.parent / f".{path.name}.partial"
-    with partial.open("wb") as file:
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
         figure.savefig(file, format="png", dpi=110)
-    partial.replace(path)

@@ -11,11 +11,11 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, in_input_order, joined
-from bertjax.data.files import write_whole
 from bertjax.data.labelled_text import encode_rows
 from bertjax.data.tables import Reading, Row, read_table
 from bertjax.data.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
+from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.tasks import finetuning, objectives
 from bertjax.tasks.task import Task

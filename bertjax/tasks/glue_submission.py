@@ -4,8 +4,8 @@ import io
 import zipfile
 from pathlib import Path
 
-from bertjax.data.files import write_whole
 from bertjax.errors import UsageError
+from bertjax.files import TABLE_BYTES, read_text, write_whole
 
 # Every file of a submission, and the rows of its test set.
 TEST_ROWS = {
@@ -44,7 +44,7 @@ def collect(folder: Path, output: Path, wnli_by_majority: bool = True) -> list[s
       BertjaxError: the archive cannot be written.
     """
     found = {name: folder / name for name in TEST_ROWS if (folder / name).is_file()}
-    contents = {name: path.read_text(encoding="utf-8") for name, path in found.items()}
+    contents = {name: read_text(path, TABLE_BYTES) for name, path in found.items()}
     if not contents:
         raise UsageError(
             f"{folder} has none of {', '.join(TEST_ROWS)}; `bertjax predict --output {folder}` writes them"

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 
 OUTPUT_LAYER = "output_layer.json"
 
@@ -30,7 +30,7 @@ def saved_labels(path: str) -> list[str] | None:
     if not path:
         return None
     try:
-        labels = json.loads(Path(path).read_text(encoding="utf-8"))["labels"]
+        labels = read_json(path)["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ValueError("it is no list of strings")
     except (OSError, ValueError, KeyError, TypeError) as error:

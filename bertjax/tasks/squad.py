@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import in_input_order
-from bertjax.data.files import write_whole
 from bertjax.data.questions import Question, Windows, make_windows, read_questions
 from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
+from bertjax.files import write_whole
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel

@@ -9,10 +9,10 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, encode_pair, in_input_order, make_examples
-from bertjax.data.files import write_whole
 from bertjax.data.tables import Reading, Row, read_table
 from bertjax.data.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
+from bertjax.files import write_whole
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.files import write_whole
 from bertjax.data.tables import Reading
 from bertjax.data.tagged import OUTSIDE, Tagged, make_rows
+from bertjax.files import write_whole
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel

@@ -9,11 +9,11 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.files import write_whole
 from bertjax.data.labelled_text import encode_rows, label_of
 from bertjax.data.tables import FORMATS, Reading, Row, read_table
 from bertjax.data.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
+from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.tasks import finetuning, objectives, tagging
 from bertjax.tasks.output_layer import saved_labels

@@ -7,6 +7,7 @@ from etils import epath
 
 from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 
 ENTRY = "vocabulary.json"
 
@@ -41,7 +42,7 @@ def open_vocabulary(path: str | Path) -> Vocabulary:
     if path.name != ENTRY:
         return load_vocabulary(path)
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        entry = read_json(path)
         vocabulary = load_vocabulary(path.parent / entry["file"], entry["lower_case"])
         expected = entry["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:

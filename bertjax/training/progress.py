@@ -13,12 +13,13 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.corpus.progress import progress_bar
+from bertjax.files import write_whole
 from bertjax.planning.flops import peak_flops_per_second
 from bertjax.report.curves import draw_curves
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.optimizer import LearningRate
-from bertjax.training.workdir import started_from, write_atomically
+from bertjax.training.workdir import started_from
 from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_lines, rounded, say
 
 RESULTS = "results.json"
@@ -147,7 +148,7 @@ class Progress:
             **self._task.report,
             "config": self._config.to_dict(),
         }
-        write_atomically(self._workdir / RESULTS, json.dumps(results, indent=1) + "\n")
+        write_whole(self._workdir / RESULTS, json.dumps(results, indent=1) + "\n")
         before = self._first_evaluation if self._task.schedule.eval_first else {}
         width = 2 + max(map(len, [*values, "held out"]))
         say(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")

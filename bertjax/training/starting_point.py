@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
 from bertjax.fields import FROM_CHECKPOINT
+from bertjax.files import read_json
 from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
@@ -28,7 +29,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
         if found != ours:
             raise UsageError(
                 f"{checkpoint} was trained with another vocabulary than the data has (SHA-256 {found[:12]} and "
-                f"{ours[:12]}); prepare the data with {theirs.parent / json.loads(theirs.read_text())['file']}"
+                f"{ours[:12]}); prepare the data with {theirs.parent / read_json(theirs)['file']}"
             )
 
 
@@ -49,7 +50,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path, tell: Callable[[str],
     theirs = workdir_of(checkpoint) / OUTPUT_LAYER
     if OUTPUT_LAYER not in task.files or not theirs.exists():
         return []
-    ours, found = json.loads(task.files[OUTPUT_LAYER]), json.loads(theirs.read_text())
+    ours, found = json.loads(task.files[OUTPUT_LAYER]), read_json(theirs)
     # "" is converted from a format that does not tell.
     for what in ("output", "labels") if found["output"] else ():
         if found[what] != ours[what]:
@@ -88,7 +89,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     """
     workdir = workdir_of(checkpoint)
     try:
-        saved = json.loads((workdir / CONFIG).read_text())["model"]
+        saved = read_json(workdir / CONFIG)["model"]
         wanted = {name: saved[name] for name in (*FROM_CHECKPOINT, "vocab_multiple")}
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{checkpoint} has no readable {workdir / CONFIG} ({error}), which tells its sizes") from error

@@ -15,10 +15,11 @@ from ml_collections import ConfigDict
 from bertjax.building import build_task
 from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import read_json, write_whole
 from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, first_line, saved_fingerprint
 from bertjax.training.progress import RESULTS
-from bertjax.training.workdir import other_numbers, write_atomically
+from bertjax.training.workdir import other_numbers
 from bertjax.training.writers import duration, say
 
 SWEEP = "sweep.json"
@@ -58,7 +59,7 @@ def run_sweep(
     if not all(finished):
         # Also refuses data that cannot be used, before any trial.
         data_hash = build_task(configs[0], train=True).data_hash
-        if finished[0] and json.loads((folders[0] / RESULTS).read_text())["data_sha256"] != data_hash:
+        if finished[0] and read_json(folders[0] / RESULTS)["data_sha256"] != data_hash:
             raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
@@ -78,7 +79,7 @@ def run_sweep(
             outcomes.append(outcome)
             bar.update()
             _keep_best_checkpoint(outcomes, workdir)
-            write_atomically(workdir / SWEEP, json.dumps(summary(outcomes), indent=1) + "\n")
+            write_whole(workdir / SWEEP, json.dumps(summary(outcomes), indent=1) + "\n")
     whole = summary(outcomes)
     if whole["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
@@ -94,7 +95,7 @@ def _run(trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_fro
         task = build_task(config, train=True)
         if loop.train(config, task, os.fspath(folder), init_from)["stopped"]:
             return None
-        return _outcome(trial, json.loads((folder / RESULTS).read_text()))
+        return _outcome(trial, read_json(folder / RESULTS))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         say(f"the trial failed: {text}")
@@ -107,7 +108,7 @@ def _finished(
     """The outcome of a trial that was run before; None where it was not, or not to its end."""
     if not (folder / RESULTS).exists():
         return None
-    results = json.loads((folder / RESULTS).read_text())
+    results = read_json(folder / RESULTS)
     shown = other_numbers(results["config"], config.to_dict())
     if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
         shown = "it started from other parameters than those of --init_from"

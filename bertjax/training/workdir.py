@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import check_writable, read_json, unfinished_files, write_whole
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
@@ -34,13 +36,6 @@ _MAY_CHANGE = (
 _SHOWN_DIFFERENCES = 5
 
 
-def write_atomically(path: epath.Path, content: str | bytes) -> None:
-    """Writes a small file so that a reader, or a kill at any moment, sees the old content or the new."""
-    partial = path.parent / f".{path.name}.partial"
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.replace(path)
-
-
 def make(path: str) -> epath.Path:
     """Makes the workdir where there is none, and finds out whether it can be written.
 
@@ -50,9 +45,7 @@ def make(path: str) -> epath.Path:
     workdir = absolute(path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / ".write_probe"
-        probe.write_text("")
-        probe.unlink()
+        check_writable(workdir)
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
     return workdir
@@ -97,8 +90,8 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
                 "free some space or choose another --workdir"
             )
     if jax.process_index() == 0:
-        write_atomically(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
-        write_atomically(workdir / DATA, json.dumps(before) + "\n")
+        write_whole(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
+        write_whole(workdir / DATA, json.dumps(before) + "\n")
 
 
 def started_from(workdir: epath.Path) -> str:
@@ -117,7 +110,7 @@ def _read(file: epath.Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file)
         if not isinstance(content, dict):
             raise ValueError("it is no JSON object")
         return content
@@ -129,7 +122,7 @@ def keep_files(workdir: epath.Path, files: dict[str, bytes]) -> None:
     """Writes what a task wants kept beside its checkpoints."""
     if jax.process_index() == 0:
         for name, content in files.items():
-            write_atomically(workdir / name, content)
+            write_whole(workdir / name, content)
 
 
 @contextlib.contextmanager
@@ -142,9 +135,18 @@ def lock(workdir: epath.Path) -> Iterator[None]:
     if "://" in str(workdir) or jax.process_index() != 0:
         yield
         return
-    with open(os.fspath(workdir / ".lock"), "w") as file:
+    path = os.fspath(workdir / ".lock")
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise BertjaxError(f"cannot open {path}: {error.strerror}; if it is a link, remove it") from error
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
+        for unfinished in unfinished_files(Path(os.fspath(workdir))):
+            unfinished.unlink(missing_ok=True)
         yield
+    finally:
+        os.close(file)

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from tqdm import tqdm
 
-from bertjax.training.workdir import write_atomically
+from bertjax.files import write_whole
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
@@ -57,7 +57,7 @@ class Writers:
         self._workdir = workdir
         for name in (METRICS, TIMING):
             kept = [line for line in read_lines(workdir / name) if line["step"] <= step]
-            write_atomically(workdir / name, "".join(json.dumps(line) + "\n" for line in kept))
+            write_whole(workdir / name, "".join(json.dumps(line) + "\n" for line in kept))
         self._tensorboard = EventFileWriter(os.fspath(workdir))
 
     def write(self, name: str, step: int, values: dict[str, float]) -> None:

@@ -302,10 +302,10 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     (tmp_path / "prepare.py").write_text(PREPARE)
     spec = f"text:{tmp_path}/a.txt"
     process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
-    tokens = tmp_path / ".corpus.partial" / "train.tokens.bin"
-    while not (tokens.exists() and tokens.stat().st_size):
+    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/train.tokens.bin")):
         assert process.poll() is None
         time.sleep(0.01)
+    (partial,) = tmp_path.glob(".corpus-*.unfinished")
     with pytest.raises(UsageError, match="another process is writing"):
         run(tmp_path, spec, vocabulary=vocabulary)
     workers = children(process.pid)
@@ -314,7 +314,7 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     assert workers
     assert not (tmp_path / "corpus").exists()
     with pytest.raises(UsageError):
-        store.open_corpus(tmp_path / ".corpus.partial")
+        store.open_corpus(partial / "new")
     deadline = time.monotonic() + 10
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "workers outlive their parent"
@@ -329,10 +329,17 @@ def test_run_killed_while_it_replaces_is_undone(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(5))
     run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     before = bytes_of(tmp_path / "corpus")
-    (tmp_path / "corpus").rename(tmp_path / ".corpus.old")
+    # Killed after the first of its two renames.
+    code = (
+        "import os, sys; from pathlib import Path; from bertjax.staging import staged;"
+        "rename = Path.rename; Path.rename = lambda self, to: (rename(self, to), os._exit(9))\n"
+        "with staged(Path(sys.argv[1]), True, 'corpus', lambda path: True): pass"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "corpus"]).returncode == 9
+    assert not (tmp_path / "corpus").exists()
     with pytest.raises(UsageError, match="--overwrite"):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
-    assert bytes_of(tmp_path / "corpus") == before
+    assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
 
 
 def test_docstrings(tmp_path, vocabulary, monkeypatch):

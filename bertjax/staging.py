@@ -1,0 +1,138 @@
+"""A directory that appears under its name when it is whole, and not before."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import is_ours, is_unfinished, unfinished_name
+
+# What tells a directory that this program made, and may clear away, from any other of such a name.
+_MARKER = "bertjax-unfinished"
+_NEW, _OLD = "new", "old"
+
+
+@contextlib.contextmanager
+def staged(output: Path, overwrite: bool, what: str, is_one: Callable[[Path], bool]) -> Iterator[Path]:
+    """A directory that takes the place of `output` when the block ends well, and vanishes when it does not.
+
+    It lies in a hidden directory beside `output`, as does what is replaced until that is done. A killed run leaves it;
+    the next run of the same output puts back what was being replaced and clears it away, if it is ours.
+
+    Args:
+      output: is made, with its parents.
+      overwrite: replaces what is there, if it is one of the same kind.
+      what: it is, for messages, such as `corpus`.
+      is_one: tells whether something is of that kind.
+
+    Raises:
+      UsageError: something is at `output` already, or another run is writing it.
+      BertjaxError: the disk is full or not writable.
+    """
+    try:
+        _clear_leftovers(output)
+        _check_free(output, overwrite, what, is_one)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with _staging(output) as staging:
+            # Again, now that others see ours: of two runs that begin at once one at least gives way.
+            _clear_leftovers(output, except_for=staging)
+            new = staging / _NEW
+            new.mkdir()
+            yield new
+            for path in (*new.rglob("*"), new):
+                _sync(path)
+            if output.exists():
+                output.rename(staging / _OLD)
+            new.rename(output)
+            _sync(output.parent)
+    except OSError as error:
+        raise BertjaxError(
+            f"cannot write the {what} {output}: {error.strerror or error}; nothing was left there"
+        ) from error
+
+
+def _check_free(output: Path, overwrite: bool, what: str, is_one: Callable[[Path], bool]) -> None:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not is_one(output):
+        raise UsageError(f"{output} exists and is no {what} to replace; choose another place")
+    if not overwrite:
+        raise UsageError(f"there is one at {output} already; give --overwrite, or another place")
+
+
+@contextlib.contextmanager
+def _staging(output: Path) -> Iterator[Path]:
+    """A new directory beside `output`, locked; the lock ends with this process, however it ends."""
+    staging = output.parent / unfinished_name(output.name)
+    # It may not be there before, and nobody else may put anything into it.
+    staging.mkdir(mode=0o700)
+    lock = _open_folder(staging)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (staging / _MARKER).touch()
+        yield staging
+    finally:
+        _clear(staging, output)
+        os.close(lock)
+
+
+def _clear_leftovers(output: Path, except_for: Path | None = None) -> None:
+    """Clears what killed runs of the same output left.
+
+    Raises:
+      UsageError: a run that left something is still going on.
+    """
+    if not output.parent.is_dir():
+        return
+    for found in [path for path in output.parent.iterdir() if is_unfinished(path.name, output.name)]:
+        if found == except_for:
+            continue
+        try:
+            handle = _open_folder(found)
+        except OSError:  # Gone meanwhile, a link, or no folder.
+            continue
+        try:
+            if is_ours(os.fstat(handle)) and _is_marked(handle):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _clear(found, output)
+        except BlockingIOError:
+            raise UsageError(f"another process is writing {output} at this moment; wait for it") from None
+        finally:
+            os.close(handle)
+
+
+def _is_marked(folder: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(_MARKER, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _clear(staging: Path, output: Path) -> None:
+    """Removes a staging directory, the mark last, after putting back what is between its two renames."""
+    old = staging / _OLD
+    with contextlib.suppress(OSError):
+        if old.is_dir() and not old.is_symlink() and not output.exists():
+            old.rename(output)
+        for path in (staging / _NEW, old):
+            if path.is_symlink():
+                path.unlink()
+            shutil.rmtree(path, ignore_errors=True)
+        (staging / _MARKER).unlink(missing_ok=True)
+        staging.rmdir()
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
