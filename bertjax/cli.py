@@ -12,6 +12,7 @@ from bertjax import commands
 from bertjax.errors import BertjaxError, UsageError
 
 _ANY_CHECKPOINT = "a workdir, a step in it, a folder of Hugging Face, or a checkpoint of TensorFlow 1"
+_PATHS = ("DIR", "FILE", "CKPT", "SRC", "DST")
 _CONFIG_HELP = "experiment file, typed arguments after a colon: experiments/pretrain.py:size=base,seq_len=128"
 
 
@@ -76,8 +77,21 @@ def _die(message: str, code: int) -> None:
     sys.exit(code)
 
 
+def _path(text: str) -> str:
+    if not text.strip():
+        # It would be the current folder, or no file at all.
+        raise argparse.ArgumentTypeError("the path is empty; name one, or leave the option out")
+    return text
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in the one line that every error of the program is."""
+    """Says what is wrong in the one line that every error of the program is; refuses empty paths."""
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """What is shown as one of `_PATHS` names a file or a folder."""
+        if settings.get("metavar", "").partition("[")[0] in _PATHS:
+            settings.setdefault("type", _path)
+        return super().add_argument(*names, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see `{self.prog} --help`")
@@ -140,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--uncased", action="store_true", help="lower-case, and strip accents")
     sub.add_argument("--heldout", type=float, default=0.01, help="share of documents kept out of training, in [0, 1)")
     sub.add_argument("--workers", type=int, help="processes (default: one a core)")
-    sub.add_argument("--data_dir", help="where TensorFlow Datasets keeps its data")
+    sub.add_argument("--data_dir", metavar="DIR", help="where TensorFlow Datasets keeps its data")
     sub.add_argument("--overwrite", action="store_true", help="replace an existing output when the new one is complete")
 
     sub = command(

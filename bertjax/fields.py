@@ -15,6 +15,16 @@ from bertjax.training.sharding import MeshConfig
 
 BATCH_READINGS = ("tokens", "sequences")
 # What a fine-tuning run takes from the checkpoint it starts from, where its config leaves them 0 or empty.
+# Of integer fields; those that are not here fit into 32 bits, as the counters on the device do.
+_MOST = {
+    "seed": 2**32 - 1,
+    "accumulate": 1 << 20,
+    "data.batch_size": 1 << 20,
+    "data.eval_batch_size": 1 << 20,
+    "data.pair_passes": 10_000,
+    "long_phase.seq_len": 1 << 20,
+}
+_MOST_INTEGER = 2**31 - 1
 FROM_CHECKPOINT = (*SIZES, "activation", "layer_norm_eps")
 
 
@@ -153,6 +163,20 @@ def check_common(config: ConfigDict, zero_allowed: tuple[str, ...] = ()) -> None
     warmup, least = config.optimizer.warmup_steps, -1 if "steps" in zero_allowed else 0
     if warmup < least:
         raise UsageError(f"config.optimizer.warmup_steps is {warmup}; it must be at least {least}")
+    _check_limits(config, "")
+    tokens = config.data.batch_size * config.data.seq_len
+    if tokens > _MOST_INTEGER:
+        raise UsageError(f"{tokens:,} tokens a batch; config.data.batch_size x seq_len is at most {_MOST_INTEGER:,}")
+
+
+def _check_limits(node: ConfigDict, prefix: str) -> None:
+    """Raises a UsageError if an integer anywhere in a config is beyond any use."""
+    for field, value in node.items():
+        name = prefix + field
+        if isinstance(value, ConfigDict):
+            _check_limits(value, f"{name}.")
+        elif isinstance(value, int) and abs(value) > _MOST.get(name, _MOST_INTEGER):
+            raise UsageError(f"config.{name} is {value:,}; it must be at most {_MOST.get(name, _MOST_INTEGER):,}")
 
 
 def check_pretraining(config: ConfigDict) -> None:

@@ -226,6 +226,6 @@ def check_space(folder: os.PathLike, needed_bytes: float, what: str, remedy: str
     # What is no disk, such as /proc, has a size of 0; its own error says more.
     if total and needed_bytes + _SPARE_BYTES > free:
         raise BertjaxError(
-            f"{what} takes about {needed_bytes / 1e6:,.0f} MB, the disk of {place} has {free / 1e6:,.0f} MB free; free "
-            f"some space or {remedy}"
+            f"no room for {what}: about {needed_bytes / 1e6:,.0f} MB, the disk of {place} has {free / 1e6:,.0f} MB "
+            f"free; free some space or {remedy}"
         )

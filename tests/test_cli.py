@@ -152,6 +152,65 @@ def test_a_wrong_value_is_named_before_anything_is_done(capfd, arguments, named)
     assert named in refused(capfd, "describe", *arguments)
 
 
+def integer_fields(node, prefix="") -> list[str]:
+    """Names of all integers of a config."""
+    found = []
+    for name, value in node.items():
+        if hasattr(value, "items"):
+            found += integer_fields(value, f"{prefix}{name}.")
+        elif type(value) is int:
+            found.append(prefix + name)
+    return found
+
+
+@pytest.mark.parametrize("experiment", ["pretrain.py", "glue.py"])
+def test_a_number_beyond_all_use_is_refused_in_every_field_before_a_workdir_is_made(capfd, tmp_path, experiment):
+    arguments = "size=L1_H16" if experiment == "pretrain.py" else "task=rte,path=nowhere,size=L1_H16"
+    config = f"{EXPERIMENT.parent / experiment}:{arguments}"
+    fields = integer_fields(load_config(config, []))
+    assert len(fields) > 20 and {"steps", "data.batch_size", "model.vocab_multiple"} <= {*fields}
+    for field in fields:
+        error = refused(capfd, "train", "--config", config, f"--config.{field}={10**12}", "--workdir", tmp_path / "run")
+        # What a value is at odds with may be told before.
+        assert field in error or field.rpartition(".")[2] in error or "do not fit" in error, (field, error)
+    assert not (tmp_path / "run").exists()
+
+
+def path_options() -> list[tuple[list[str], str]]:
+    """Each command with each of its options or arguments that name a file or a folder."""
+
+    def walk(parser, words):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, sub in action.choices.items():
+                    yield from walk(sub, [*words, name])
+            elif (action.metavar or "").partition("[")[0] in cli._PATHS:
+                yield words, action.option_strings[0] if action.option_strings else action.dest
+
+    return list(walk(cli._parser(), []))
+
+
+@pytest.mark.parametrize(("words", "name"), path_options())
+def test_an_empty_path_is_refused_wherever_a_path_is_taken(capfd, words, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for empty in ("", " "):
+        given = [empty, "x"] if name == "source" else ["x", empty] if name == "destination" else [f"{name}={empty}"]
+        error = refused(capfd, *words, *given)
+        assert "the path is empty" in error and (name in error or name in ("source", "destination"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_options_that_look_like_paths_are_tried():
+    tried = {(words[0], name) for words, name in path_options()}
+    assert len(tried) >= 25
+    assert {
+        ("train", "--workdir"),
+        ("evaluate", "--checkpoint"),
+        ("prepare", "--vocab"),
+        ("features", "--output"),
+    } <= tried
+
+
 def test_a_run_without_a_corpus_is_refused_and_leaves_no_workdir(capfd, tmp_path):
     assert "no corpus" in refused(capfd, "train", "--config", TINY, "--workdir", tmp_path / "run")
     missing = f"{TINY},corpus={tmp_path}/nothing"

@@ -129,8 +129,10 @@ def test_deeply_nested_json_is_no_json(tmp_path):
 def test_space_is_weighed_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(files.shutil, "disk_usage", lambda place: (200_000_000, 0, 100_000_000))
     files.check_space(tmp_path / "not" / "there", 50e6, "the corpus")
-    with pytest.raises(BertjaxError, match=r"^the corpus takes about 95 MB, the disk of .* has 100 MB free; free some"):
+    with pytest.raises(
+        BertjaxError, match=r"^no room for the corpus: about 95 MB, the disk of .* has 100 MB free; free some"
+    ):
         files.check_space(tmp_path / "not" / "there", 95e6, "the corpus")
-    with pytest.raises(BertjaxError, match=r"out\.npz takes about 134 MB"):
+    with pytest.raises(BertjaxError, match=r"no room for .*out\.npz: about 134 MB"):
         files.write_arrays(tmp_path / "out.npz", {"x": np.zeros(1 << 24, np.float64)})
     assert not list(tmp_path.iterdir())

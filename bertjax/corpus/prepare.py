@@ -18,10 +18,14 @@ from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import check_space
 from bertjax.staging import staged
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2
+_MAX_WORKERS = 1024
+# A low guess: plain English text of 200 MB gave 0.48.
+_CORPUS_BYTES_A_TEXT_BYTE = 0.4
 
 # Each entry of the manifest's `problems`, for people.
 _PROBLEMS = {
@@ -88,11 +92,13 @@ def prepare(
     if vocabulary_kind not in KINDS:
         raise UsageError(f"vocabulary kind {vocabulary_kind!r} is none of {', '.join(KINDS)}")
     workers = _cores() if workers is None else workers
-    if workers < 1:
-        raise UsageError(f"{workers} workers cannot work; give at least 1")
+    if not 1 <= workers <= _MAX_WORKERS:
+        raise UsageError(f"{workers:,} workers cannot work; give 1 to {_MAX_WORKERS:,}")
     given = load_vocabulary(vocabulary, lower_case) if vocabulary else None
     sources, repeated = readers.expand(inputs, data_dir)
     problems: Counter[str] = Counter(files_named_again=repeated)
+    text_bytes = sum(source.size_bytes or 0 for source in sources)
+    check_space(output.parent, _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
 
     with staged(output, overwrite, "corpus", lambda path: (path / store.MANIFEST).is_file()) as directory:
         with worker_pool(workers) as pool:

@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import check_space
 from bertjax.interop import huggingface, names, tensorflow, their_weights, workdir
 from bertjax.interop.portable import Portable
 from bertjax.staging import staged
@@ -82,6 +83,7 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
     found = detect(source)
     with staged(target, overwrite, "checkpoint", _may_be_replaced) as folder:
         portable = read(source)
+        check_space(target, sum(array.nbytes for array in portable.params.values()), f"the checkpoint {target}")
         tell(f"{source}: {found}, {_described(portable)}")
         for note in portable.notes:
             tell(note)

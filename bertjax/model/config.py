@@ -18,6 +18,17 @@ _HEAD_SIZE = 64
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "dots", "full")
+# Beyond what anyone has trained by far; without limits a mistyped size ends in an error of a library, minutes later.
+_MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "num_layers": 1 << 12,
+    "num_heads": 1 << 12,
+    "mlp_size": 1 << 19,
+    "max_positions": 1 << 20,
+    "num_segments": 1 << 16,
+    "vocab_multiple": 1 << 16,
+}
 SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_positions", "num_segments")
 
 
@@ -63,9 +74,11 @@ class ModelConfig:
     remat: str = "none"
 
     def __post_init__(self) -> None:
-        for name in (*SIZES, "vocab_multiple"):
+        for name, most in _MOST.items():
             if getattr(self, name) < 1:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+            if getattr(self, name) > most:
+                raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {most:,}")
         if self.hidden_size % self.num_heads:
             raise UsageError(f"model.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         for name in ("hidden_dropout", "attention_dropout"):

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import check_writable, read_json, unfinished_files, write_whole
+from bertjax.files import check_space, check_writable, read_json, unfinished_files, write_whole
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
@@ -81,14 +80,8 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
             f"the workdir {workdir} belongs to a run on other data: what its config names has changed since (see "
             f"{DATA}); choose another --workdir, or bring that data back"
         )
-    if "://" not in str(workdir):
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-        free = shutil.disk_usage(os.fspath(workdir)).free
-        if free < 2 * size:
-            raise BertjaxError(
-                f"the disk of {workdir} has {free / 1e6:,.0f} MB free, two checkpoints take {2 * size / 1e6:,.0f} MB; "
-                "free some space or choose another --workdir"
-            )
+    size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    check_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
     if jax.process_index() == 0:
         write_whole(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
         write_whole(workdir / DATA, json.dumps(before) + "\n")

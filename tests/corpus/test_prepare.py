@@ -225,6 +225,7 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
         ({"vocabulary_kind": "bpe"}, "'bpe'"),
         ({"vocabulary_size": 10}, "10 pieces"),
         ({"workers": -1}, "-1 workers"),
+        ({"workers": 10**12}, "1,000,000,000,000 workers"),
     ],
 )
 def test_unusable_settings(tmp_path, settings, says):
@@ -244,6 +245,14 @@ def test_full_disk_is_one_error(tmp_path, vocabulary, monkeypatch):
     with pytest.raises(BertjaxError, match="No space left on device") as caught:
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert str(tmp_path / "corpus") in str(caught.value)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, vocabulary, monkeypatch):
+    write_text(tmp_path / "a.txt", make_text(50))
+    monkeypatch.setattr(prepare, "_CORPUS_BYTES_A_TEXT_BYTE", 1e15)
+    with pytest.raises(BertjaxError, match="no room for the corpus"):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == []
 
 

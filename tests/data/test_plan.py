@@ -99,6 +99,33 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, mon
     assert not files(corpus)
 
 
+def test_a_plan_without_room_is_not_begun(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(BertjaxError, match="the plan of 1,000,000,000,000 passes: .*lower config.data.pair_passes"):
+        pair_plan(corpus, "train", 64, 0, 10**12)
+    assert not files(corpus)
+
+
+@pytest.mark.parametrize("planted", ["link", "open to others", "of another user"])
+def test_nothing_is_taken_from_a_temporary_folder_that_is_not_this_users_alone(corpus, tmp_path, monkeypatch, planted):
+    # A file where the folder should be: even the superuser cannot write into it.
+    (corpus.path / "plans").write_text("")
+    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = pair_plan(corpus, "train", 64, 0, 1)
+    folder = made.path.parent
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+    assert pair_plan(corpus, "train", 64, 0, 1).path == made.path
+    if planted == "link":
+        folder.rename(tmp_path / "theirs")
+        folder.symlink_to(tmp_path / "theirs")
+    elif planted == "open to others":
+        folder.chmod(0o770)
+    else:
+        monkeypatch.setattr(plan, "is_ours", lambda found: False)
+    with pytest.raises(BertjaxError, match=f"{folder}: it is no folder of this user alone .mode 700., remove it"):
+        pair_plan(corpus, "train", 64, 0, 1)
+
+
 def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(corpus):
     folder = corpus.path / "plans"
     folder.mkdir()

@@ -22,6 +22,7 @@ from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.fields import check_pretraining as check
 from bertjax.fields import phases
+from bertjax.files import unfinished_name
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
 from bertjax.training import loop, workdir
@@ -107,6 +108,28 @@ def test_a_task_checks_the_corpus_it_reads(corpus, tmp_path, monkeypatch):
         task.check_data(1)
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin, block 0 "):
         task.baseline()
+
+
+def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
+    names = [
+        ".write_probe",
+        ".lock",
+        *(f".{name}.partial" for name in ("config.json", "metrics.jsonl", "results.json")),
+    ]
+    (tmp_path / "run").mkdir()
+    for name in (*names, ".curves.png.partial", "metrics.jsonl"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    config, task = make(corpus)
+    (tmp_path / "precious").write_text("dear")
+    with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
+        loop.train(config, task, str(tmp_path / "run"))
+    (tmp_path / "run" / ".lock").unlink()
+    abandoned = tmp_path / "run" / unfinished_name("config.json")
+    abandoned.write_text("half of it")
+    loop.train(config, task, str(tmp_path / "run"))
+    assert (tmp_path / "precious").read_text() == "dear"
+    assert (tmp_path / "run" / ".write_probe").is_symlink() and not abandoned.exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink()
 
 
 def final_params(path: Path, config, task):
@@ -246,9 +269,9 @@ def test_a_workdir_that_cannot_be_written_is_an_error_before_any_step(corpus, tm
 
 def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(workdir.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     config, task = make(corpus)
-    with pytest.raises(BertjaxError, match="MB free, two checkpoints take"):
+    with pytest.raises(BertjaxError, match="no room for two checkpoints: about .* choose another --workdir$"):
         loop.train(config, task, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
