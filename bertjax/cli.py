@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from bertjax import commands
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.terminal import show
 
 _ANY_CHECKPOINT = "a workdir, a step in it, a folder of Hugging Face, or a checkpoint of TensorFlow 1"
 _PATHS = ("DIR", "FILE", "CKPT", "SRC", "DST")
@@ -73,7 +74,7 @@ def _with_huge_pages() -> None:
 
 
 def _die(message: str, code: int) -> None:
-    print(f"bertjax: {' '.join(message.splitlines())}", file=sys.stderr)
+    show(f"bertjax: {' '.join(message.splitlines())}", sys.stderr)
     sys.exit(code)
 
 

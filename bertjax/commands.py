@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.terminal import show
 
 
 def _config(args: argparse.Namespace, start: Any = None) -> Any:
@@ -89,7 +90,7 @@ def prepare(args: argparse.Namespace) -> None:
         data_dir=args.data_dir,
         overwrite=args.overwrite,
     )
-    print(summary(args.output, manifest))
+    show(summary(args.output, manifest))
 
 
 def inspect(args: argparse.Namespace) -> None:
@@ -107,15 +108,15 @@ def inspect(args: argparse.Namespace) -> None:
     batches = _first_batches(task, args.steps)
     task.check_data(args.steps)
     if "corpus" in config.data:
-        vocabulary, show = open_corpus(config.data.corpus).vocabulary(), format_example
+        vocabulary, as_text = open_corpus(config.data.corpus).vocabulary(), format_example
     else:
-        vocabulary, show = open_vocabulary(config.data.vocabulary), format_row
+        vocabulary, as_text = open_vocabulary(config.data.vocabulary), format_row
     for step, batch in enumerate(batches):
         for row in range(min(args.rows, len(batch["input_ids"]))):
-            print(f"step {step}, row {row}\n{show(batch, row, vocabulary)}\n")
+            show(f"step {step}, row {row}\n{as_text(batch, row, vocabulary)}\n")
     if args.npz:
         write_batches(batches, args.npz)
-        print(f"wrote the batches of {args.steps} step(s) to {args.npz}")
+        show(f"wrote the batches of {args.steps} step(s) to {args.npz}")
 
 
 def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
@@ -131,7 +132,7 @@ def describe(args: argparse.Namespace) -> None:
     from bertjax.report.describe import describe_task
 
     config = _config(args)
-    print(describe_task(config, build_task(config, train=None)))
+    show(describe_task(config, build_task(config, train=None)))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -205,15 +206,15 @@ def predict(args: argparse.Namespace) -> None:
     with _checkpoint(args) as checkpoint:
         config = choose_split(_checkpoint_config(args, checkpoint), args.split)
         for path in write_predictions(config, build_task(config), checkpoint, args.output):
-            print(path)
+            show(path)
 
 
 def submission(args: argparse.Namespace) -> None:
     from bertjax.tasks.glue_submission import collect
 
     for problem in collect(Path(args.predictions), Path(args.output), not args.own_wnli):
-        print(f"incomplete: {problem}", file=sys.stderr)
-    print(args.output)
+        show(f"incomplete: {problem}", file=sys.stderr)
+    show(args.output)
 
 
 def fill(args: argparse.Namespace) -> None:
@@ -223,9 +224,9 @@ def fill(args: argparse.Namespace) -> None:
     check_texts(args.text, args.top)
     config, params, vocabulary = _encoder_and(args, "masked_lm")
     for text in args.text:
-        print(text)
+        show(text)
         for pieces in run(config, params, vocabulary, text, args.top):
-            print("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
+            show("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
 
 
 def features(args: argparse.Namespace) -> None:
@@ -242,7 +243,7 @@ def features(args: argparse.Namespace) -> None:
     config, params, vocabulary = _encoder_and(args)
     found = run(config, params, vocabulary, texts, layers, args.seq_len or config.max_positions)
     for index, text in enumerate(texts[: args.show]):
-        print(text)
+        show(text)
         inside = found["input_mask"][index] > 0
         for piece, vectors in zip(
             (vocabulary.pieces[id_] for id_ in found["input_ids"][index][inside]),
@@ -250,10 +251,10 @@ def features(args: argparse.Namespace) -> None:
             strict=True,
         ):
             numbers = " ".join(f"{value:9.5f}" for value in vectors[0][:6])
-            print(f"  {piece:<16} layer {layers[0]}: {numbers} ...")
+            show(f"  {piece:<16} layer {layers[0]}: {numbers} ...")
     if args.output:
         write_arrays(Path(args.output), found)
-        print(f"wrote hidden_states {list(found['hidden_states'].shape)} (text, layer, token, width) to {args.output}")
+        show(f"wrote hidden_states {list(found['hidden_states'].shape)} (text, layer, token, width) to {args.output}")
 
 
 def _lines(path: str) -> list[str]:
@@ -289,7 +290,7 @@ def convert(args: argparse.Namespace) -> None:
     from bertjax.training.writers import say
 
     run(args.source, args.destination, args.format, args.overwrite, say)
-    print(args.destination)
+    show(args.destination)
 
 
 def bench_step(args: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
 from bertjax.tasks import pretraining
+from bertjax.training.writers import say
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -209,6 +210,22 @@ def test_all_options_that_look_like_paths_are_tried():
         ("prepare", "--vocab"),
         ("features", "--output"),
     } <= tried
+
+
+def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypatch):
+    """Pieces and labels of files that others made, and what errors and notes quote of them."""
+    obeyed = "\x1b[31mred\x9b2J\u202e\r"
+    monkeypatch.setattr("bertjax.commands._encoder_and", lambda *_: (None, None, None))
+    monkeypatch.setattr("bertjax.tasks.fill.fill", lambda *_: [[(obeyed, 0.5)]])
+    monkeypatch.setattr("bertjax.data.inspect.format_example", lambda *_: f"A: ä\t{obeyed}")
+    cli.main(["fill", "--checkpoint=x", "a [MASK]"])
+    cli.main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
+    say(f"labels {obeyed}")
+    shown = capfd.readouterr()
+    error = ends(capfd, "describe", "--config", f"{obeyed}.py")[1]
+    for text in (shown.out, shown.err, error):
+        assert r"\x1b[31mred\x9b2J" in text and not re.search("[\x1b\x9b\u202e\r]", text)
+    assert "\nA: ä\t" in shown.out
 
 
 def test_a_run_without_a_corpus_is_refused_and_leaves_no_workdir(capfd, tmp_path):

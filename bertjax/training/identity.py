@@ -15,6 +15,7 @@ from etils import epath
 from bertjax.config import differences
 from bertjax.errors import BertjaxError
 from bertjax.fields import FROM_CHECKPOINT
+from bertjax.files import read_json
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.vocabulary_files import ENTRY
@@ -53,7 +54,7 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
     """
     file = checkpoint / "meta" / "metadata"
     try:
-        return unsealed(json.loads(file.read_text()))
+        return unsealed(read_json(file))
     except (OSError, ValueError, BertjaxError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise BertjaxError(f"checkpoint {checkpoint} is damaged: {file} ({reason})") from error
@@ -82,7 +83,7 @@ def check_identity(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
     workdir = checkpoint.parent.parent
     for name, expected in meta["identity"].items():
         try:
-            found = json.loads((workdir / name).read_text())
+            found = read_json(workdir / name)
             if name == CONFIG:
                 found = {field: found["model"].get(field) for field in _COMPARED}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

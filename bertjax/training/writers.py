@@ -16,6 +16,7 @@ from etils import epath
 from tqdm import tqdm
 
 from bertjax.files import write_whole
+from bertjax.terminal import printable
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
@@ -25,7 +26,7 @@ def say(text: str) -> None:
     """One line to the terminal, at once, from the first process of a run alone."""
     if jax.process_index() == 0:
         # Above the progress bars, where there are any.
-        tqdm.write(text, file=sys.stderr)
+        tqdm.write(printable(text), file=sys.stderr)
         sys.stderr.flush()
 
 
