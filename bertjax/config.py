@@ -69,7 +69,7 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
         content = read_json(file)
         if not isinstance(content, dict) or not {"task", "data", "model"} <= content.keys():
             raise ValueError("it is no config")
-        saved = ConfigDict(content)
+        saved = ConfigDict(_with_tuples(content))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}), which tells what the checkpoint is") from error
     return _with_overrides(
@@ -77,6 +77,13 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
         list(overrides),
         file,
     )
+
+
+def _with_tuples(value: Any) -> Any:
+    """What JSON made of a config: tuples came out as lists, which no override could change."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(child) for name, child in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _with_overrides(define: Any, argv: list[str], file: Any) -> ConfigDict:

@@ -17,6 +17,9 @@ from bertjax.model.attention import AttentionFn, dot_product_attention
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import Dense, LayerNorm, activation, dropout, kernel_init
 
+# Names of the stacked parameters of all layers, and of the lowest ones where these are given apart; the first is also
+# the logical name of the leading axis of both.
+LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
 _ACTIVATION_AXES = ("batch", "length", "embed")
 
 
@@ -108,7 +111,8 @@ class Encoder(nn.Module):
     """Embeddings and layers.
 
     All layers' parameters are stacked on a leading axis N, scanned or not: unrolling changes how the loop is
-    compiled and nothing else, so any checkpoint loads with either setting.
+    compiled and nothing else, so any checkpoint loads with either setting. Parameters may be given with the lowest
+    layers in a stack FROZEN_LAYERS of their own, so that a gradient with respect to the others stops there.
     """
 
     config: ModelConfig
@@ -151,7 +155,18 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         x = nn.with_logical_constraint(x, _ACTIVATION_AXES)
-        embedded = x
+        outputs = [x[None]]
+        lower = 0
+        if self.has_variable("params", FROZEN_LAYERS):
+            lower = len(jax.tree.leaves(self.get_variable("params", FROZEN_LAYERS))[0])
+        for name, length in ((FROZEN_LAYERS, lower), (LAYERS, config.num_layers - lower)):
+            if length:
+                x, states = self._stack(name, length, deterministic, collect_layers)(x, sequence_ids)
+                outputs.append(states)
+        return x, jnp.concatenate(outputs) if collect_layers else None
+
+    def _stack(self, name: str, length: int, deterministic: bool, collect: bool) -> nn.Module:
+        config = self.config
         layer = Layer
         if config.remat != "none":
             # Inside a scan, the loop itself keeps XLA from merging the recomputation with the original.
@@ -161,12 +176,11 @@ class Encoder(nn.Module):
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=nn.broadcast,
-            length=config.num_layers,
-            unroll=1 if config.scan_layers else config.num_layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
+            length=length,
+            unroll=1 if config.scan_layers else length,
+            metadata_params={nn.PARTITION_NAME: LAYERS},
         )
-        x, outputs = layers(config, self.attention, deterministic, collect_layers, name="layers")(x, sequence_ids)
-        return x, jnp.concatenate([embedded[None], outputs]) if collect_layers else None
+        return layers(config, self.attention, deterministic, collect, name=name)
 
 
 class Pooler(nn.Module):

@@ -9,15 +9,20 @@ import jax
 from ml_collections import ConfigDict
 
 from bertjax.tasks.task import Task
+from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.trainable import Frozen, check_frozen, trainable_count
+
+
+def _abstract_params(task: Task) -> Any:
+    model = task.objective.model
+    model = model.clone(config=dataclasses.replace(model.config, vocab_multiple=1))
+    return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), task.objective.abstract_row())["params"])
 
 
 def parameter_counts(task: Task) -> dict[str, int]:
     """Parameters by module (two levels), the vocabulary's padding left out."""
-    model = task.objective.model
-    model = model.clone(config=dataclasses.replace(model.config, vocab_multiple=1))
-    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), task.objective.abstract_row())["params"])
     counts: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(_abstract_params(task))[0]:
         name = "/".join(entry.key for entry in path[:2])
         counts[name] = counts.get(name, 0) + math.prod(leaf.shape)
     return counts
@@ -47,4 +52,9 @@ def describe_task(config: ConfigDict, task: Task) -> str:
         f"the whole run: {work.rows:,} rows, {work.tokens:,} tokens with padding, {work.flops:.3g} FLOPs, forwards and "
         "backwards, matrix products only",
     ]
+    frozen = make_optimizer(OptimizerConfig(**optimizer)).frozen
+    if frozen != Frozen():
+        check_frozen(_abstract_params(task), frozen)
+        count = trainable_count(_abstract_params(task), frozen)
+        lines.append(f"trained: {count:,} parameters, the others stay as they are")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Optimizers: BERT's own Adam to the letter, and optax's AdamW and LAMB.
+"""Optimizers: BERT's own Adam to the letter, AdamW and LAMB; layers that are frozen or learn more slowly.
 
 Facts of google-research/bert `optimization.py` that parity hangs on: gradients are clipped to global norm 1.0; Adam
 has no bias correction and eps 1e-6; weight decay 0.01 is decoupled and skips LayerNorm and biases; the learning rate
@@ -9,17 +9,22 @@ that the first update has rate 0 and the rate steps down where warm-up ends.
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bertjax.errors import UsageError
+from bertjax.model.encoder import LAYERS
+from bertjax.training.trainable import Frozen, is_stacked
 
 NAMES = ("bert_adam", "adamw", "lamb")
 # By name and never by number of dimensions: under a scan over layers every bias has two.
 _NOT_DECAYED = ("bias", "scale")
+_EMBEDDINGS = ("encoder", "embeddings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,10 @@ class OptimizerConfig:
       warmup_steps: updates of linear warm-up; -1 leaves it to the task.
       weight_decay: decoupled; not applied to LayerNorm and biases.
       b1, b2, eps: of the moments.
-      clip_norm: global gradient norm to clip to; 0 does not clip.
+      clip_norm: global gradient norm to clip to; 0 does not clip. Of the gradient of what is trained.
+      layer_decay: what a layer's rate is multiplied by for each one above it; see `scale_by_layer`.
+      freeze_layers: so many of the lowest layers are not trained.
+      freeze: paths of parameters that are not trained, or of modules with all that is in them: `encoder/embeddings`.
     """
 
     name: str = "bert_adam"
@@ -43,8 +51,13 @@ class OptimizerConfig:
     b2: float = 0.999
     eps: float = 1e-6
     clip_norm: float = 1.0
+    layer_decay: float = 1.0
+    freeze_layers: int = 0
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # JSON has lists alone.
+        object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.name not in NAMES:
             raise UsageError(f"optimizer.name is {self.name!r}; known: {', '.join(NAMES)}")
         for field in ("learning_rate", "weight_decay", "clip_norm"):
@@ -55,6 +68,14 @@ class OptimizerConfig:
                 raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be in [0, 1)")
         if not 0 < self.eps < math.inf:
             raise UsageError(f"optimizer.eps is {self.eps}; it must be above 0")
+        if not 0 < self.layer_decay <= 1:
+            raise UsageError(f"optimizer.layer_decay is {self.layer_decay}; it must be above 0 and at most 1 (off)")
+        if self.freeze_layers < 0:
+            raise UsageError(f"optimizer.freeze_layers is {self.freeze_layers}; it must be at least 0")
+        if not all(isinstance(name, str) and name for name in self.freeze):
+            raise UsageError(f"optimizer.freeze is {self.freeze}; it must be names, such as 'encoder/embeddings'")
+        if Frozen(names=self.freeze).has(("encoder", LAYERS)):
+            raise UsageError("optimizer.freeze has all layers; say how many: optimizer.freeze_layers")
 
 
 class LearningRate(NamedTuple):
@@ -123,26 +144,87 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 def decay_mask(params: optax.Params) -> optax.Params:
     """True where weight decay applies: everywhere but biases and LayerNorm scales."""
 
-    def decays(path: tuple, _: jax.Array) -> bool:
-        names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-        return names[-1] not in _NOT_DECAYED
-
-    return jax.tree_util.tree_map_with_path(decays, params)
+    return _map_named(lambda names, _: names[-1] not in _NOT_DECAYED, params)
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def _map_named(function: Callable[..., Any], *trees: optax.Params) -> optax.Params:
+    """Maps `function(names on the way to a leaf, leaf of each tree)`; boxes of logical axes have no name."""
+
+    def named(path: tuple, *leaves: jax.Array) -> Any:
+        return function([entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)], *leaves)
+
+    return jax.tree_util.tree_map_with_path(named, *trees)
+
+
+def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
+    """LAMB's ratio |w| / |update| (arXiv 1904.00962, Algorithm 2, phi the identity), one for each layer and matrix.
+
+    A stack of layers has one a layer, over all its other axes; a matrix that is split over heads or devices has one.
+    It is 1 where either norm is 0, as in the authors' code.
+    """
+
+    def scaled(names: Sequence[str], update: jax.Array, param: jax.Array) -> jax.Array:
+        axes = tuple(range(1 if is_stacked(names) else 0, update.ndim))
+        weight, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
+        return update * jnp.where((weight > 0) & (change > 0), weight / jnp.where(change > 0, change, 1), 1)
+
+    return optax.stateless(lambda updates, params: _map_named(scaled, updates, params))
+
+
+def scale_by_layer(decay: float, frozen_layers: int) -> optax.GradientTransformation:
+    """Layer-wise decay of the learning rate: 1 above the layers, `decay` for the highest, `decay^N` for the lowest.
+
+    Embeddings, which the paper counts to no layer, are one below: `decay^(N + 1)`. As in BEiT (arXiv 2106.08254);
+    google-research/electra `optimization.py` leaves out a power, and so begins with `decay^2`.
+
+    Args:
+      frozen_layers: lowest ones, which are not among the parameters; layers are counted from the highest.
+    """
+
+    def update(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
+        del params
+        counts: list[int] = []
+        _map_named(lambda names, leaf: counts.append(len(leaf)) if is_stacked(names) else None, updates)
+        trained = max(counts, default=0)
+
+        def scaled(names: Sequence[str], update: jax.Array) -> jax.Array:
+            if is_stacked(names):
+                powers = decay ** np.arange(trained, 0, -1, dtype=np.float32)
+                return update * powers.reshape(-1, *[1] * (update.ndim - 1))
+            return update * decay ** (trained + frozen_layers + 1) if tuple(names[:2]) == _EMBEDDINGS else update
+
+        return _map_named(scaled, updates)
+
+    return optax.stateless(update)
+
+
+class Optimizer(NamedTuple):
+    """An `optax.GradientTransformation` of the parameters that are trained, and which are not."""
+
+    init: optax.TransformInitFn
+    update: optax.TransformUpdateFn
+    frozen: Frozen
+
+
+def make_optimizer(config: OptimizerConfig) -> Optimizer:
     """The whole update but for the learning rate, by which the train step multiplies what this returns."""
     return _make_optimizer(dataclasses.replace(config, learning_rate=1.0, warmup_steps=0))
 
 
 @functools.cache
-def _make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
     decay = {"weight_decay": config.weight_decay, "mask": decay_mask}
     if config.name == "adamw":
         update = optax.adamw(config.learning_rate, **moments, **decay)
     elif config.name == "lamb":
-        update = optax.lamb(config.learning_rate, **moments, **decay)
+        # `optax.lamb` but for the ratio, which it takes over a stack as over one matrix.
+        update = optax.chain(
+            optax.scale_by_adam(**moments),
+            optax.add_decayed_weights(**decay),
+            scale_by_layer_trust_ratio(),
+            optax.scale_by_learning_rate(config.learning_rate),
+        )
     else:
         update = optax.chain(
             scale_by_bert_adam(**moments),
@@ -150,4 +232,8 @@ def _make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             optax.scale_by_learning_rate(config.learning_rate),
         )
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    return optax.chain(clip, update)
+    parts = [clip, update]
+    if config.layer_decay < 1:
+        parts.append(scale_by_layer(config.layer_decay, config.freeze_layers))
+    whole = optax.chain(*parts)
+    return Optimizer(whole.init, whole.update, Frozen(config.freeze_layers, config.freeze))

@@ -12,8 +12,9 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
-from bertjax.training.optimizer import LearningRate
+from bertjax.training.optimizer import LearningRate, Optimizer
 from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
+from bertjax.training.trainable import check_frozen, trainable, updated, with_trained
 
 
 @flax.struct.dataclass
@@ -23,7 +24,7 @@ class TrainState:
     Attributes:
       step: int32 scalar, updates done.
       params: float32 parameters.
-      opt_state: of the optimizer.
+      opt_state: of the optimizer, for the parameters that are trained.
       sums: metric sums since the last logged step, so that a run resumed between two logged steps logs what an
         uninterrupted one does.
       bad_step: int32 scalar, the first step whose loss or gradient was not finite, -1 if none.
@@ -37,8 +38,12 @@ class TrainState:
 
 
 @functools.cache
-def abstract_state(objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state, without computing anything."""
+def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without computing anything.
+
+    Raises:
+      UsageError: the optimizer freezes what the model has not, or all it has.
+    """
     boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
     shardings = parameter_shardings(boxed, mesh)
     return jax.tree.map(
@@ -48,26 +53,25 @@ def abstract_state(objective: Objective, optimizer: optax.GradientTransformation
     )
 
 
-def init_state(objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, key: jax.Array) -> TrainState:
+def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
     """A fresh state, made on the devices that will hold it."""
     return _init(objective, optimizer, mesh)(key)
 
 
 @functools.cache
-def _init(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh
-) -> Callable[[jax.Array], TrainState]:
+def _init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
     return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
 
 
-def _boxed_state(objective: Objective, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
     batch = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), objective.abstract_row())
     params = objective.model.init(key, batch)["params"]
+    check_frozen(params, optimizer.frozen)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(trainable(params, optimizer.frozen)),
         sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, "grad_norm")},
         bad_step=jnp.full((), -1, jnp.int32),
     )
@@ -80,7 +84,7 @@ def zero_sums(state: TrainState) -> TrainState:
 
 @functools.cache
 def make_train_step(
-    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, accumulate: int
+    objective: Objective, optimizer: Optimizer, mesh: Mesh, accumulate: int
 ) -> Callable[[TrainState, Batch, jax.Array, LearningRate], TrainState]:
     """Compiles `(state, batch, dropout key, learning rate) -> state`, once a batch shape; the state is donated.
 
@@ -93,11 +97,12 @@ def make_train_step(
     """
 
     def gradients(params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
-        def loss(params: Any) -> tuple[jax.Array, Sums]:
-            sums, _ = objective.compute(objective.model, params, batch, key)
+        def loss(trained: Any) -> tuple[jax.Array, Sums]:
+            whole = with_trained(params, trained, optimizer.frozen)
+            sums, _ = objective.compute(objective.model, whole, batch, key)
             return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
 
-        return jax.grad(loss, has_aux=True)(params)
+        return jax.grad(loss, has_aux=True)(trainable(params, optimizer.frozen))
 
     def accumulated(params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
         # Strided, so that each device's rows stay on it: micro-batch i is rows i, i + n, i + 2 n, ...
@@ -120,14 +125,15 @@ def make_train_step(
         compute = gradients if accumulate == 1 else accumulated
         grads, sums = compute(state.params, batch, denominators, key)
         norm = optax.tree.norm(grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        trained = trainable(state.params, optimizer.frozen)
+        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         updates = jax.tree.map(lambda update: rate.at(state.step) * update, updates)
         loss = sum(sums[name][0] / denominators[name] for name in objective.losses)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm)) & (state.bad_step < 0)
         sums = {**sums, "grad_norm": jnp.stack([norm, jnp.ones_like(norm)])}
         return TrainState(
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
+            params=updated(state.params, optax.apply_updates(trained, updates), optimizer.frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(bad, state.step + 1, state.bad_step),

@@ -94,6 +94,8 @@ def started_from(workdir: epath.Path) -> str:
 
 def other_numbers(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The fields of two configs whose differences change what a run computes, in a line; "" where there are none."""
+    # One of them may come from JSON, which has no tuples.
+    old, new = (json.loads(json.dumps(config)) for config in (old, new))
     changed = [line for line in differences(old, new) if not line.startswith(_MAY_CHANGE)]
     return "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
 

@@ -3,10 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.traverse_util import flatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig, size_fields
+from bertjax.tasks import pretraining, squad, swag
 from bertjax.training.optimizer import NAMES, LearningRate, OptimizerConfig, decay_mask, make_optimizer
+from bertjax.training.sharding import MeshConfig, make_mesh
+from bertjax.training.trainable import is_stacked, trainable
 
 PARAMS = {
     "layers": {
@@ -92,3 +99,101 @@ def test_every_optimizer_descends_and_decays_only_what_it_should(name):
 def test_unknown_optimizer_is_refused_by_name():
     with pytest.raises(UsageError, match="adagrad.*known: bert_adam"):
         OptimizerConfig(name="adagrad")
+
+
+def _stacked(values: list[dict]) -> dict:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+
+
+def _one_layer(seed: int, scale: float) -> dict:
+    rng = np.random.default_rng(seed)
+
+    def array(*shape: int) -> jax.Array:
+        return jnp.asarray(scale * rng.standard_normal(shape), jnp.float32)
+
+    # The kernel as the encoder has it: [D, H, K].
+    return {"attention": {"query": {"kernel": array(16, 4, 4), "bias": array(4, 4)}}, "norm": {"scale": array(16)}}
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2), (1, 8, 1)], ids=str)
+def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
+    weights = [_one_layer(0, 1.0), _one_layer(1, 1.0), jax.tree.map(jnp.zeros_like, _one_layer(2, 1.0))]
+    # Far apart, and one without any gradient: a ratio over all of them is none of theirs.
+    scales = (1e-2, 1e-4, 0.0)
+    token = jnp.asarray(np.random.default_rng(9).standard_normal((8, 16)), jnp.float32)
+    ours = make_optimizer(OptimizerConfig(name="lamb", clip_norm=0.0))
+    theirs = optax.lamb(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, mask=decay_mask)
+    params = {"encoder": {"layers": _stacked(weights)}, "token": token}
+    apart = {**{str(index): layer for index, layer in enumerate(weights)}, "token": token}
+    if mesh:
+        devices = make_mesh(MeshConfig(*mesh))
+        place = {"kernel": (None, "fsdp", "tensor"), "bias": (None, "tensor"), "scale": (None, "fsdp")}
+        params["encoder"] = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jax.device_put(leaf, NamedSharding(devices, PartitionSpec(*place[path[-1].key]))),
+            params["encoder"],
+        )
+    state, reference = ours.init(params), theirs.init(apart)
+    update = jax.jit(ours.update)
+    for step in range(3):
+        grads = [_one_layer(10 + step, scale) for scale in scales]
+        got, state = update({"encoder": {"layers": _stacked(grads)}, "token": token}, state, params)
+        given = {**{str(index): layer for index, layer in enumerate(grads)}, "token": token}
+        wanted, reference = theirs.update(given, reference, apart)
+        for index in range(len(scales)):
+            jax.tree.map(
+                lambda a, b, index=index: np.testing.assert_allclose(a[index], b, rtol=1e-5, atol=1e-7),
+                got["encoder"]["layers"],
+                wanted[str(index)],
+            )
+        np.testing.assert_allclose(got["token"], wanted["token"], rtol=1e-5)
+        params, apart = optax.apply_updates(params, got), optax.apply_updates(apart, wanted)
+
+
+@pytest.mark.parametrize("objective", [pretraining.objective, squad.objective, swag.objective])
+def test_what_is_called_layers_is_what_the_model_stacks(objective):
+    """The optimizer tells stacks by their path; the model by the logical name of their axis."""
+    objective = objective(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
+    boxed = jax.eval_shape(objective.model.init, jax.random.key(0), objective.abstract_row())["params"]
+    for path, box in flatten_dict(boxed).items():
+        assert is_stacked(path) == ("layers" in box.names), path
+        assert not is_stacked(path) or box.unbox().shape[0] == 2
+
+
+def test_layers_learn_more_slowly_the_lower_they_are():
+    params = {
+        "encoder": {"embeddings": {"token": jnp.ones((3, 2))}, "layers": {"kernel": jnp.ones((4, 2, 2))}},
+        "pooler": {"kernel": jnp.ones((2, 2))},
+        "classifier": {"bias": jnp.ones(2)},
+    }
+    plain, decayed = (make_optimizer(OptimizerConfig(layer_decay=decay)) for decay in (1.0, 0.5))
+    one, other = (optimizer.update(params, optimizer.init(params), params)[0] for optimizer in (plain, decayed))
+    ratios = jax.tree.map(lambda a, b: np.unique(np.asarray(b / a)), one, other)
+    assert ratios["classifier"]["bias"] == ratios["pooler"]["kernel"] == 1
+    assert ratios["encoder"]["embeddings"]["token"] == 0.5**5
+    layers = other["encoder"]["layers"]["kernel"] / one["encoder"]["layers"]["kernel"]
+    np.testing.assert_array_equal(layers[:, 0, 0], [0.5**4, 0.5**3, 0.5**2, 0.5])
+    # The two lowest frozen: the others keep their rates.
+    frozen = make_optimizer(OptimizerConfig(layer_decay=0.5, freeze_layers=2))
+    upper = trainable(params, frozen.frozen)
+    updates, _ = frozen.update(upper, frozen.init(upper), upper)
+    plain_updates, _ = plain.update(upper, plain.init(upper), upper)
+    layers = updates["encoder"]["layers"]["kernel"] / plain_updates["encoder"]["layers"]["kernel"]
+    np.testing.assert_array_equal(layers[:, 0, 0], [0.5**2, 0.5])
+    assert np.unique(updates["encoder"]["embeddings"]["token"] / plain_updates["encoder"]["embeddings"]["token"]) == (
+        0.5**5
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("layer_decay", 0.0, "layer_decay is 0.0"),
+        ("layer_decay", 1.5, "layer_decay is 1.5"),
+        ("freeze_layers", -1, "freeze_layers is -1"),
+        ("freeze", ("",), "must be names"),
+        ("freeze", ("encoder",), "say how many: optimizer.freeze_layers"),
+    ],
+)
+def test_what_cannot_be_frozen_or_decayed_is_refused(field, value, named):
+    with pytest.raises(UsageError, match=named):
+        OptimizerConfig(**{field: value})

@@ -1,0 +1,161 @@
+"""Frozen parameters: the same bits after training, no optimizer state, no gradient."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from flax.traverse_util import flatten_dict
+
+from bertjax.config import load_saved_config
+from bertjax.data.settings import Phase
+from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
+from bertjax.tasks import pretraining
+from bertjax.tasks.pretraining import synthetic_batch
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
+from bertjax.training.sharding import MeshConfig, make_mesh, put_batch
+from bertjax.training.step import abstract_state, init_state, make_train_step
+from bertjax.training.trainable import is_stacked
+from bertjax.training.workdir import other_numbers
+
+LAYERS = 3
+MODEL = ModelConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_layers=LAYERS,
+    num_heads=2,
+    mlp_size=32,
+    max_positions=16,
+    vocab_multiple=8,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    dtype="float32",
+)
+PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
+RATE = LearningRate(peak=1e-2, warmup_steps=0, steps=10)
+WITHOUT_EMBEDDINGS = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
+
+
+def train(mesh_sizes=(1, 1, 1), steps=2, accumulate=1, model=MODEL, **fields):
+    objective, optimizer = pretraining.objective(model), make_optimizer(OptimizerConfig(**fields))
+    mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
+    state = init_state(objective, optimizer, mesh, jax.random.key(0))
+    before = jax.device_get(state.params)
+    step = make_train_step(objective, optimizer, mesh, accumulate)
+    for seed in range(steps):
+        state = step(state, put_batch(synthetic_batch(PHASE, model, seed), mesh), jax.random.key(1), RATE)
+    return flatten_dict(before), jax.device_get(state)
+
+
+def is_frozen(path: tuple[str, ...]) -> bool:
+    return path[:2] == ("encoder", "embeddings") or path[:3] == ("encoder", "layers", "mlp_norm")
+
+
+@pytest.mark.parametrize("name", ["bert_adam", "lamb"])
+def test_frozen_parameters_are_the_same_bits_and_have_no_state(name):
+    before, state = train(name=name, weight_decay=0.1, **WITHOUT_EMBEDDINGS)
+    trained = 0
+    for path, after in flatten_dict(state.params).items():
+        frozen = after if is_frozen(path) else after[:2] if is_stacked(path) else after[:0]
+        np.testing.assert_array_equal(frozen, before[path][: len(frozen)], err_msg=str(path))
+        if not is_frozen(path):
+            upper = slice(2, None) if is_stacked(path) else slice(None)
+            assert (after[upper] != before[path][upper]).any(), path
+            trained += after[upper].size
+    # Two moments, and the updates that LAMB counts.
+    sizes = [leaf.size for leaf in jax.tree.leaves(state.opt_state)]
+    assert sum(sizes) == 2 * trained + (name != "bert_adam")
+
+
+def test_what_is_left_is_trained_as_it_would_be_with_the_others_at_rate_zero():
+    """One step of Adam from zero moments: an update looks at its own gradient alone, but for the clipping."""
+    before, whole = train(steps=1, clip_norm=0.0)
+    # Over devices and in micro-batches, too.
+    _, part = train((2, 2, 2), 1, 2, clip_norm=0.0, **WITHOUT_EMBEDDINGS)
+    for path, after in flatten_dict(part.params).items():
+        wanted = np.array(before[path])
+        if not is_frozen(path):
+            upper = slice(2, None) if is_stacked(path) else slice(None)
+            wanted[upper] = flatten_dict(whole.params)[path][upper]
+        np.testing.assert_allclose(after, wanted, atol=2e-6, err_msg=str(path))
+
+
+def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_path):
+    _, state = train(**WITHOUT_EMBEDDINGS)
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    abstract = abstract_state(pretraining.objective(MODEL), make_optimizer(OptimizerConfig(**WITHOUT_EMBEDDINGS)), mesh)
+    checkpoints = Checkpoints(epath.Path(tmp_path), 1)
+    checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
+    checkpoints.wait()
+    restored = checkpoints.restore_latest(abstract, pytest.fail)
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), state)
+
+
+def test_all_layers_may_be_frozen():
+    before, state = train(freeze_layers=LAYERS, freeze=("encoder/embeddings",))
+    for path, after in flatten_dict(state.params).items():
+        assert (after == before[path]).all() == (path[0] == "encoder"), path
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_nothing_is_differentiated_through_frozen_layers(scan_layers):
+    model = dataclasses.replace(MODEL, scan_layers=scan_layers)
+    objective, mesh = pretraining.objective(model), make_mesh(MeshConfig(1), jax.devices()[:1])
+
+    def backward_lengths(**fields) -> set[int]:
+        optimizer = make_optimizer(OptimizerConfig(**fields))
+        state = abstract_state(objective, optimizer, mesh)
+        batch = jax.tree.map(jax.numpy.asarray, synthetic_batch(PHASE, model, 0))
+        step = make_train_step(objective, optimizer, mesh, 1)
+        jaxpr = jax.make_jaxpr(step)(state, batch, jax.random.key(0), RATE)
+        return {eqn.params["length"] for eqn in _equations(jaxpr.jaxpr) if _is_backward_scan(eqn)}
+
+    assert backward_lengths() == {LAYERS}
+    assert backward_lengths(**WITHOUT_EMBEDDINGS) == {1}
+    assert backward_lengths(freeze_layers=LAYERS, freeze=("encoder/embeddings",)) == set()
+
+
+def _equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _equations(inner)
+
+
+def _is_backward_scan(eqn) -> bool:
+    return eqn.primitive.name == "scan" and eqn.params["reverse"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"freeze_layers": 4}, "freeze_layers is 4; the model has 3 layers"),
+        ({"freeze": ("encoder/embedding",)}, "'encoder/embedding', and no parameter is called so.*encoder/embeddings"),
+        (
+            {"freeze_layers": 3, "freeze": ("encoder/embeddings", "masked_lm", "next_sentence", "pooler")},
+            "no parameter to be trained",
+        ),
+    ],
+)
+def test_what_is_not_there_cannot_be_frozen(fields, named):
+    optimizer = make_optimizer(OptimizerConfig(**fields))
+    with pytest.raises(UsageError, match=named):
+        abstract_state(pretraining.objective(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
+
+
+def test_names_survive_the_file_of_a_workdir(tmp_path):
+    config = {"task": "text", "data": {}, "model": {}, "optimizer": {"freeze": ("pooler", "encoder/embeddings")}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert other_numbers(saved, config) == ""
+    assert load_saved_config(tmp_path / "config.json", []).optimizer.freeze == ("pooler", "encoder/embeddings")
+    given = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
+    assert load_saved_config(tmp_path / "config.json", given).optimizer.freeze == ("pooler", "classifier")
