@@ -4,6 +4,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -89,6 +90,20 @@ def build_task(config: ConfigDict, train: bool | None = False) -> Task:
     Raises:
       UsageError: there is no such task, or a value or the data cannot be used.
     """
+    module = _checked_module(config)
+    return module.build(config, module.has_data(config) if train is None else train)
+
+
+def check_config(config: ConfigDict) -> None:
+    """Refuses values no run can start with, without looking at the data.
+
+    Raises:
+      UsageError: there is no such task, or names the field and its value.
+    """
+    _checked_module(config)
+
+
+def _checked_module(config: ConfigDict) -> Any:
     # Not a registry: the name is that of the one file that knows the task.
     if not config.task.isidentifier() or not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
         raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{config.task}.py")
@@ -96,7 +111,7 @@ def build_task(config: ConfigDict, train: bool | None = False) -> Task:
     if not hasattr(module, "build"):
         raise UsageError(f"config.task is {config.task!r}, which is no task")
     module.check(config)
-    return module.build(config, module.has_data(config) if train is None else train)
+    return module
 
 
 def checkpoint_model(checkpoint: epath.Path, vocab_size: int) -> ModelConfig:

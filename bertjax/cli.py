@@ -195,13 +195,21 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(
         "sweep",
         commands.sweep,
-        "Runs the trials of the config's sweep(), each with several seeds, and selects on dev.",
-        "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte",
+        "Runs the trials of a grid, each with several seeds, and selects on dev.",
+        "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
+        "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
         config=True,
     )
     sub.add_argument("--workdir", required=True, metavar="DIR", help="of the sweep; goes on where it stopped")
     sub.add_argument("--init_from", metavar="CKPT", help=f"start each trial with the parameters of {_ANY_CHECKPOINT}")
     sub.add_argument("--seeds", type=int, default=1, help="random restarts of each setting")
+    sub.add_argument(
+        "--grid",
+        action="append",
+        metavar="FIELD=VALUE,VALUE",
+        help="values of a field of the config, once a field: every combination is run, in place of what the "
+        "experiment's sweep() yields; no value can have a comma in it",
+    )
 
     sub = command(
         "evaluate",

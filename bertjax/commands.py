@@ -147,8 +147,9 @@ def train(args: argparse.Namespace) -> None:
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from bertjax.building import experiment_config
-    from bertjax.config import load_trials
+    from bertjax.building import check_config, experiment_config
+    from bertjax.config import grid_values, load_trials
+    from bertjax.fields import cross_product
     from bertjax.training.sweep import run_sweep
 
     if args.seeds < 1:
@@ -158,11 +159,16 @@ def sweep(args: argparse.Namespace) -> None:
     with _start(args) as start:
         first = _config(args, start).seed
 
-        def configure(trial: dict[str, Any]) -> Any:
-            overrides = [*(f"--config.{field}={value}" for field, value in trial.items()), *given]
-            return experiment_config(args.config, overrides, start)
+        def overridden(overrides: list[str]) -> Any:
+            return experiment_config(args.config, [*overrides, *given], start)
 
-        trials = [{**trial, "seed": first + seed} for trial in load_trials(args.config) for seed in range(args.seeds)]
+        def configure(trial: dict[str, Any]) -> Any:
+            config = overridden([f"--config.{field}={value}" for field, value in trial.items()])
+            check_config(config)
+            return config
+
+        grid = cross_product(grid_values(args.grid, given, overridden)) if args.grid else load_trials(args.config)
+        trials = [{**trial, "seed": first + seed} for trial in grid for seed in range(args.seeds)]
         print(json.dumps(run_sweep(configure, trials, args.workdir, start)))
 
 

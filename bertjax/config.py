@@ -2,7 +2,7 @@
 
 import os
 import runpy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
@@ -145,6 +145,46 @@ def load_trials(config: str) -> list[dict[str, Any]]:
     if not trials:
         raise UsageError(f"sweep() of {file} yields no trials")
     return trials
+
+
+def grid_values(
+    items: Sequence[str], overrides: Sequence[str], configure: Callable[[list[str]], ConfigDict]
+) -> dict[str, list[Any]]:
+    """The fields of a grid from the command line and their values, as the fields' own types.
+
+    Args:
+      items: `FIELD=VALUE,VALUE`. A comma always parts two values.
+      overrides: what else the command line sets, which a grid may not set again.
+      configure: overrides to the config that has them.
+
+    Raises:
+      UsageError: no such field or a value that is none of its type; a field or a value that is there twice.
+    """
+    values: dict[str, list[Any]] = {}
+    for item in items:
+        field, given, text = item.partition("=")
+        if not given or not field or "" in (texts := text.split(",")):
+            raise UsageError(
+                f"--grid is {item[:80]!r}; give FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 (a value "
+                "cannot be empty nor have a comma in it)"
+            )
+        if field in values:
+            raise UsageError(f"--grid has {field} twice; give all its values at once")
+        if field == "seed":
+            raise UsageError("--grid takes no seed; say with --seeds how many each setting is run with")
+        if any(override.startswith(f"--config.{field}=") for override in overrides):
+            raise UsageError(f"{field} is set by --grid and by --config.{field}; leave one of them out")
+        values[field] = [_at(configure([f"--config.{field}={value}"]), field) for value in texts]
+        twice = [text for index, text in enumerate(texts) if values[field][index] in values[field][:index]]
+        if twice:
+            raise UsageError(f"--grid has the value {twice[0]} of {field} twice")
+    return values
+
+
+def _at(config: ConfigDict, field: str) -> Any:
+    for name in field.split("."):
+        config = config[name]
+    return config
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -128,8 +129,12 @@ def grid(name: str) -> list[dict[str, Any]]:
     if name not in rates:
         raise UsageError(f"grid={name}; known: one, {', '.join(rates)}")
     values = {"data.batch_size": batches.get(name), "optimizer.learning_rate": rates[name], "epochs": epochs.get(name)}
-    varied = {field: options for field, options in values.items() if options}
-    return [dict(zip(varied, trial, strict=True)) for trial in itertools.product(*varied.values())]
+    return cross_product({field: options for field, options in values.items() if options})
+
+
+def cross_product(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All trials that take one value of each field."""
+    return [dict(zip(values, trial, strict=True)) for trial in itertools.product(*values.values())]
 
 
 def make_quick(config: ConfigDict, seq_len: int) -> None:

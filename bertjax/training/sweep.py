@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -25,6 +26,7 @@ from bertjax.training.writers import duration, say
 SWEEP = "sweep.json"
 _TRIALS = "trials"
 _SEED = "seed"
+_PLAIN = "+,()' "
 
 
 def run_sweep(
@@ -124,8 +126,8 @@ def _outcome(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_of(trial: dict[str, Any]) -> str:
-    """A folder's name that says what is special about a trial."""
-    return ",".join(f"{field}={value}" for field, value in sorted(trial.items())) or "default"
+    """A folder's name that says what is special about a trial; what no folder should have in its name as in a URL."""
+    return ",".join(f"{field}={quote(str(value), _PLAIN)}" for field, value in sorted(trial.items())) or "default"
 
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Many trials of one experiment."""
 
 import json
+import re
 
 from running import EXPERIMENTS, overrides, refused
 
@@ -8,7 +9,7 @@ from bertjax import cli
 from bertjax.building import experiment_config
 from bertjax.training import loop
 from bertjax.training.step import make_train_step
-from bertjax.training.sweep import run_sweep
+from bertjax.training.sweep import name_of, run_sweep
 
 
 def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):
@@ -64,3 +65,51 @@ def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
     )
     assert len({trial["metrics"]["cross_entropy"] for trial in found["trials"]}) == 4
     assert make_train_step.cache_info().misses == 1
+
+
+def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
+    seen = []
+
+    def noting(configure, trials, path, init_from):
+        seen.extend((trial, configure(trial)) for trial in trials)
+        return {}
+
+    monkeypatch.setattr("bertjax.training.sweep.run_sweep", noting)
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
+    command = ["sweep", config, f"--workdir={tmp_path}", f"--config.data.vocabulary={letters}"]
+    grid = ["--grid=optimizer.learning_rate=1e-4,3e-4", "--grid", "data.batch_size=16,32", "--grid=model.remat=full"]
+    cli.main([*command, "--seeds=2", "--config.seed=5", *grid])
+    assert [trial for trial, _ in seen] == [
+        {"optimizer.learning_rate": rate, "data.batch_size": rows, "model.remat": "full", "seed": seed}
+        for rate in (1e-4, 3e-4)
+        for rows in (16, 32)
+        for seed in (5, 6)
+    ]
+    for trial, config in seen:
+        assert (config.optimizer.learning_rate, config.data.batch_size) == (*trial.values(),)[:2]
+        assert (config.model.remat, config.seed) == (*trial.values(),)[2:]
+
+    for wrong, named in (
+        ("optimizer.lr=1", r"'optimizer.lr'.*known: .*learning_rate"),
+        ("optimizer.learning_rate=1e-4,fast", "learning_rate=fast"),
+        ("optimizer=1", "optimizer"),
+        ("optimizer.learning_rate=1e-4,0.0001", "the value 0.0001 of optimizer.learning_rate twice"),
+        ("optimizer.learning_rate=1e-4,", "nor have a comma"),
+        ("optimizer.learning_rate", "give FIELD=VALUE,VALUE"),
+        ("data.batch_size=8", "--grid has data.batch_size twice"),
+        ("seed=1,2", "say with --seeds"),
+        ("data.vocabulary=a", "set by --grid and by --config.data.vocabulary"),
+    ):
+        error = refused(capfd, *command, "--grid=data.batch_size=16", f"--grid={wrong}")
+        assert re.search(named, error), error
+    assert len(seen) == 8
+    # A value that no run can start with shows before the trials that others could start with.
+    monkeypatch.undo()
+    assert "config.steps is -1" in refused(capfd, *command, "--grid=steps=4,-1")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_trial_is_one_folder_whatever_its_values_are():
+    assert name_of({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
+    assert "/" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
+    assert "[" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
