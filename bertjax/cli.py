@@ -255,14 +255,20 @@ def _parser() -> argparse.ArgumentParser:
         "features",
         commands.features,
         "Shows contextual embeddings of texts, and writes them.",
-        'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks.npz',
+        'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
     )
     sub.add_argument("text", nargs="*", help="a text, or a pair with ||| between")
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
-    sub.add_argument("--input", metavar="FILE", help="more texts, one a line")
+    sub.add_argument("--input", metavar="FILE", help="more texts, one a line; - reads standard input")
     sub.add_argument("--layers", default="-1", help="0 is the embeddings, -1 the last layer: --layers=-1,-2")
     sub.add_argument("--seq_len", type=int, default=0, help="cut texts to so many tokens (default: the model's)")
-    sub.add_argument("--output", metavar="FILE", help="an .npz with hidden_states, input_ids, input_mask, segment_ids")
+    sub.add_argument(
+        "--output",
+        metavar="DIR",
+        help="gets 00000.npz, 00001.npz, ... of some 64 MB: hidden_states [token, layer, width] and, for each token, "
+        "tokens, input_ids, segment_ids, words and characters; text i is tokens offsets[i] to offsets[i + 1]. The same "
+        "command goes on after the last one that is there",
+    )
     sub.add_argument("--show", type=int, default=5, help="texts to print")
 
     sub = command(

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +224,8 @@ def submission(args: argparse.Namespace) -> None:
 
 
 def fill(args: argparse.Namespace) -> None:
-    from bertjax.tasks.fill import check_texts
-    from bertjax.tasks.fill import fill as run
+    from bertjax.inference.fill import check_texts
+    from bertjax.inference.fill import fill as run
 
     check_texts(args.text, args.top)
     config, params, vocabulary = _encoder_and(args, "masked_lm")
@@ -236,41 +236,42 @@ def fill(args: argparse.Namespace) -> None:
 
 
 def features(args: argparse.Namespace) -> None:
-    from bertjax.files import write_arrays
-    from bertjax.tasks.features import features as run
+    from functools import partial
+    from itertools import chain, islice
 
-    texts = [*args.text, *(_lines(args.input) if args.input else [])]
-    if not texts:
+    from bertjax.inference.features import Request, described, parse_layers, shards, texts_in
+    from bertjax.inference.shards import write_shards
+    from bertjax.inference.texts import lines_of
+    from bertjax.training.writers import say
+
+    if not args.text and not args.input:
         raise UsageError("give texts, or a file of them with --input")
-    try:
-        layers = [int(layer) for layer in args.layers.split(",")]
-    except ValueError:
-        raise UsageError(f"--layers is {args.layers!r}; give numbers with commas, such as --layers=-1,-2") from None
+    layers = parse_layers(args.layers)
+    texts = chain(args.text, lines_of(args.input) if args.input else ())
     config, params, vocabulary = _encoder_and(args)
-    found = run(config, params, vocabulary, texts, layers, args.seq_len or config.max_positions)
-    for index, text in enumerate(texts[: args.show]):
-        show(text)
-        inside = found["input_mask"][index] > 0
-        for piece, vectors in zip(
-            (vocabulary.pieces[id_] for id_ in found["input_ids"][index][inside]),
-            found["hidden_states"][index][:, inside].swapaxes(0, 1),
-            strict=True,
-        ):
-            numbers = " ".join(f"{value:9.5f}" for value in vectors[0][:6])
-            show(f"  {piece:<16} layer {layers[0]}: {numbers} ...")
+    request = Request(config, layers, args.seq_len or config.max_positions)
+    encoder = params["encoder"]
+    shards_of = partial(shards, request, encoder, vocabulary)
     if args.output:
-        write_arrays(Path(args.output), found)
-        show(f"wrote hidden_states {list(found['hidden_states'].shape)} (text, layer, token, width) to {args.output}")
+        head: list[str] = []
+        texts = _remembered(texts, head, args.show)
+        written = write_shards(Path(args.output), request.about(encoder, vocabulary), shards_of, texts, say)
+    else:
+        head = list(islice(texts, args.show))
+        written = ((0, shard) for shard in shards_of(head))
+    for before, shard in written:
+        for index in range(min(texts_in(shard), max(0, args.show - before))):
+            show(described(head[before + index], shard, index, layers))
+    if args.output:
+        show(args.output)
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
-    if not any(line.strip() for line in lines):
-        raise UsageError(f"{path} has no text; give a file with a text on each line")
-    return lines
+def _remembered(texts: Iterable[str], head: list[str], count: int) -> Iterator[str]:
+    """The texts, of which the first few are also put into `head`."""
+    for text in texts:
+        if len(head) < count:
+            head.append(text)
+        yield text
 
 
 def _encoder_and(args: argparse.Namespace, *parts: str) -> tuple[Any, Any, Any]:

@@ -120,8 +120,8 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
     assert detect(tmp_path / "ours") == HUGGINGFACE
     for arguments, code, says in (
         (["convert", command[1], "/proc/ours"], 1, "cannot write the checkpoint /proc/ours"),
-        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a.npz"], 1, "cannot write /proc/a.npz"),
-        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null has no text"),
+        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
+        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is no regular file"),
     ):
         with pytest.raises(SystemExit) as end:
             cli.main(arguments)
@@ -208,12 +208,12 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
     for name in ("google", "theirs"):
         capfd.readouterr()
         cli.main(["fill", f"--checkpoint={tmp_path / name}", "a [MASK]", "--top=3"])
-        cli.main(["features", f"--checkpoint={tmp_path / name}", "a b ||| c", f"--output={tmp_path / name}.npz"])
+        cli.main(["features", f"--checkpoint={tmp_path / name}", "a b ||| c", f"--output={tmp_path / name}.d"])
         shown.append(capfd.readouterr().out.replace(name, ""))
     assert shown[0] == shown[1] and shown[0].count("%") == 3
-    found = np.load(tmp_path / "google.npz")
-    assert found["hidden_states"].shape == (1, 1, 6, WIDTH)
-    assert found["segment_ids"].tolist() == [[0, 0, 0, 0, 1, 1]]
+    found = np.load(tmp_path / "google.d" / "00000.npz")
+    assert found["hidden_states"].shape == (6, 1, WIDTH)
+    assert found["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     experiment = f"experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     command = ["train", f"--config={experiment}", f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}"]

@@ -8,7 +8,7 @@ import tensorflow as tf
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.interop import names
 from bertjax.interop.convert import HUGGINGFACE
-from bertjax.interop.portable import CLASSES, SPANS, TAGS, Portable
+from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.model.config import ModelConfig
 
 LAYERS, WIDTH = 2, 16
@@ -81,9 +81,10 @@ def google_checkpoint(letters, folder, change=lambda values: values, slots=False
 def portable(letters, output="", labels=(), **fields):
     vocabulary = load_vocabulary(letters)
     model = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
-    outputs = {CLASSES: len(labels) or 1, TAGS: len(labels), SPANS: 2}.get(output, 0)
+    outputs = {CLASSES: len(labels) or 1, TAGS: len(labels), SPANS: 2, CHOICES: 1}.get(output, 0)
     classifier = (outputs, {HUGGINGFACE: "classifier.weight"}) if output else None
-    parts = {"": ("encoder", "pooler", "masked_lm", "next_sentence"), CLASSES: ("encoder", "pooler", "classifier")}
+    pooled = ("encoder", "pooler", "classifier")
+    parts = {"": ("encoder", "pooler", "masked_lm", "next_sentence"), CLASSES: pooled, CHOICES: pooled}
     rng = np.random.default_rng(1)
     params = {}
     for parameter in names.parameters(model, classifier):
