@@ -223,13 +223,33 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(
         "predict",
         commands.predict,
-        "Writes a checkpoint's predictions in the task's official format.",
-        "bertjax predict --checkpoint runs/mrpc --output runs/glue",
+        "Predicts texts, or the task's data, which is written in its official format.",
+        'bertjax predict --checkpoint runs/sst2 "a good film" "a film"\n'
+        '  bertjax predict --checkpoint runs/squad --context_file passage.txt "who wrote it?"\n'
+        "  bertjax predict --checkpoint runs/mrpc --output runs/glue --columns index",
         config=True,
     )
+    sub.add_argument(
+        "given",
+        nargs="*",
+        metavar="text",
+        help="a sentence, words to tag, a question, or, with ||| between, a pair, or a beginning and its endings",
+    )
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
-    sub.add_argument("--output", required=True, metavar="DIR", help="gets the files, replacing those of the same name")
-    sub.add_argument("--split", default="test", help="test (the default) or dev")
+    sub.add_argument("--text", metavar="FILE", help="a text on each line; - reads standard input")
+    sub.add_argument("--context", metavar="TEXT", help="the passage that questions are on")
+    sub.add_argument("--context_file", metavar="FILE", help="a file with the passage")
+    sub.add_argument("--seq_len", type=int, default=0, help="cut texts to so many tokens (default: as in training)")
+    sub.add_argument("--json", action="store_true", help="print an object of JSON a text")
+    sub.add_argument("--logits", action="store_true", help="beside the probabilities")
+    sub.add_argument(
+        "--output",
+        metavar="DIR",
+        help="gets the files of the task's data, replacing those of the same name: the official ones, and beside each "
+        "a .jsonl with line, prediction and probabilities of every row",
+    )
+    sub.add_argument("--split", help="of the task's data: test (the default) or dev")
+    sub.add_argument("--columns", metavar="NAME,NAME", help="of the task's file, to stand in the .jsonl")
 
     sub = command(
         "submission",

@@ -5,6 +5,8 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -207,12 +209,58 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def predict(args: argparse.Namespace) -> None:
     from bertjax.building import build_task, choose_split
-    from bertjax.training.evaluation import write_predictions
+    from bertjax.inference.predictions import write_predictions
 
+    if args.given or args.text:
+        _predict_texts(args)
+        return
+    if not args.output:
+        raise UsageError(
+            "give texts, or a file of them with --text, or --output DIR for predictions of the task's data"
+        )
+    for name in ("context", "context_file", "json", "seq_len"):
+        if getattr(args, name):
+            raise UsageError(f"--{name} is for texts; the task's data has its own")
+    columns = [name for name in (args.columns or "").split(",") if name]
     with _checkpoint(args) as checkpoint:
-        config = choose_split(_checkpoint_config(args, checkpoint), args.split)
-        for path in write_predictions(config, build_task(config), checkpoint, args.output):
+        config = choose_split(_checkpoint_config(args, checkpoint), args.split or "test")
+        for path in write_predictions(config, build_task(config), checkpoint, args.output, args.logits, columns):
             show(path)
+
+
+def _predict_texts(args: argparse.Namespace) -> None:
+    from itertools import chain
+
+    from bertjax.inference.answers import answers, check_model, described
+    from bertjax.inference.habits import habits_of
+    from bertjax.inference.texts import STANDARD_INPUT, lines_of
+
+    for name in ("config", "overrides", "output", "split", "columns"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('overrides', 'config')} is for predictions of the task's data, not of texts"
+            )
+    if "" in args.given:
+        raise UsageError("a text is empty; give one, or a file of them with --text")
+    if args.context and args.context_file:
+        raise UsageError("--context and --context_file exclude each other")
+    if args.given == [STANDARD_INPUT]:
+        args.given, args.text = [], STANDARD_INPUT
+    texts: Iterable[str] = chain(args.given, lines_of(args.text) if args.text else ())
+    context = "\n".join(lines_of(args.context_file)) if args.context_file else args.context
+    portable = _portable(args)
+    check_model(portable, args.checkpoint, context)
+    habits = habits_of(args.checkpoint)
+    if args.seq_len:
+        habits = dataclasses.replace(habits, seq_len=args.seq_len)
+    asked, told = itertools.tee(texts)
+    for number, (text, record) in enumerate(
+        zip(told, answers(portable, habits, asked, context=context or "", logits=args.logits), strict=True), 1
+    ):
+        if args.json:
+            print(json.dumps({"line": number, "text": text, **record}, ensure_ascii=False))
+        else:
+            show(described(text, record))
 
 
 def submission(args: argparse.Namespace) -> None:
@@ -276,20 +324,27 @@ def _remembered(texts: Iterable[str], head: list[str], count: int) -> Iterator[s
 
 def _encoder_and(args: argparse.Namespace, *parts: str) -> tuple[Any, Any, Any]:
     """The model's sizes, its encoder's parameters and those of other parts, and the vocabulary of --checkpoint."""
-    from bertjax.interop.convert import read
     from bertjax.training.parameters import nested
+
+    portable = _portable(args)
+    lacking = [part for part in parts if part not in portable.parts]
+    if lacking:
+        there = ", ".join(sorted(portable.parts))
+        raise UsageError(f"{args.checkpoint} has no {', '.join(lacking)}, it has {there}; give one of pre-training")
+    return portable.model, nested(portable.params), portable.vocabulary
+
+
+def _portable(args: argparse.Namespace) -> Any:
+    """The checkpoint of --checkpoint, outside of any format, with its vocabulary."""
+    from bertjax.interop.convert import read
     from bertjax.training.writers import say
 
     portable = read(args.checkpoint)
     for note in portable.notes:
         say(note)
-    lacking = [part for part in parts if part not in portable.parts]
-    if lacking:
-        there = ", ".join(sorted(portable.parts))
-        raise UsageError(f"{args.checkpoint} has no {', '.join(lacking)}, it has {there}; give one of pre-training")
     if portable.vocabulary is None:
         raise UsageError(f"{args.checkpoint} has no vocab.txt; put the one it was trained with beside it")
-    return portable.model, nested(portable.params), portable.vocabulary
+    return portable
 
 
 def convert(args: argparse.Namespace) -> None:

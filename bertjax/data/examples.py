@@ -7,7 +7,7 @@ computes the same thing, only slower.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,12 +25,14 @@ class Examples:
       tokens: name to a flat array with an entry a token: `input_ids`, `segment_ids`, perhaps labels of tokens.
       rows: name to an array [N, ...] with an entry an example, such as its label.
       choices: C.
+      lines: of the file they come from, one for each example; empty where they come from none. No model sees them.
     """
 
     offsets: np.ndarray
     tokens: dict[str, np.ndarray]
     rows: dict[str, np.ndarray]
     choices: int = 1
+    lines: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.choices
@@ -53,7 +55,12 @@ _GROUP_TOKENS = 32
 _FILL = {"token_labels": -1, "example": -1}
 
 
-def make_examples(sequences: Iterable[dict[str, list[int]]], rows: dict[str, np.ndarray], choices: int = 1) -> Examples:
+def make_examples(
+    sequences: Iterable[dict[str, list[int]]],
+    rows: dict[str, np.ndarray],
+    choices: int = 1,
+    lines: Sequence[int] = (),
+) -> Examples:
     """Examples of encoded sequences, each a dictionary of equally long lists with `input_ids` and `segment_ids`."""
     flat: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     offsets = [0]
@@ -62,7 +69,7 @@ def make_examples(sequences: Iterable[dict[str, list[int]]], rows: dict[str, np.
             flat.setdefault(name, []).extend(values)
         offsets.append(len(flat["input_ids"]))
     tokens = {name: np.array(values, np.int32) for name, values in flat.items()}
-    return Examples(np.array(offsets, np.int64), tokens, rows, choices)
+    return Examples(np.array(offsets, np.int64), tokens, rows, choices, tuple(lines))
 
 
 def joined(parts: list[Examples]) -> Examples:

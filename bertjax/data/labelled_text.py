@@ -38,7 +38,7 @@ def encode_rows(
       UsageError: a label is none of the classes, or not a number; or there are no rows.
     """
     vocabulary = tokenizer.vocabulary
-    sequences, found = [], []
+    sequences, found, lines = [], [], []
     special = 1 + len(texts)
     for row in rows:
         wanted = label_of(row, label, reading) if label else ""
@@ -55,6 +55,7 @@ def encode_rows(
             reading.note(f"cut to {seq_len} tokens", row.line)
         second = ids[1] if len(ids) > 1 else None
         sequences.append(encode_pair(ids[0], second, seq_len, vocabulary.cls_id, vocabulary.sep_id))
+        lines.append(row.line)
         if label:
             found.append(_label(wanted, labels, label, row.line, reading.file))
     reading.used = len(sequences)
@@ -62,7 +63,7 @@ def encode_rows(
         raise UsageError(f"{reading.file} has no rows that can be used")
     if not label:
         found = [-1 if labels else np.nan] * len(sequences)
-    return make_examples(sequences, {"labels": np.array(found, np.int32 if labels else np.float32)})
+    return make_examples(sequences, {"labels": np.array(found, np.int32 if labels else np.float32)}, lines=lines)
 
 
 def label_of(row: Row, column: str, reading: Reading) -> str:

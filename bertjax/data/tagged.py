@@ -1,7 +1,7 @@
 """Sentences of tagged words, in documents, to rows of word pieces; from CoNLL's form, or from rows of a table."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ class Tagged:
       words, tags: all of them, in order; all tags are "" where the file has none.
       sentence_ends: words up to the end of each sentence.
       document_ends: words up to the end of each document.
+      lines: of the file, where each sentence begins; empty where they come from none.
     """
 
     words: list[str]
     tags: list[str]
     sentence_ends: list[int]
     document_ends: list[int]
+    lines: tuple[int, ...] = ()
 
     @property
     def has_tags(self) -> bool:
@@ -93,7 +95,8 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
         raise UsageError(f"{path} has no words")
     reading.read = reading.used = len(sentence_ends)
     _note_mixed_schemes(tags, sentence_ends, places, reading)
-    return Tagged(words, tags, sentence_ends, document_ends)
+    lines = tuple(places[start] for start in (0, *sentence_ends[:-1]))
+    return Tagged(words, tags, sentence_ends, document_ends, lines)
 
 
 def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Reading) -> Tagged:
@@ -112,6 +115,7 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
     tags: list[str] = []
     places: list[int] = []
     ends: list[int] = []
+    lines: list[int] = []
     for row in rows:
         place = f"{reading.file} line {row.line}"
         here = _items(row.fields[text], place)
@@ -124,11 +128,12 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
         tags += labels
         places += [row.line] * len(here)
         ends.append(len(words))
+        lines.append(row.line)
     if not words:
         raise UsageError(f"{reading.file} has no words")
     reading.used = len(ends)
     _note_mixed_schemes(tags, ends, places, reading)
-    return Tagged(words, tags, ends, ends)
+    return Tagged(words, tags, ends, ends, tuple(lines))
 
 
 def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], places: list[int], reading: Reading) -> None:
@@ -219,6 +224,14 @@ def make_rows(
             )
         start = stop
     return make_examples(rows, {}), row_of_word, positions
+
+
+def of_words(row_of_word: np.ndarray, positions: list[np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
+    """What the rows of `make_rows` tell of each word, in order: arrays [length, ...] to [words, ...]."""
+    told = [row[places] for row, places in zip(rows, positions, strict=True)]
+    # Words of a row come in order, but rows that overlap tell words in turns.
+    streams = [iter(row) for row in told]
+    return np.array([next(streams[row]) for row in row_of_word])
 
 
 def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:

@@ -19,6 +19,7 @@ from bertjax.fields import check_common, check_length, model_config
 from bertjax.model.config import ModelConfig
 from bertjax.planning.flops import flops_per_token
 from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
+from bertjax.tasks.records import FileRecords
 from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
 from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
 
@@ -96,6 +97,7 @@ def make_task(
     baseline: Callable[[], dict[str, float]],
     best_by: str,
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]],
+    records: Sequence[FileRecords] = (),
     answers: Any = None,
 ) -> Task:
     """A task on examples in memory.
@@ -107,7 +109,7 @@ def make_task(
       output: what the output layer tells; a checkpoint of another `output`, or other `labels`, cannot be evaluated.
       labels: of its classes, in the order of their ids.
       score: outputs of all evaluation batches to metrics; {} where there are no labels.
-      baseline, best_by, write: see `Task`.
+      baseline, best_by, write, records: see `Task`.
       answers: what `score` compares with beside the examples, in a form that JSON has.
     """
     data = config.data
@@ -141,6 +143,7 @@ def make_task(
         baseline=baseline,
         best_by=best_by,
         write=write,
+        records=tuple(records),
         fresh=NEW_LAYER,
         files={**vocabulary_files(vocabulary), OUTPUT_LAYER: output_layer(output, labels)},
         report={"files": [vars(reading) for reading in readings]},

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.tasks import finetuning, objectives
+from bertjax.tasks.records import FileRecords, Record, of_class, of_number
 from bertjax.tasks.task import Task
 
 check = finetuning.check
@@ -134,15 +135,25 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         baseline=functools.partial(_baseline, glue, sets),
         best_by=glue.metrics[0],
         write=functools.partial(_write, glue, sets),
+        records=[
+            FileRecords(
+                f"{Path(_submission(glue, suffix)).stem}.jsonl",
+                functools.partial(_records, glue, sets, suffix),
+                part.examples.lines,
+                part.table,
+            )
+            for suffix, part in sets.items()
+        ],
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Examples, and what each of their rows is called where they are to be predicted."""
+    """Examples, what each is called where they are to be predicted, and columns to all rows of their file."""
 
     examples: Examples
     ids: list[str]
+    table: Callable[[Sequence[str]], Iterator[Row]]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -163,7 +174,7 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glu
     ids: list[str] = []
     watched = _watched(rows, None if glue.labels else label, ids, reading)
     examples = encode_rows(watched, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
-    return _Split(examples, [] if labelled else ids)
+    return _Split(examples, [] if labelled else ids, functools.partial(_table, config.data.path, glue, split))
 
 
 def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: Reading) -> Iterator[Row]:
@@ -194,24 +205,43 @@ def _file_rows(folder: Path, glue: GlueTask, split: str, labelled: bool) -> tupl
     )
 
 
+def _table(path: str, glue: GlueTask, split: str, columns: Sequence[str]) -> Iterator[Row]:
+    """All rows of a set, with columns that a user names; those of TFDS are its features."""
+    if path.startswith(PREFIX):
+        dataset, theirs = _dataset(path.removeprefix(PREFIX), glue, split)
+        return read_tfds(dataset, theirs, {column: column for column in columns}, Reading(dataset))
+    file = _file(Path(path).expanduser(), glue, split)
+    header = glue.header if glue.header and not split.startswith("test") else True
+    return read_table(file, columns, Reading(str(file)), header=header, keep_short=True)
+
+
 def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
     """TFDS names MNLI's texts otherwise, its splits `validation`, and its classes where GLUE numbers them."""
-    task = next(key for key, value in TASKS.items() if value is glue)
-    features = _TFDS_TEXTS.get(task, glue.texts)
+    features = _TFDS_TEXTS.get(_name_of(glue), glue.texts)
     columns = dict(zip(glue.texts, features, strict=True)) | ({glue.label: "label"} if labelled else {})
-    split = "test" if glue.folder == _DIAGNOSTIC else split.replace("dev", "validation")
-    directory, colon, dataset = name.rpartition(":")
-    dataset = dataset if "/" in dataset else f"{dataset}/{task}"
-    reading = Reading(f"tfds:{dataset}:{split}")
+    dataset, split = _dataset(name, glue, split)
+    reading = Reading(f"tfds:{dataset.rpartition(':')[2]}:{split}")
     named = bool(glue.labels) and glue.labels != _NUMBERED
     return reading, read_tfds(
-        f"{directory}{colon}{dataset}",
+        dataset,
         split,
         columns,
         reading,
         optional={_INDEX: _TFDS_INDEX},
         named_labels=named,
     )
+
+
+def _dataset(name: str, glue: GlueTask, split: str) -> tuple[str, str]:
+    """The dataset of TFDS, with its directory, and its name of a split."""
+    directory, colon, dataset = name.rpartition(":")
+    dataset = dataset if "/" in dataset else f"{dataset}/{_name_of(glue)}"
+    theirs = "test" if glue.folder == _DIAGNOSTIC else split.replace("dev", "validation")
+    return f"{directory}{colon}{dataset}", theirs
+
+
+def _name_of(glue: GlueTask) -> str:
+    return next(key for key, value in TASKS.items() if value is glue)
 
 
 def _name(glue: GlueTask, split: str) -> str:
@@ -264,9 +294,20 @@ def _write(glue: GlueTask, sets: dict[str, _Split], outputs: list[dict[str, np.n
         shown = [glue.labels[index] for index in predicted] if glue.labels else [f"{value:.3f}" for value in predicted]
         rows = sorted(zip(_indices(sets[suffix].ids, len(shown)), shown, strict=True))
         lines = "".join(f"{index}\t{value}\n" for index, value in rows)
-        path = folder / {**glue.submission, _AX: "AX.tsv"}[suffix]
-        written.append(write_whole(path, "index\tprediction\n" + lines))
+        written.append(write_whole(folder / _submission(glue, suffix), "index\tprediction\n" + lines))
     return written
+
+
+def _submission(glue: GlueTask, suffix: str) -> str:
+    """The file that the GLUE server takes for an evaluation set."""
+    return {**glue.submission, _AX: "AX.tsv"}[suffix]
+
+
+def _records(
+    glue: GlueTask, sets: dict[str, _Split], suffix: str, outputs: list[dict[str, np.ndarray]], logits: bool
+) -> Iterator[Record]:
+    for row in _parts(sets, outputs)[suffix]:
+        yield of_class(glue.labels, row, logits) if glue.labels else of_number(_predictions(glue, row))
 
 
 def _indices(ids: list[str], count: int) -> list[int]:

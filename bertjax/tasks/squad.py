@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks import finetuning, objectives
+from bertjax.tasks.records import RECORDS, FileRecords, Record, short
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 _VERSIONS = ("1.1", "2.0")
@@ -119,7 +121,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
 
     trained = read(data.train_file or f"train-v{data.version}", True)[1].examples if train else None
     questions, windows = read(data.eval_file, False)
-    answer = functools.partial(_answers, data, questions, windows)
+    answer = functools.partial(best_answers, data, questions, windows)
     return finetuning.make_task(
         config,
         objective(model),
@@ -133,6 +135,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         best_by="f1",
         answers=[(question.id, question.answers) for question in questions],
         write=lambda outputs, folder: _write(data, questions, answer(outputs), folder),
+        records=[FileRecords(RECORDS, lambda outputs, scores: _records(data, questions, answer(outputs), scores))],
     )
 
 
@@ -170,10 +173,10 @@ def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array
     return sums, {"example": batch["example"], "start": logits[..., 0], "end": logits[..., 1]}
 
 
-def _answers(
-    data: ConfigDict, questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
+def best_answers(
+    data: Any, questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
 ) -> list[Answer]:
-    """The best spans of each question over all its windows."""
+    """The best spans of each question over all its windows; `data` has `n_best` and `max_answer_len`."""
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     nulls = np.full(len(questions), np.inf)
@@ -194,7 +197,7 @@ def _answers(
 
 
 def _window_spans(
-    data: ConfigDict, windows: Windows, index: int, start: np.ndarray, end: np.ndarray
+    data: Any, windows: Windows, index: int, start: np.ndarray, end: np.ndarray
 ) -> list[tuple[float, int, int]]:
     """Score, first character and the one after the last of the best spans of a window."""
     characters, first = windows.spans[index], windows.first_token[index]
@@ -273,3 +276,25 @@ def _with_probabilities(answer: Answer, with_null: bool) -> list[dict[str, Any]]
         {"text": candidate.text, "probability": float(weight / weights.sum()), "score": candidate.score}
         for candidate, weight in sorted(zip(candidates, weights, strict=True), key=lambda pair: -pair[0].score)
     ]
+
+
+def record(answer: Answer, null_threshold: float | None, with_scores: bool) -> Record:
+    """An answer as an object of JSON; no answer is "".
+
+    Args:
+      null_threshold: of the odds above which there is no answer; None where there is always one.
+      with_scores: the score is there beside the probability, which is among the n best.
+    """
+    has_null = null_threshold is not None
+    text = "" if has_null and answer.null_odds > null_threshold else answer.text
+    found = next((told for told in _with_probabilities(answer, has_null) if told["text"] == text), None)
+    told: Record = {"prediction": text, "probability": short(found["probability"]) if found else 1.0}
+    if has_null:
+        told["null_odds"] = short(answer.null_odds)
+    return {**told, "score": short(found["score"])} if found and with_scores else told
+
+
+def _records(data: ConfigDict, questions: list[Question], answers: list[Answer], scores: bool) -> Iterator[Record]:
+    threshold = _threshold(data, questions, answers) if data.version == "2.0" else None
+    for question, answer in zip(questions, answers, strict=True):
+        yield {"id": question.id, **record(answer, threshold, scores)}

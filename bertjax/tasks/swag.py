@@ -1,7 +1,7 @@
 """SWAG: which of four endings goes on a sentence (section 4.4 of the paper)."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks import finetuning, objectives
+from bertjax.tasks.records import RECORDS, FileRecords, Record, of_choice
 from bertjax.tasks.task import Objective, Task
 
 CHOICES = 4
@@ -44,6 +45,10 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     encode = functools.partial(_read, config, tokenizer, readings)
     trained = encode("train") if train else None
     examples = encode(config.data.eval_split)
+
+    def table(columns: Sequence[str]) -> Iterator[Row]:
+        return _open(config.data.path, config.data.eval_split, columns, False)[1]
+
     return finetuning.make_task(
         config,
         objective(model),
@@ -56,6 +61,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         baseline=lambda: _accuracy(examples, finetuning.constant_guess(examples.rows["labels"])),
         best_by="accuracy",
         write=functools.partial(_write, examples),
+        records=[FileRecords(RECORDS, functools.partial(_records, examples), examples.lines, table)],
     )
 
 
@@ -70,7 +76,7 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], spl
     reading, rows = _open(config.data.path, split, columns, labelled)
     readings.append(reading)
     vocabulary, seq_len = tokenizer.vocabulary, config.data.seq_len
-    sequences, labels = [], []
+    sequences, labels, lines = [], [], []
     for row in rows:
         context = tokenizer.encode(row.fields["sent1"])
         start = row.fields["sent2"]
@@ -81,14 +87,15 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], spl
         if len(context) + max(map(len, endings)) + 3 > seq_len:
             reading.note(f"cut to {seq_len} tokens", row.line)
         sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
+        lines.append(row.line)
         labels.append(_label(row.fields["label"], reading.file, row.line) if labelled else -1)
     reading.used = len(labels)
     if not labels:
         raise UsageError(f"{reading.file} has no rows that can be used")
-    return make_examples(sequences, {"labels": np.array(labels, np.int32)}, CHOICES)
+    return make_examples(sequences, {"labels": np.array(labels, np.int32)}, CHOICES, lines)
 
 
-def _open(path: str, split: str, columns: tuple[str, ...], labelled: bool) -> tuple[Reading, Iterator[Row]]:
+def _open(path: str, split: str, columns: Sequence[str], labelled: bool) -> tuple[Reading, Iterator[Row]]:
     if path.startswith(PREFIX):
         name, theirs = path.removeprefix(PREFIX), {"dev": "validation"}.get(split, split)
         reading = Reading(f"{path}:{theirs}")
@@ -117,3 +124,8 @@ def _write(examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Pat
     """The leaderboard's form: `pred`, a header, then a choice a line, in the order of the file."""
     lines = "".join(f"{choice}\n" for choice in _predictions(examples, outputs))
     return [write_whole(folder / "predictions.csv", "pred\n" + lines)]
+
+
+def _records(examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool) -> Iterator[Record]:
+    for row in in_input_order(outputs, len(examples))["logits"]:
+        yield of_choice(row, logits)

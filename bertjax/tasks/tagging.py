@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.tables import Reading
-from bertjax.data.tagged import OUTSIDE, Tagged, make_rows
+from bertjax.data.tables import Reading, Row
+from bertjax.data.tagged import OUTSIDE, Tagged, make_rows, of_words
 from bertjax.files import write_whole
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks import finetuning, objectives
+from bertjax.tasks.records import RECORDS, FileRecords, Record, of_sentence
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 
@@ -39,6 +41,7 @@ def tagging_task(
     *,
     output: str,
     documents: bool,
+    table: Callable[[Sequence[str]], Iterator[Row]] | None = None,
 ) -> Task:
     """The task of tagging words.
 
@@ -49,6 +52,7 @@ def tagging_task(
       readings: of the files, the first that of `trained`, the last that of `tagged`.
       output: see `finetuning.make_task`.
       documents: a row is as much of a document as fits, not a sentence.
+      table: columns to the rows of the evaluated file, where it has columns.
 
     Raises:
       UsageError: a tag is none of `labels`.
@@ -75,7 +79,8 @@ def tagging_task(
     tags = functools.partial(_tags, labels, row_of_word, positions)
     return finetuning.make_task(
         config,
-        objective(finetuning.model_of(config, vocabulary), len(labels)),
+        # Each tag's logit is of use beside predictions alone, and would fill the memory in training.
+        objective(finetuning.model_of(config, vocabulary), len(labels), with_logits=trained is None),
         vocabulary,
         rows(trained, readings[0])[0] if trained else None,
         examples,
@@ -86,17 +91,22 @@ def tagging_task(
         baseline=baseline,
         best_by="f1" if entities else "word_accuracy",
         write=lambda outputs, folder: _write(tagged, tags(outputs), folder),
+        records=[
+            FileRecords(
+                RECORDS, functools.partial(_records, tagged, labels, row_of_word, positions), tagged.lines, table
+            )
+        ],
     )
 
 
-def objective(model: ModelConfig, tags: int) -> Objective:
-    """Cross-entropy and accuracy over the words, each at its first piece."""
+def objective(model: ModelConfig, tags: int, with_logits: bool = False) -> Objective:
+    """Cross-entropy and accuracy over the words, each at its first piece; outputs are tags, perhaps with logits."""
     return Objective(
         TokenModel(model, tags, head_dropout=True),
         ("cross_entropy", "word_accuracy"),
         ("cross_entropy",),
         _denominators,
-        _compute,
+        _compute_with_logits if with_logits else _compute,
         objectives.abstract_row,
     )
 
@@ -110,6 +120,13 @@ def _denominators(batch: Batch) -> dict[str, jax.Array]:
 
 
 def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+    sums, outputs = _compute_with_logits(model, params, batch, dropout_key)
+    return sums, {name: outputs[name] for name in ("example", "tags")}
+
+
+def _compute_with_logits(
+    model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
+) -> tuple[Sums, Outputs]:
     logits, weights = objectives.apply(model, params, batch, dropout_key), _known(batch)  # [B, L, tags], [B, L]
     labels = jnp.maximum(batch["token_labels"], 0)
     losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -119,7 +136,7 @@ def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array
         "cross_entropy": jnp.stack([jnp.sum(losses * weights), weight]),
         "word_accuracy": jnp.stack([jnp.sum((predicted == labels) * weights), weight]),
     }
-    return sums, {"example": batch["example"], "tags": predicted}
+    return sums, {"example": batch["example"], "tags": predicted, "logits": logits}
 
 
 def _tags(
@@ -127,10 +144,23 @@ def _tags(
 ) -> list[str]:
     """The predicted tag of each word, in the order of the file."""
     predicted = in_input_order(outputs, len(positions))["tags"]
-    told = [[labels[tag] for tag in row[places]] for row, places in zip(predicted, positions, strict=True)]
-    # Words of a row come in order, but rows that overlap tell words in turns.
-    streams = [iter(row) for row in told]
-    return [next(streams[row]) for row in row_of_word]
+    return [labels[tag] for tag in of_words(row_of_word, positions, predicted)]
+
+
+def _records(
+    tagged: Tagged,
+    labels: list[str],
+    row_of_word: np.ndarray,
+    positions: list[np.ndarray],
+    outputs: list[dict[str, np.ndarray]],
+    with_logits: bool,
+) -> Iterator[Record]:
+    """A sentence each."""
+    logits = of_words(row_of_word, positions, in_input_order(outputs, len(positions))["logits"])
+    start = 0
+    for end in tagged.sentence_ends:
+        yield of_sentence(tagged.words[start:end], labels, logits[start:end], with_logits)
+        start = end
 
 
 def _most_frequent(trained: Tagged, tagged: Tagged) -> list[str]:

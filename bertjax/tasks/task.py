@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bertjax.data.share import Share
+from bertjax.tasks.records import FileRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
@@ -87,6 +88,7 @@ class Task:
         after all that they and the evaluations read has been checked.
       best_by: the evaluation metric by which the best checkpoint is kept, higher being better; "" keeps the newest.
       write: (outputs of the evaluation batches, folder) to the prediction files it wrote; None where there are none.
+      records: what is written beside those files: a record of each row, with probabilities.
       fresh: top-level parameters that never come from the checkpoint a run starts from.
       files: name to content of what the workdir keeps, so that its checkpoints can be used without the data.
       report: what was read, for `results.json`.
@@ -108,6 +110,7 @@ class Task:
     best_by: str = ""
     eval_steps: int = 0
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
+    records: tuple[FileRecords, ...] = ()
     fresh: tuple[str, ...] = ()
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     report: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,7 +1,7 @@
 """A user's own sentences, pairs of them or words, with a class, a number or tags, from TSV, CSV or JSON Lines."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.tasks import finetuning, objectives, tagging
 from bertjax.tasks.output_layer import saved_labels
+from bertjax.tasks.records import RECORDS, FileRecords, Record, of_class, of_number
 from bertjax.tasks.task import Task
 
 KINDS = ("classes", "number", "tags")
@@ -81,6 +82,9 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         baseline=lambda: _baseline(labels, examples),
         best_by="accuracy" if labels else "pearson",
         write=functools.partial(_write, labels, examples),
+        records=[
+            FileRecords(RECORDS, functools.partial(_records, labels, examples), examples.lines, _evaluated_table(data))
+        ],
     )
 
 
@@ -106,7 +110,14 @@ def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
         readings,
         output=f"text/{data.kind}",
         documents=False,
+        table=_evaluated_table(data),
     )
+
+
+def _evaluated_table(data: ConfigDict) -> Callable[[Sequence[str]], Iterator[Row]]:
+    """Columns to all rows of the file that is evaluated."""
+    file = data.dev_file if data.eval_split == "dev" else data.test_file
+    return lambda columns: _open(data, file, columns, False)[0]
 
 
 def _open(data: ConfigDict, file: str, columns: Sequence[str], labelled: bool) -> tuple[Iterator[Row], Reading]:
@@ -171,3 +182,10 @@ def _write(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np
     values = _values(labels, examples, outputs)
     shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
     return [write_whole(folder / "predictions.tsv", "prediction\n" + "".join(f"{value}\n" for value in shown))]
+
+
+def _records(
+    labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool
+) -> Iterator[Record]:
+    for row in in_input_order(outputs, len(examples))["logits"]:
+        yield of_class(labels, row, logits) if labels else of_number(row)

@@ -1,6 +1,5 @@
 """A checkpoint without its training: its parameters, vocabulary and held-out metrics."""
 
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -10,9 +9,8 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
-from bertjax.training.loop import check_batches, evaluate, predict
+from bertjax.training.loop import check_batches, evaluate
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
 from bertjax.training.starting_point import check_output_layer, check_vocabulary
@@ -35,33 +33,18 @@ def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) 
     Raises:
       UsageError: the checkpoint does not fit the config's model.
     """
-    mesh, params = _mesh_and_params(config, task, checkpoint)
+    mesh, params = mesh_and_params(config, task, checkpoint)
     values = evaluate(task, mesh, params)
     task.check_data(0)
     return values
 
 
-def write_predictions(config: ConfigDict, task: Task, checkpoint: epath.Path, folder: str) -> list[Path]:
-    """Predicts all evaluation examples of a task and writes them in its official format.
-
-    Returns:
-      The files.
+def mesh_and_params(config: ConfigDict, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
+    """A checkpoint's parameters on the devices, for the task that it was trained for.
 
     Raises:
-      UsageError: the task has no such format, or the checkpoint does not fit the config's model.
-      BertjaxError: the folder cannot be written.
+      UsageError: the checkpoint does not fit the config's model, or is of another task.
     """
-    if task.write is None:
-        raise UsageError(f"the task {config.task} has no predictions to write")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BertjaxError(f"cannot make the folder {folder} ({error.strerror}); choose another --output") from error
-    mesh, params = _mesh_and_params(config, task, checkpoint)
-    return task.write(predict(task, mesh, params)[1], Path(folder))
-
-
-def _mesh_and_params(config: ConfigDict, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     shape = MeshConfig(**config.mesh)
     mesh = make_mesh(shape)
     check_vocabulary(task, checkpoint)

@@ -45,6 +45,17 @@ def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path
     return [Path(line) for line in capfd.readouterr().out.split()]
 
 
+def records(path: Path) -> list[dict]:
+    """The objects of a file of predictions, whose probabilities are checked on the way."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in found:
+        for told in record["probabilities"] if "words" in record else [record.get("probabilities")]:
+            if told is not None:
+                values = list(told.values()) if isinstance(told, dict) else told
+                assert sum(values) == pytest.approx(1, abs=1e-4)
+    return found
+
+
 def refused(capfd, *arguments: str) -> str:
     capfd.readouterr()
     with pytest.raises(SystemExit) as end:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from finetuning_data import glue_files, write_tsv
-from running import EXPERIMENTS, overrides, predict, train
+from running import EXPERIMENTS, overrides, predict, records, refused, train
 from safetensors.numpy import load_file, save_file
 
 from bertjax import cli
@@ -27,21 +27,47 @@ def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
     assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
 
 
-def test_predictions_are_glue_s_file_in_input_order(cola, capfd, tmp_path):
-    (path,) = predict(capfd, cola, tmp_path, "--split=dev")
-    assert path.name == "CoLA.tsv"
+def test_predictions_are_glue_s_file_in_input_order(cola, glue, capfd, tmp_path):
+    path, beside = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
+    assert (path.name, beside.name) == ("CoLA.tsv", "CoLA.jsonl")
     rows = list(csv.reader(path.open(), delimiter="\t"))
     assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == [str(i) for i in range(21)]
     accuracy = np.mean([row[1] == str(index % 2) for index, row in enumerate(rows[1:])])
     assert accuracy == pytest.approx(json.loads((cola / "results.json").read_text())["accuracy"])
-    (test,) = predict(capfd, cola, tmp_path)
+    given = [line.split("\t") for line in (glue / "CoLA/dev.tsv").read_text().splitlines()]
+    found = records(beside)
+    assert [record["prediction"] for record in found] == [row[1] for row in rows[1:]]
+    assert [(record["line"], record["source"], record["sentence"]) for record in found] == [
+        (line, row[0], row[3]) for line, row in enumerate(given, 1)
+    ]
+    for record in found:
+        assert record["prediction"] == max(record["probabilities"], key=record["probabilities"].get)
+        margin = record["logits"]["1"] - record["logits"]["0"]
+        assert record["probabilities"]["1"] == pytest.approx(1 / (1 + np.exp(-margin)), abs=1e-5)
+    test, beside = predict(capfd, cola, tmp_path)
     assert len(test.read_text().splitlines()) == 10
+    # A header is a line, too.
+    assert [record["line"] for record in records(beside)] == list(range(2, 11))
+    assert "logits" not in beside.read_text()
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ("index,nosuch", "has no column 'nosuch'; its columns are index, sentence"),
+        ("prediction", "'prediction', a name that records have"),
+    ],
+)
+def test_columns_that_are_not_there_are_refused_before_anything_is_predicted(cola, capfd, tmp_path, columns, named):
+    command = ["predict", f"--checkpoint={cola}", f"--output={tmp_path / 'out'}", f"--columns={columns}"]
+    assert named in refused(capfd, *command)
+    assert not (tmp_path / "out").exists()
 
 
 def test_predictions_have_the_indices_of_the_file_whatever_its_order(cola, capfd, tmp_path):
     sentences = {7: "zu ba", 3: "pa lo", 5: "zu ke", 0: "pa mi"}
     write_tsv(tmp_path / "glue/CoLA/test.tsv", ["index", "sentence"], [[str(i), text] for i, text in sentences.items()])
-    (path,) = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
+    path, _ = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
     assert path.read_text() == "index\tprediction\n0\t0\n3\t0\n5\t1\n7\t1\n"
     # TFDS stores rows in an order of its own.
     label = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
@@ -54,8 +80,11 @@ def test_predictions_have_the_indices_of_the_file_whatever_its_order(cola, capfd
         split_datasets={"test": [(i, {"sentence": text, "label": -1, "idx": i}) for i, text in sentences.items()]},
         features=tfds.features.FeaturesDict(features),
     )
-    (again,) = predict(capfd, cola, tmp_path / "out", f"--config.data.path=tfds:{tmp_path}/tfds:glue")
+    stored = f"--config.data.path=tfds:{tmp_path}/tfds:glue"
+    again, beside = predict(capfd, cola, tmp_path / "out", stored, "--columns=idx")
     assert again.read_text() == path.read_text()
+    told = {int(record["idx"]): record["prediction"] for record in records(beside)}
+    assert told == {0: "0", 3: "0", 5: "1", 7: "1"}
 
 
 def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capfd, tmp_path):
@@ -117,8 +146,10 @@ def test_regression(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
     assert not any(file["noted"] for file in results["files"])
     assert {"pearson", "spearman", "squared_error"} <= results.keys()
-    (path,) = predict(capfd, tmp_path / "run", tmp_path)
-    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in path.read_text().splitlines()[1:])
+    path, beside = predict(capfd, tmp_path / "run", tmp_path)
+    numbers = [float(line.split("\t")[1]) for line in path.read_text().splitlines()[1:]]
+    assert all(0 <= number <= 5 for number in numbers)
+    assert [record["prediction"] for record in records(beside)] == pytest.approx(numbers, abs=6e-4)
     rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
     write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])
@@ -133,7 +164,13 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
         "MNLI-m.tsv": 9,
         "MNLI-mm.tsv": 12,
         "AX.tsv": 7,
+        "MNLI-m.jsonl": 8,
+        "MNLI-mm.jsonl": 11,
+        "AX.jsonl": 6,
     }
+    for path in paths[:3]:
+        told = [record["prediction"] for record in records(path.with_suffix(".jsonl"))]
+        assert told == [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
 
 
 def test_classes_of_another_s_checkpoint_go_by_their_names(glue, letters, tmp_path, capfd):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from finetuning_data import conll_files
-from running import predict, train
+from running import predict, records, refused, train
 
 
 @pytest.mark.parametrize("context", ["document", "sentence"])
@@ -12,19 +12,32 @@ def test_ner(context, letters, tmp_path, capfd):
     workdir = tmp_path / "run"
     results = train(f"ner.py:path={files},context={context}", workdir, letters, steps=60, eval_every=60)
     assert results["f1"] > 90
-    (path,) = predict(capfd, workdir, tmp_path / "out")
+    path, beside = predict(capfd, workdir, tmp_path / "out", "--logits")
     columns = [line.split() for line in path.read_text().splitlines() if line]
     wanted = [line.split() for line in (files / "eng.testb").read_text().splitlines() if line and "-DOC" not in line]
     assert [row[:2] for row in columns] == [[row[0], row[3]] for row in wanted]
     assert np.mean([row[1] == row[2] for row in columns]) > 0.9
+    lines = (files / "eng.testb").read_text().splitlines()
+    told = records(beside)
+    assert [
+        (word, tag) for record in told for word, tag in zip(record["words"], record["prediction"], strict=True)
+    ] == [(row[0], row[2]) for row in columns]
+    for record in told:
+        assert [line.split()[0] for line in lines[record["line"] - 1 :][: len(record["words"])]] == record["words"]
+        each = (record[key] for key in ("prediction", "probabilities", "logits"))
+        for tag, probabilities, logits in zip(*each, strict=True):
+            assert tag == max(probabilities, key=probabilities.get) == max(logits, key=logits.get)
+    assert "--columns is for data in columns" in refused(
+        capfd, "predict", f"--checkpoint={workdir}", f"--output={tmp_path / 'out'}", "--columns=word"
+    )
     # The tags are the run's own: without the training file a checkpoint still predicts.
     (files / "eng.train").unlink()
-    assert predict(capfd, workdir, tmp_path / "out") == [path]
+    assert predict(capfd, workdir, tmp_path / "out")[0] == path
 
 
 def test_words_without_tags_are_predicted(letters, tmp_path, capfd):
     files = conll_files(tmp_path / "conll")
     train(f"ner.py:path={files}", tmp_path / "run", letters, steps=1)
     (files / "eng.testb").write_text("za\nba\n\nke\n")
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")
     assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 from finetuning_data import squad_files
-from running import predict, train
+from running import predict, records, train
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
@@ -28,3 +28,9 @@ def test_squad(version, letters, tmp_path, capfd):
         odds = json.loads((tmp_path / "out" / "null_odds.json").read_text())
         threshold = results["null_threshold"]
         assert all((predictions[name] == "") == (odds[name] > threshold) for name in odds)
+    found = records(paths[-1])
+    assert {record["id"]: record["prediction"] for record in found} == predictions
+    for record in found:
+        told = {candidate["text"]: candidate for candidate in nbest[record["id"]]}[record["prediction"]]
+        assert record["probability"] == pytest.approx(told["probability"], rel=1e-4)
+        assert ("null_odds" in record) == (version == "2.0")

@@ -2,8 +2,9 @@
 
 import csv
 
+import numpy as np
 from finetuning_data import swag_files
-from running import EXPERIMENTS, overrides, predict, train
+from running import EXPERIMENTS, overrides, predict, records, train
 
 from bertjax.building import build_task, experiment_config
 from bertjax.data.share import WHOLE
@@ -13,9 +14,13 @@ def test_swag(letters, tmp_path, capfd):
     files = swag_files(tmp_path / "swag")
     results = train(f"swag.py:path={files}", tmp_path / "run", letters, data__eval_batch_size=8)
     assert 0 <= results["accuracy"] <= 1
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", "--columns=ending1", "--logits")
     lines = path.read_text().split()
     assert lines[0] == "pred" and len(lines) == 6 and set(lines[1:]) <= set("0123")
+    given = list(csv.DictReader((files / "test.csv").open()))
+    for line, (choice, row, record) in enumerate(zip(lines[1:], given, records(beside), strict=True), 2):
+        assert (record["line"], record["ending1"], record["prediction"]) == (line, row["ending1"], int(choice))
+        assert int(np.argmax(record["probabilities"])) == int(np.argmax(record["logits"])) == int(choice)
 
 
 def test_swag_is_read_from_tfds_as_from_its_files(letters, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running import EXPERIMENTS, overrides, predict, refused, train
+from running import EXPERIMENTS, overrides, predict, records, refused, train
 
 from bertjax import cli
 
@@ -11,14 +11,21 @@ from bertjax import cli
 def test_own_files_in_any_form(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,topic\n" + '"zu, ba",good\npa ke,bad\n' * 8)
     (tmp_path / "dev.jsonl").write_text('{"text": "zu lo", "topic": "good"}\n{"text": "pa", "topic": "bad"}\n')
-    (tmp_path / "new.tsv").write_text("text\nzu\n\nna\n")
+    (tmp_path / "new.tsv").write_text("text\tid\nzu\tx\n\nna\tz\n")
     config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/dev.jsonl,label=topic"
     results = train(config, tmp_path / "run", letters)
     assert {"accuracy", "macro_f1", "matthews"} <= results.keys()
     (tmp_path / "train.csv").unlink()
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/new.tsv")
+    new = f"--config.data.test_file={tmp_path}/new.tsv"
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", new, "--columns=id,text")
     lines = path.read_text().split()
     assert lines[0] == "prediction" and len(lines) == 4 and set(lines[1:]) <= {"good", "bad"}
+    # A row without a text keeps its place.
+    assert [(record["line"], record["id"], record["text"], record["prediction"]) for record in records(beside)] == [
+        (2, "x", "zu", lines[1]),
+        (3, "", "", lines[2]),
+        (4, "z", "na", lines[3]),
+    ]
 
 
 @pytest.mark.parametrize("tag, best_by", [("I-PER", "f1"), ("NOUN", "word_accuracy")])
@@ -34,8 +41,14 @@ def test_own_words_with_tags_in_any_form(tag, best_by, letters, tmp_path, capfd)
     assert results[best_by] == max(results["baseline"][best_by], results[best_by]) > 0.9
     assert ("f1" in results) == (best_by == "f1")
     (tmp_path / "train.jsonl").unlink()
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/new.csv")
+    new = f"--config.data.test_file={tmp_path}/new.csv"
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", new, "--columns=text")
     assert path.read_text() == f"ba O\nzu {tag}\n\n\nzu {tag}\n"
+    assert [(record["line"], record["text"], record["prediction"]) for record in records(beside)] == [
+        (2, "ba zu", ["O", tag]),
+        (3, "", []),
+        (4, "zu", [tag]),
+    ]
 
 
 def test_mixed_schemes_of_tags_are_refused(letters, tmp_path, capfd):

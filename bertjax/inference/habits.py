@@ -1,0 +1,74 @@
+"""What a checkpoint tells of how it was fine-tuned, beside its output layer."""
+
+import dataclasses
+import json
+from typing import Any
+
+from etils import epath
+
+from bertjax.building import checkpoint_config
+from bertjax.errors import UsageError
+from bertjax.interop.convert import BERTJAX, detect
+from bertjax.interop.workdir import is_converted
+from bertjax.tasks import glue
+from bertjax.tasks.output_layer import OUTPUT_LAYER
+from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.progress import RESULTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Habits:
+    """What a model was fine-tuned on; the defaults are for one that does not tell.
+
+    Attributes:
+      seq_len: tokens a row at most; 0 is as many as the model takes.
+      texts: 1 or 2 a row; 0 is either.
+      doc_stride, max_query_len, n_best, max_answer_len: see `experiments/squad.py`.
+      null_threshold: a question has no answer where its odds are above; None where every question has one.
+    """
+
+    seq_len: int = 0
+    texts: int = 0
+    doc_stride: int = 128
+    max_query_len: int = 64
+    n_best: int = 20
+    max_answer_len: int = 30
+    null_threshold: float | None = None
+
+
+def habits_of(path: str) -> Habits:
+    """The habits of a checkpoint of any format; those of our own workdirs are in its config.
+
+    Raises:
+      UsageError: a file of the workdir cannot be read.
+    """
+    if detect(path) != BERTJAX:
+        return Habits()
+    checkpoint = find_checkpoint(path)
+    workdir = workdir_of(checkpoint)
+    if is_converted(workdir):
+        return Habits()
+    data = checkpoint_config(checkpoint, []).data
+    known = [field.name for field in dataclasses.fields(Habits) if field.name in data]
+    threshold = None
+    if data.get("version") == "2.0":
+        # Chosen on dev, where there was a dev set.
+        threshold = float(_json(workdir / RESULTS).get("null_threshold", data.null_threshold))
+    return Habits(**{**{name: data[name] for name in known}, "texts": _texts(workdir), "null_threshold": threshold})
+
+
+def _texts(workdir: epath.Path) -> int:
+    task, *rest = str(_json(workdir / OUTPUT_LAYER).get("output", "")).split("/")
+    if task == "glue" and rest and rest[0] in glue.TASKS:
+        return len(glue.TASKS[rest[0]].texts)
+    return (2 if "pair" in rest else 1) if task == "text" else 0
+
+
+def _json(file: epath.Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise UsageError(f"cannot read {file} ({error})") from error
+    return content if isinstance(content, dict) else {}
