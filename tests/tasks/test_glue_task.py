@@ -44,6 +44,14 @@ def test_predictions_are_glue_s_file_in_input_order(cola, glue, capfd, tmp_path)
         assert record["prediction"] == max(record["probabilities"], key=record["probabilities"].get)
         margin = record["logits"]["1"] - record["logits"]["0"]
         assert record["probabilities"]["1"] == pytest.approx(1 / (1 + np.exp(-margin)), abs=1e-5)
+    # The same texts, asked one by one.
+    (tmp_path / "texts.txt").write_text("".join(f"{record['sentence']}\n" for record in found))
+    capfd.readouterr()
+    cli.main(["predict", f"--checkpoint={cola}", f"--text={tmp_path / 'texts.txt'}", "--json"])
+    for line, record in zip(capfd.readouterr().out.splitlines(), found, strict=True):
+        assert json.loads(line)["prediction"] == record["prediction"]
+        assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
+    assert "is a pair, the model takes one text" in refused(capfd, "predict", f"--checkpoint={cola}", "zu ||| pa")
     test, beside = predict(capfd, cola, tmp_path)
     assert len(test.read_text().splitlines()) == 10
     # A header is a line, too.

@@ -7,6 +7,8 @@ import pytest
 from finetuning_data import squad_files
 from running import predict, records, train
 
+from bertjax import cli
+
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_squad(version, letters, tmp_path, capfd):
@@ -34,3 +36,9 @@ def test_squad(version, letters, tmp_path, capfd):
         told = {candidate["text"]: candidate for candidate in nbest[record["id"]]}[record["prediction"]]
         assert record["probability"] == pytest.approx(told["probability"], rel=1e-4)
         assert ("null_odds" in record) == (version == "2.0")
+    for paragraph in data[:4]:
+        question = paragraph["qas"][0]
+        capfd.readouterr()
+        given = ["--json", f"--context={paragraph['context']}", question["question"]]
+        cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
+        assert json.loads(capfd.readouterr().out)["prediction"] == predictions[question["id"]]
