@@ -89,7 +89,7 @@ def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_pa
     _, state = train(**WITHOUT_EMBEDDINGS)
     mesh = make_mesh(MeshConfig(2, 2, 2))
     abstract = abstract_state(pretraining.objective(MODEL), make_optimizer(OptimizerConfig(**WITHOUT_EMBEDDINGS)), mesh)
-    checkpoints = Checkpoints(epath.Path(tmp_path), 1)
+    checkpoints = Checkpoints(epath.Path(tmp_path), 1, identity={})
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
     restored = checkpoints.restore_latest(abstract, pytest.fail)
