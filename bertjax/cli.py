@@ -35,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _with_huge_pages()
     try:
         args, overrides = _parser().parse_known_args([item for item in arguments if item != "--debug"])
-        if not hasattr(args, "config") and overrides:
-            raise UsageError(f"unknown argument {overrides[0]}; see `bertjax {args.command} --help`")
+        unknown = [item for item in overrides if not hasattr(args, "config") or _is_flag(item)]
+        if unknown:
+            raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {args.command} --help`")
         args.overrides = overrides
         args.run(args)
     except BertjaxError as error:
@@ -71,6 +72,11 @@ def _with_huge_pages() -> None:
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _is_flag(item: str) -> bool:
+    """Whether an argument that no command knows is a flag, and not an override of a config or the value of one."""
+    return item.startswith("--") and not item.startswith("--config.")
 
 
 def _die(message: str, code: int) -> None:

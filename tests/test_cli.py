@@ -216,7 +216,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
     """Pieces and labels of files that others made, and what errors and notes quote of them."""
     obeyed = "\x1b[31mred\x9b2J\u202e\r"
     monkeypatch.setattr("bertjax.commands._encoder_and", lambda *_: (None, None, None))
-    monkeypatch.setattr("bertjax.tasks.fill.fill", lambda *_: [[(obeyed, 0.5)]])
+    monkeypatch.setattr("bertjax.inference.fill.fill", lambda *_: [[(obeyed, 0.5)]])
     monkeypatch.setattr("bertjax.data.inspect.format_example", lambda *_: f"A: ä\t{obeyed}")
     cli.main(["fill", "--checkpoint=x", "a [MASK]"])
     cli.main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])

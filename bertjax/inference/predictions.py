@@ -8,8 +8,8 @@ from pathlib import Path
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.data.files import replacing
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import replacing
 from bertjax.tasks.records import FIELDS, FileRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params

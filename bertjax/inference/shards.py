@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.files import write_arrays, write_whole
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import write_arrays, write_whole
 from bertjax.inference.features import TextsHash, texts_in
 
 ABOUT = "features.json"
