@@ -235,11 +235,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.habits import habits_of
     from bertjax.inference.texts import STANDARD_INPUT, lines_of
 
-    for name in ("config", "overrides", "output", "split", "columns"):
-        if getattr(args, name):
-            raise UsageError(
-                f"--{name.replace('overrides', 'config')} is for predictions of the task's data, not of texts"
-            )
+    for name in ("config", "output", "split", "columns"):
+        if getattr(args, name) or (name == "config" and args.overrides):
+            raise UsageError(f"--{name} is for predictions of the task's data, not of texts")
     if "" in args.given:
         raise UsageError("a text is empty; give one, or a file of them with --text")
     if args.context and args.context_file:
@@ -258,7 +256,8 @@ def _predict_texts(args: argparse.Namespace) -> None:
         zip(told, answers(portable, habits, asked, context=context or "", logits=args.logits), strict=True), 1
     ):
         if args.json:
-            print(json.dumps({"line": number, "text": text, **record}, ensure_ascii=False))
+            # ASCII alone, so that it is the same for any terminal and locale.
+            print(json.dumps({"line": number, "text": text, **record}))
         else:
             show(described(text, record))
 

@@ -183,8 +183,8 @@ class _Asked:
 
 
 def described(text: str, record: Record) -> str:
-    """A text and what the model says of it, for a person; what a terminal would obey is shown escaped."""
-    return "\n".join("".join(map(_shown, line)) for line in [text, *(f"  {line}" for line in _lines(record))])
+    """A text and what the model says of it, for a person."""
+    return "\n".join([text, *(f"  {line}" for line in _lines(record))])
 
 
 def _lines(record: Record) -> list[str]:
@@ -204,7 +204,3 @@ def _lines(record: Record) -> list[str]:
 
 def _percent(probability: float) -> str:
     return f"{100 * probability:.1f} %"
-
-
-def _shown(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -1,13 +1,13 @@
 """What a checkpoint tells of how it was fine-tuned, beside its output layer."""
 
 import dataclasses
-import json
 from typing import Any
 
 from etils import epath
 
 from bertjax.building import checkpoint_config
 from bertjax.errors import UsageError
+from bertjax.files import read_json
 from bertjax.interop.convert import BERTJAX, detect
 from bertjax.interop.workdir import is_converted
 from bertjax.tasks import glue
@@ -68,7 +68,7 @@ def _json(file: epath.Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
+        content = read_json(file)
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error})") from error
     return content if isinstance(content, dict) else {}

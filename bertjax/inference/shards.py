@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import write_arrays, write_whole
+from bertjax.files import read_json, unfinished_files, write_arrays, write_whole
 from bertjax.inference.features import TextsHash, texts_in
 
 ABOUT = "features.json"
@@ -93,6 +93,9 @@ def _claimed(folder: Path, about: dict[str, Any]) -> Iterator[None]:
             raise UsageError(
                 f"another command is writing to {folder}; wait for it or choose another --output"
             ) from None
+        # Of a command that was killed: no other has the lock.
+        for unfinished in unfinished_files(folder):
+            unfinished.unlink(missing_ok=True)
         found = _read_about(folder)
         if found is None and any(folder.iterdir()):
             raise UsageError(f"{folder} has files in it that are no features; choose another --output")
@@ -108,7 +111,7 @@ def _claimed(folder: Path, about: dict[str, Any]) -> Iterator[None]:
 
 def _read_about(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        found = read_json(folder / ABOUT)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

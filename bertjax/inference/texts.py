@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from bertjax.errors import UsageError
+from bertjax.files import open_regular
 
 STANDARD_INPUT = "-"
 # Between the two texts of a pair.
@@ -23,20 +24,13 @@ def lines_of(path: str) -> Iterator[str]:
     """
     name = "standard input" if path == STANDARD_INPUT else path
     try:
-        file = sys.stdin.buffer if path == STANDARD_INPUT else _opened(path)
+        file = sys.stdin.buffer if path == STANDARD_INPUT else open_regular(Path(path).expanduser())
         first = file.readline(_LINE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
     if not first:
         raise UsageError(f"{name} is empty; give a text on each line")
     return _decoded(file, first.removeprefix(_BYTE_ORDER_MARK), name)
-
-
-def _opened(path: str) -> IO[bytes]:
-    file = Path(path).expanduser()
-    if file.exists() and not file.is_file():
-        raise UsageError(f"{path} is no regular file; what a pipe has comes through standard input: {STANDARD_INPUT}")
-    return open(file, "rb")
 
 
 def _decoded(file: IO[bytes], line: bytes, name: str) -> Iterator[str]:

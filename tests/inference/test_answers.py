@@ -152,7 +152,10 @@ def test_lines_of_any_number_stream_in_order(folders, letters, monkeypatch, capf
 
 
 def test_what_a_terminal_would_obey_is_escaped(folders, capfd):
-    assert asked(capfd, folders[CLASSES], "a\x1b[31mb").splitlines()[0] == r"a\x1b[31mb"
+    text = "a\x1b[31mb\x9b1m"
+    assert asked(capfd, folders[CLASSES], text).splitlines()[0] == r"a\x1b[31mb\x9b1m"
+    raw = asked(capfd, folders[CLASSES], "--json", text)
+    assert raw.isascii() and raw.strip().isprintable() and json.loads(raw)["text"] == text
 
 
 def test_what_cannot_be_asked_is_refused(folders, capfd, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from bertjax import cli
 from bertjax.data.examples import make_examples
+from bertjax.files import unfinished_name
 from bertjax.inference import features
 from bertjax.inference.batches import BATCH_TOKENS, batches
 from bertjax.interop import huggingface
@@ -112,6 +113,8 @@ def test_a_killed_command_leaves_whole_shards_and_goes_on_after_them(pretrained,
     monkeypatch.undo()
     monkeypatch.setattr(features, "SHARD_BYTES", 32 * 4 * 16)
     before = (killed / "out" / "00001.npz").stat().st_mtime_ns
+    # As SIGKILL in the middle of a shard leaves one.
+    (killed / "out" / unfinished_name("00002.npz")).write_bytes(b"PK")
     write(pretrained, killed / "texts.txt")
     assert (killed / "out" / "00001.npz").stat().st_mtime_ns == before
     assert sorted(os.listdir(killed / "out")) == names
