@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from tqdm import tqdm
 
-from bertjax.files import write_whole
+from bertjax.files import TABLE_BYTES, read_whole, write_whole
 from bertjax.terminal import printable
 
 METRICS = "metrics.jsonl"
@@ -35,7 +35,7 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for line in path.read_bytes().decode(errors="replace").splitlines():
+    for line in read_whole(path, TABLE_BYTES).decode(errors="replace").splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
