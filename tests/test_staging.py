@@ -65,14 +65,16 @@ def test_a_killed_run_is_cleared_away_by_the_next(tmp_path):
 def test_nothing_that_others_put_there_is_touched(tmp_path, name, link):
     precious = tmp_path / "home"
     precious.mkdir()
-    (precious / "letter").write_text("dear")
+    for folder in ("", "new", "old"):
+        (precious / folder).mkdir(exist_ok=True)
+        (precious / folder / "letter").write_text("dear")
     if link:
         (tmp_path / name).symlink_to(precious)
     else:
         precious.rename(tmp_path / name)
     make(tmp_path / "corpus")
     make(tmp_path / "corpus", overwrite=True)
-    assert (tmp_path / name / "letter").read_text() == "dear"
+    assert len(list((tmp_path / name).glob("**/letter"))) == 3
     assert (tmp_path / name).is_symlink() == link
 
 

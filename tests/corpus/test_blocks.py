@@ -77,6 +77,17 @@ def test_only_the_blocks_asked_for_are_read_and_each_once(file):
         verification.verify_all()
 
 
+def test_what_either_of_two_has_verified_is_verified(file):
+    one, other = Verification([file]), Verification([file])
+    one.verify(file.path, np.array([1, 2, 3]))
+    other.verify(file.path, np.array([3, 4]))
+    one.take_over(other)
+    assert one.left(file.path) == 36
+    empty = Verification()
+    empty.take_over(one)
+    assert empty.left(file.path) == 36
+
+
 def test_the_thread_goes_through_all_and_keeps_what_it_finds(file, monkeypatch):
     monkeypatch.setattr(blocks, "BACKGROUND_BYTES_PER_SECOND", 1e9)
     verification = Verification([file])
