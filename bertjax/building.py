@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 from bertjax.config import load_config, load_saved_config
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.finetuning import SPLITS
 from bertjax.tasks.output_layer import OUTPUT_LAYER
+from bertjax.tasks.splits import SPLITS
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY
 from bertjax.training.checkpoint import find_checkpoint, workdir_of

@@ -266,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--predictions", required=True, metavar="DIR", help="what predict wrote, all tasks together")
     sub.add_argument("--output", required=True, metavar="FILE", help="the archive")
     sub.add_argument("--own_wnli", action="store_true", help="take the folder's WNLI.tsv, not the majority class")
+    sub.add_argument(
+        "--partial", action="store_true", help="pack what there is, although the server takes whole ones only"
+    )
 
     sub = command(
         "fill",

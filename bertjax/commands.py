@@ -265,8 +265,8 @@ def _predict_texts(args: argparse.Namespace) -> None:
 def submission(args: argparse.Namespace) -> None:
     from bertjax.tasks.glue_submission import collect
 
-    for problem in collect(Path(args.predictions), Path(args.output), not args.own_wnli):
-        show(f"incomplete: {problem}", file=sys.stderr)
+    for line in collect(Path(args.predictions), Path(args.output), not args.own_wnli, args.partial):
+        show(line, file=sys.stderr)
     show(args.output)
 
 

@@ -29,7 +29,6 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.version = given.version
     config.data.train_file = ""  # "": train-v1.1*.json in data.path, or its 2.0
     config.data.eval_file = ""
-    config.data.train_share = 1.0  # of the training questions
     config.data.seq_len = 384
     config.data.batch_size = 48 if second else 32
     config.data.doc_stride = 128

@@ -4,9 +4,11 @@
     bertjax predict --checkpoint runs/topic --config.data.test_file=new.jsonl --output runs/topic/predictions
 
 Files end with .tsv (quotes are text), .csv or .jsonl; `text=`, `label=` and, for a pair, `second=` name their columns.
-`kind=number` is a regression. With `kind=tags` a row is a sentence: its words and as many tags, lists in JSON, else
-separated by spaces; tags that are O, B-TYPE or I-TYPE give the F1 of entities, others accuracy. Rows that are not used
-are counted and printed with file and line.
+`kind=number` is a regression. With `kind=multilabel` a row has any number of labels: a list in JSON, else with
+`config.data.label_separator` between them. With `kind=tags` a row is a sentence: its words and as many tags,
+lists in JSON, else separated by spaces; tags of IOB, BIOES or BILOU give the F1 of entities, others accuracy.
+Rows that are not used are counted and printed with file and line. Without a dev file nothing is evaluated, and the last
+checkpoint is kept; `--config.data.dev_share=0.1` cuts a dev set off the training file.
 
 Hardware and time: whatever the data is; `bertjax bench step` with the same config gives the tokens/s of this machine.
 Expected: the table at the end has the most frequent class beside the result.
@@ -34,6 +36,9 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     config.data.second_text = given.second
     config.data.label = given.label
     config.data.kind = given.kind
+    # Of kind=multilabel: between the labels of a row, and the probability from which on a label is given.
+    config.data.label_separator = ","
+    config.data.threshold = 0.5
     if given.quick:
         make_quick(config, seq_len=32)
     return config

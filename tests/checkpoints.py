@@ -10,6 +10,7 @@ from bertjax.interop import names
 from bertjax.interop.convert import HUGGINGFACE
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
 from bertjax.model.config import ModelConfig
+from bertjax.tasks.output_layer import MULTILABEL
 
 LAYERS, WIDTH = 2, 16
 SIZES = {"hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2, "mlp_size": 32, "max_positions": 40}
@@ -81,10 +82,17 @@ def google_checkpoint(letters, folder, change=lambda values: values, slots=False
 def portable(letters, output="", labels=(), **fields):
     vocabulary = load_vocabulary(letters)
     model = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
-    outputs = {CLASSES: len(labels) or 1, TAGS: len(labels), SPANS: 2, CHOICES: 1}.get(output, 0)
+    outputs = {CLASSES: len(labels) or 1, MULTILABEL: len(labels), TAGS: len(labels), SPANS: 2, CHOICES: 1}.get(
+        output, 0
+    )
     classifier = (outputs, {HUGGINGFACE: "classifier.weight"}) if output else None
     pooled = ("encoder", "pooler", "classifier")
-    parts = {"": ("encoder", "pooler", "masked_lm", "next_sentence"), CLASSES: pooled, CHOICES: pooled}
+    parts = {
+        "": ("encoder", "pooler", "masked_lm", "next_sentence"),
+        CLASSES: pooled,
+        CHOICES: pooled,
+        MULTILABEL: pooled,
+    }
     rng = np.random.default_rng(1)
     params = {}
     for parameter in names.parameters(model, classifier):

@@ -14,6 +14,7 @@ from bertjax.files import TABLE_BYTES, read_whole
 
 FORMATS = ("tsv", "csv", "jsonl")
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
+_ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -56,10 +57,17 @@ def _count(found: dict[str, dict[str, Any]], reason: str, place: int | str) -> N
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row: the line it starts at, from 1, and its fields by column name; a list only where JSON has one."""
+    """One row of a file.
+
+    Attributes:
+      line: that it starts at, from 1.
+      fields: by column name; a list only where JSON has one.
+      is_short: a wanted column is missing, and "" stands for it.
+    """
 
     line: int
     fields: dict[str, Any]
+    is_short: bool = False
 
 
 def read_table(
@@ -106,12 +114,14 @@ def read_table(
         rows = _split_rows(path, split, columns, optional, header, reading)
     for line, fields in rows:
         reading.read += 1
-        if None in fields.values():
+        is_short = None in fields.values()
+        if is_short:
             if not keep_short:
                 reading.skip(_SHORT, line)
                 continue
             reading.note(_SHORT, line)
-        yield Row(line, {name: _clean(field or "", reading, line) for name, field in fields.items()})
+        cleaned = {name: _clean(field or "", reading, line) for name, field in fields.items()}
+        yield Row(line, cleaned, is_short)
 
 
 def _split_rows(
@@ -201,6 +211,11 @@ def _clean(field: Any, reading: Reading, line: int) -> Any:
 def whole_characters(text: str) -> str:
     """The text with U+FFFD for each half of a surrogate pair, which no file can hold; as long as before."""
     return _SURROGATES.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    r"""The text with `\t`, `\r` and `\n` for its tabs and line ends, and `\\` for a backslash, as a field of a line."""
+    return re.sub(r"[\\\t\r\n]", lambda found: _ESCAPES[found[0]], text)
 
 
 def decoded(text: bytes, reading: Reading, line: int) -> str:

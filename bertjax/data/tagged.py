@@ -15,7 +15,10 @@ from bertjax.files import TABLE_BYTES, read_whole
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-_PREFIXES = ("B", "I")
+# Where an entity begins; of one word (S of BIOES, U of BILOU) it begins there in any scheme.
+_BEGINS = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
+# Less of the entities that begin in the other way than this are mistakes, not another scheme.
+_MIXED_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,7 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
 
     Raises:
       UsageError: the file is missing, has no words, lines with more columns than others, or a line has no tag or one
-        that is not O, B-TYPE or I-TYPE.
+        that is not of IOB, BIOES or BILOU.
     """
     try:
         lines = read_whole(path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -99,7 +102,9 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
     return Tagged(words, tags, sentence_ends, document_ends, lines)
 
 
-def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Reading) -> Tagged:
+def tagged_rows(
+    rows: Iterable[Row], text: str, label: str | None, reading: Reading, keep_untagged: bool = False
+) -> Tagged:
     """Reads a sentence a row, its words and as many tags: lists in JSON, else separated by spaces.
 
     Args:
@@ -107,6 +112,7 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
       text: the column with the words.
       label: the column with the tags; None where there are none.
       reading: gains `used`, and notes of empty sentences.
+      keep_untagged: a sentence with words and no tag at all is taken without any, to be predicted.
 
     Raises:
       UsageError: a row has not as many tags as words, or there are no words.
@@ -122,6 +128,9 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
         if not here:
             reading.note("with an empty text", row.line)
         labels = _items(row.fields[label], place) if label else [""] * len(here)
+        if keep_untagged and not labels and here:
+            reading.note("without tags, predicted and not scored", row.line)
+            labels = [""] * len(here)
         if len(labels) != len(here):
             raise UsageError(f"{place}: {len(here)} words and {len(labels)} tags")
         words += here
@@ -137,20 +146,26 @@ def tagged_rows(rows: Iterable[Row], text: str, label: str | None, reading: Read
 
 
 def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], places: list[int], reading: Reading) -> None:
-    """Notes where entities begin with B- in some places and with I- in others, which is neither IOB1 nor IOB2.
+    """Notes where entities begin with B- in some places and with I- in others, which is none of the schemes.
 
-    In IOB1, B- is only between two entities of one type; in IOB2, I- is only inside of one.
+    In IOB1, B- is only between two entities of one type; in IOB2, BIOES and BILOU, I- is only inside of one. Below one
+    in a hundred it is a tag here and there that is odd, as CoNLL-2003 itself has one, and no scheme.
     """
-    begins: dict[str, list[int]] = {prefix: [] for prefix in _PREFIXES}
+    begins: dict[str, list[int]] = {prefix: [] for prefix in ("B", "I")}
     firsts = {0, *sentence_ends}
     for index, tag in enumerate(tags):
         prefix, _, kind = tag.partition("-")
         before = "" if index in firsts else tags[index - 1].partition("-")[2]
-        if prefix in begins and kind != before:
-            begins[prefix].append(places[index])
+        if prefix in _BEGINS and kind != before:
+            begins[_BEGINS[prefix]].append(places[index])
     fewer, more = sorted(begins, key=lambda prefix: len(begins[prefix]))
+    others = f"{len(begins[more]):,} with {more}-"
+    if len(begins[fewer]) < _MIXED_SHARE * sum(map(len, begins.values())):
+        what = f"with an odd tag: an entity begins with {fewer}-, {others}"
+    else:
+        what = f"entities begin with {fewer}-, {others}: IOB1 and IOB2 mixed"
     for place in begins[fewer]:
-        reading.note(f"entities begin with {fewer}-, {len(begins[more]):,} with {more}-: IOB1 and IOB2 mixed", place)
+        reading.note(what, place)
 
 
 def _items(value: str | list[Any], place: str) -> list[str]:
@@ -167,9 +182,10 @@ def _tag(columns: list[str], path: Path, line: int) -> str:
     if len(columns) < 2:
         raise UsageError(f"{path} line {line}: {columns[0]!r} has no tag")
     prefix, _, kind = columns[-1].partition("-")
-    if columns[-1] != OUTSIDE and (prefix not in _PREFIXES or not kind):
+    if columns[-1] != OUTSIDE and (prefix not in _BEGINS or not kind):
         raise UsageError(
-            f"{path} line {line}: the tag {columns[-1]!r} is neither O nor B-TYPE nor I-TYPE; convert the file to IOB"
+            f"{path} line {line}: the tag {columns[-1]!r} is neither O nor B-TYPE, I-TYPE and the like of IOB, BIOES "
+            "or BILOU; convert the file"
         )
     return columns[-1]
 

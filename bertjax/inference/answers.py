@@ -19,7 +19,8 @@ from bertjax.inference.habits import Habits
 from bertjax.inference.texts import PAIR
 from bertjax.interop.portable import CHOICES, SPANS, TAGS, Portable
 from bertjax.model.heads import SequenceModel, TokenModel
-from bertjax.tasks import records, squad
+from bertjax.tasks import records, squad_answers
+from bertjax.tasks.output_layer import MULTILABEL
 from bertjax.tasks.records import Record
 from bertjax.training.parameters import nested
 
@@ -111,11 +112,13 @@ class _Asked:
     logits: bool
 
     def rows(self, texts: Sequence[str]) -> list[Record]:
-        """A class or a number for each sentence or pair."""
+        """A class, labels or a number for each sentence or pair."""
         labels = self.portable.labels
         found = self.run(make_examples([self._encoded(self._parts(text)) for text in texts], {}))
         if not labels:
             return [records.of_number(values[0]) for values in found]
+        if self.portable.output == MULTILABEL:
+            return [records.of_labels(labels, values, self.habits.threshold, self.logits) for values in found]
         return [records.of_class(labels, values, self.logits) for values in found]
 
     def choices(self, texts: Sequence[str]) -> list[Record]:
@@ -164,8 +167,8 @@ class _Asked:
             "start": [row[:, 0] for row in logits],
             "end": [row[:, 1] for row in logits],
         }
-        found = squad.best_answers(self.habits, questions, windows, [outputs])
-        return [squad.record(answer, self.habits.null_threshold, self.logits) for answer in found]
+        found = squad_answers.best_answers(self.habits, questions, windows, [outputs])
+        return [squad_answers.record(answer, self.habits.null_threshold, self.logits) for answer in found]
 
     def _parts(self, text: str) -> Sequence[str]:
         parts = text.split(PAIR, 1)

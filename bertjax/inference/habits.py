@@ -24,6 +24,7 @@ class Habits:
       seq_len: tokens a row at most; 0 is as many as the model takes.
       texts: 1 or 2 a row; 0 is either.
       doc_stride, max_query_len, n_best, max_answer_len: see `experiments/squad.py`.
+      threshold: probability from which on a label is given, where there may be several.
       null_threshold: a question has no answer where its odds are above; None where every question has one.
     """
 
@@ -34,6 +35,7 @@ class Habits:
     n_best: int = 20
     max_answer_len: int = 30
     null_threshold: float | None = None
+    threshold: float = 0.5
 
 
 def habits_of(path: str) -> Habits:

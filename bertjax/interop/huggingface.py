@@ -15,6 +15,7 @@ from bertjax.interop.their_config import check_vocabulary, model_of, read_config
 from bertjax.interop.their_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.interop.their_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.interop.their_weights import WEIGHTS, read_arrays
+from bertjax.tasks.output_layer import MULTILABEL
 
 CONFIG = "config.json"
 # All that `write` leaves in a folder.
@@ -72,7 +73,7 @@ def read(folder: Path) -> Portable:
     """
     config = _config(folder)
     output = _output(config)
-    labels = _labels(config) if output in (CLASSES, TAGS) else ()
+    labels = _labels(config) if output in (CLASSES, MULTILABEL, TAGS) else ()
     model = model_of(
         config,
         folder / CONFIG,
@@ -142,7 +143,6 @@ def _config(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{folder / CONFIG}: {name} is {config[name]!r}")
     several = config.get("problem_type") == "regression" and len(_labels(config)) > 1
     refused = [
-        *(["problem_type 'multi_label_classification'"] if config.get("problem_type") == _MULTI_LABEL else []),
         *(["a regression of several numbers"] if several else []),
         *([f"position_embedding_type {config['position_embedding_type']!r}"] if _has_relative(config) else []),
         *(["is_decoder"] if config.get("is_decoder") else []),
@@ -168,7 +168,8 @@ def _output(config: dict[str, Any]) -> str:
     given = _architecture_of(config)
     if not isinstance(given, str) or given not in _PARTS:
         raise UsageError(f"the architecture {given!r} is none of {', '.join(_PARTS)}")
-    return _PARTS[given][0]
+    output = _PARTS[given][0]
+    return MULTILABEL if output == CLASSES and config.get("problem_type") == _MULTI_LABEL else output
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:
@@ -203,12 +204,13 @@ def _check_tied(given: dict[str, str], get: Callable[[str], np.ndarray], folder:
 def _architecture(portable: Portable) -> str:
     """The class with the same output layer whose heads are those there are; the pooler matters less."""
     there = portable.parts - {names.ENCODER}
+    layer = CLASSES if portable.output == MULTILABEL else portable.output
 
     def distance(name: str) -> tuple[int, ...]:
         lacking, extra = _PARTS[name][1] - there, there - _PARTS[name][1]
         return len(lacking - {names.POOLER}), len(extra - {names.POOLER}), len(lacking), len(extra)
 
-    return min((name for name, (output, _) in _PARTS.items() if output == portable.output), key=distance)
+    return min((name for name, (output, _) in _PARTS.items() if output == layer), key=distance)
 
 
 def _unused(architecture: str, there: set[str]) -> list[str]:
@@ -233,10 +235,12 @@ def _their_config(portable: Portable, architecture: str) -> dict[str, Any]:
         "position_embedding_type": "absolute",
         "dtype": "float32",
     }
-    if portable.output in (CLASSES, TAGS):
+    if portable.output in (CLASSES, MULTILABEL, TAGS):
         labels = portable.labels or ("LABEL_0",)
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}
         if portable.output == CLASSES:
             config["problem_type"] = "single_label_classification" if portable.labels else "regression"
+        if portable.output == MULTILABEL:
+            config["problem_type"] = _MULTI_LABEL
     return config

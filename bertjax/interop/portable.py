@@ -21,8 +21,8 @@ class Portable:
       params: float32 arrays by path, layers stacked, as the models of `bertjax.model.heads` have them. An export takes
         them out one after the other.
       vocabulary: None where the checkpoint has none.
-      output: "", CLASSES, CHOICES, TAGS or SPANS.
-      labels: names of classes or tags, in the order of their ids; empty for a regression.
+      output: "", CLASSES, MULTILABEL, CHOICES, TAGS or SPANS.
+      labels: names of classes, labels or tags, in the order of their ids; empty for a regression.
       notes: what is to be told of what was read.
     """
 

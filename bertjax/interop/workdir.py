@@ -12,7 +12,7 @@ from bertjax.fields import finetuning_config, pretraining_config
 from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
+from bertjax.tasks.output_layer import MULTILABEL, OUTPUT_LAYER, output_layer
 from bertjax.tasks.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.identity import CONFIG, identity_of
@@ -23,9 +23,10 @@ _OUTPUTS = {"glue": CLASSES, "text": CLASSES, "swag": CHOICES, "ner": TAGS, "squ
 _ORIGIN = "origin.json"
 # All that a conversion leaves in a folder.
 FILES = (_ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, "vocab.txt", "*.model")
-_OWN_TAGS = "text/tags"
+# What kinds of text beside classes are.
+_KINDS = {"text/tags": TAGS, "text/multilabel": MULTILABEL, "text/multilabel/pair": MULTILABEL}
 # A task that can take each of them up.
-_TASKS = {"": "pretraining", CLASSES: "text", CHOICES: "swag", TAGS: "ner", SPANS: "squad"}
+_TASKS = {"": "pretraining", CLASSES: "text", MULTILABEL: "text", CHOICES: "swag", TAGS: "ner", SPANS: "squad"}
 
 
 def read(path: Path | epath.Path) -> Portable:
@@ -45,7 +46,7 @@ def read(path: Path | epath.Path) -> Portable:
             layer = read_json(workdir / OUTPUT_LAYER)
             labels = tuple(layer["labels"])
             task = layer["output"].partition("/")[0]
-            output = layer.get("kind") or (TAGS if layer["output"] == _OWN_TAGS else _OUTPUTS[task])
+            output = layer.get("kind") or _KINDS.get(layer["output"]) or _OUTPUTS[task]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"cannot read {workdir / OUTPUT_LAYER} ({error}), which tells the output layer") from error
     params = load_all_params(checkpoint)

@@ -1,8 +1,9 @@
 """What all fine-tuning tasks share: examples to a `Task` (sections 3.2 and A.3 of the paper)."""
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,21 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.data.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
-from bertjax.data.share import WHOLE, Share
+from bertjax.data.share import WHOLE
 from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.fields import check_common, check_length, model_config
+from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.planning.flops import flops_per_token
+from bertjax.tasks import selection, splits, synthetic, weighting
 from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
 from bertjax.tasks.records import FileRecords
-from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
+from bertjax.tasks.task import Objective, Schedule, Task, Work
 from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
 
 # Top-level parameters that never come from a checkpoint: all else does.
 NEW_LAYER = ("classifier",)
-SPLITS = ("dev", "test")
-_DEFAULT_VOCAB_SIZE = 30522
 _SHOWN_CLASSES = 20
 _ZERO_ALLOWED = ("steps", "eval_every", "checkpoint_every")
 
@@ -48,8 +49,10 @@ def check(config: ConfigDict) -> None:
         raise UsageError(
             f"a batch of {config.data.batch_size} rows does not split in config.accumulate={config.accumulate}"
         )
-    if config.data.eval_split not in SPLITS:
-        raise UsageError(f"config.data.eval_split is {config.data.eval_split!r}; known: {', '.join(SPLITS)}")
+    if config.patience < 0:
+        raise UsageError(f"config.patience is {config.patience}; it must be at least 0")
+    splits.check(config)
+    weighting.check(config)
     if config.model.hidden_size:
         check_length(config, config.data.seq_len)
 
@@ -88,7 +91,7 @@ def make_task(
     objective: Objective,
     vocabulary: Vocabulary,
     train: Examples | None,
-    evaluated: Examples,
+    evaluated: Examples | None,
     readings: list[Reading],
     *,
     output: str,
@@ -98,21 +101,35 @@ def make_task(
     best_by: str,
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]],
     records: Sequence[FileRecords] = (),
+    evaluated_on: str = "",
+    is_labelled: bool = True,
+    per_class: Callable[[list[dict[str, np.ndarray]]], dict[str, ClassReport]] | None = None,
+    more_metrics: Sequence[str] = (),
     answers: Any = None,
 ) -> Task:
     """A task on examples in memory.
 
     Args:
       train: None for evaluation alone.
-      evaluated: labelled or not; every one of them once, in batches of `eval_batch_size`.
+      evaluated: labelled or not; every one of them once, in batches of `eval_batch_size`. None where there are none, so
+        that a run is not evaluated and keeps its last checkpoint.
       readings: of the files they come from.
       output: what the output layer tells; a checkpoint of another `output`, or other `labels`, cannot be evaluated.
       labels: of its classes, in the order of their ids.
       score: outputs of all evaluation batches to metrics; {} where there are no labels.
-      baseline, best_by, write, records: see `Task`.
+      baseline, best_by, write, records, per_class: see `Task`; `best_by` unless the config has `select_by`.
+      evaluated_on: where the examples that are evaluated come from, for a person.
+      is_labelled: whether any of them has a label.
+      more_metrics: names of what `score` gives, and `baseline` does not.
       answers: what `score` compares with beside the examples, in a form that JSON has.
+
+    Raises:
+      UsageError: the rows have more segments than the model, or the config asks to select by what is not measured.
     """
-    data = config.data
+    data, is_evaluated = config.data, evaluated is not None
+    if train is not None:
+        given = {*objective.metrics, "loss", *more_metrics}
+        best_by = _selected_by(config, is_evaluated, best_by, lambda: given | baseline().keys())
     segments = 1 + max(
         int(part.tokens["segment_ids"].max(initial=0)) for part in (train, evaluated) if part is not None
     )
@@ -122,21 +139,24 @@ def make_task(
     evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)
     batch_sizes: tuple[int, ...] = (data.eval_batch_size,)
     if train is None:
-        schedule = _schedule_without_data(config)
-        batches, work = _no_batches, _no_work
+        schedule = synthetic.schedule_without_data(config)
+        batches, work = synthetic.no_batches, synthetic.no_work
     else:
         plan = TrainPlan(train, batching, config.seed)
         schedule = _schedule(config, plan.steps_per_epoch)
         batches = partial(train_batches, train, batching, plan, schedule.steps)
         work = partial(_work, plan, objective.model.config, batching.batch_size, train.choices)
         batch_sizes = (data.batch_size, *batch_sizes)
+        if not is_evaluated:
+            schedule = dataclasses.replace(schedule, eval_every=0)
+    nothing = "nothing: the checkpoint is the last one"
     return Task(
         objective=objective,
         schedule=schedule,
         batch_sizes=batch_sizes,
         train_batches=batches,
-        eval_batches=partial(eval_batches, evaluated, evaluation),
-        eval_steps=-(-len(evaluated) // evaluation.batch_size),
+        eval_batches=partial(eval_batches, evaluated, evaluation) if is_evaluated else synthetic.no_evaluation,
+        eval_steps=-(-len(evaluated) // evaluation.batch_size) if is_evaluated else 0,
         work=work,
         synthetic_batch=lambda: next(batches(0, WHOLE)),
         score=lambda means, outputs: {**means, **score(outputs)},
@@ -144,15 +164,39 @@ def make_task(
         best_by=best_by,
         write=write,
         records=tuple(records),
+        unlabelled="" if is_labelled else evaluated_on,
+        per_class=per_class if is_evaluated else None,
         fresh=NEW_LAYER,
         files={**vocabulary_files(vocabulary), OUTPUT_LAYER: output_layer(output, labels)},
-        report={"files": [vars(reading) for reading in readings]},
-        notes=(*(reading.summary() for reading in readings), *_class_counts(labels, train)),
+        report={
+            "evaluated_on": evaluated_on if is_evaluated else nothing,
+            "files": [vars(reading) for reading in readings],
+        },
+        notes=(
+            *(reading.summary() for reading in readings),
+            *_class_counts(labels, train),
+            *([] if is_evaluated else [f"evaluated on {nothing}"]),
+        ),
         data_hash=_data_hash(train, evaluated, answers),
     )
 
 
-def _data_hash(train: Examples | None, evaluated: Examples, answers: Any) -> str:
+def _selected_by(config: ConfigDict, is_evaluated: bool, own: str, metrics: Callable[[], Iterable[str]]) -> str:
+    """The metric a run selects by; "" where it is not evaluated."""
+    if not is_evaluated:
+        for name in ("select_by", "patience"):
+            if config[name]:
+                raise UsageError(
+                    f"config.{name} is {config[name]!r}, and there is no dev set to measure anything on; give one, or "
+                    "cut one off the training data with --config.data.dev_share=0.1"
+                )
+        return ""
+    if config.select_by:
+        selection.check_metric(config.select_by, metrics())
+    return config.select_by or own
+
+
+def _data_hash(train: Examples | None, evaluated: Examples | None, answers: Any) -> str:
     parts = [part.fingerprint() for part in (train, evaluated) if part is not None]
     return hashlib.sha256(json.dumps([parts, answers]).encode()).hexdigest()
 
@@ -161,61 +205,11 @@ def _class_counts(labels: Sequence[str], train: Examples | None) -> list[str]:
     """The classes and how many training rows each has, in a line: that of a typing mistake shows."""
     if not labels or train is None or "labels" not in train.rows or train.choices > 1:
         return []
-    counts = np.bincount(train.rows["labels"], minlength=len(labels))
+    rows = train.rows["labels"]
+    counts = rows.sum(axis=0) if rows.ndim > 1 else np.bincount(rows, minlength=len(labels))
     shown = [f"{label!r} ({count:,})" for label, count in zip(labels, counts, strict=True)]
     more = f" and {len(shown) - _SHOWN_CLASSES} more" if len(shown) > _SHOWN_CLASSES else ""
     return [f"{len(shown)} classes: {', '.join(shown[:_SHOWN_CLASSES])}{more}"]
-
-
-def synthetic_task(config: ConfigDict, objective_of: Callable[[ModelConfig], Objective], choices: int = 1) -> Task:
-    """A task without data, to describe or time a model: every row is full."""
-    if not config.model.hidden_size:
-        raise UsageError("the config has no model size; give one, such as --config FILE:size=base")
-    model = model_config(config, config.model.vocab_size or _DEFAULT_VOCAB_SIZE)
-    objective = objective_of(model)
-    rows, length = config.data.batch_size, config.data.seq_len
-
-    def work(step: int) -> Work:
-        tokens = step * rows * choices * length
-        return Work(step * rows, tokens, tokens * flops_per_token(model, length))
-
-    def batch() -> NumpyBatch:
-        shape = (rows, choices, length) if choices > 1 else (rows, length)
-        ids = np.random.default_rng(0).integers(0, model.vocab_size, shape, np.int32)
-        zeros = np.zeros(rows, np.int32)
-        return {
-            "input_ids": ids,
-            "input_mask": np.ones_like(ids),
-            "segment_ids": np.zeros_like(ids),
-            "labels": zeros,
-            "start_positions": zeros,
-            "end_positions": zeros,
-            "token_labels": np.zeros_like(ids),
-            "example": zeros,
-            "weights": np.ones(rows, np.float32),
-        }
-
-    return Task(
-        objective=objective,
-        schedule=_schedule_without_data(config),
-        batch_sizes=(rows,),
-        train_batches=_no_batches,
-        eval_batches=partial(_no_batches, 0),
-        work=work,
-        synthetic_batch=batch,
-    )
-
-
-def _no_batches(start_step: int, share: Share) -> Any:
-    raise UsageError("this task was built for evaluation; it has no training data")
-
-
-def _no_work(step: int) -> Work:
-    return Work(0, 0, 0.0)
-
-
-def _schedule_without_data(config: ConfigDict) -> Schedule:
-    return Schedule(max(1, config.steps), warmup_steps=0, eval_every=1, checkpoint_every=1, eval_first=False)
 
 
 def _schedule(config: ConfigDict, steps_per_epoch: int) -> Schedule:
@@ -226,6 +220,7 @@ def _schedule(config: ConfigDict, steps_per_epoch: int) -> Schedule:
         # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup_steps=steps // 10 if warmup < 0 else warmup,
         eval_every=config.eval_every or steps_per_epoch,
+        patience=config.patience,
         checkpoint_every=config.checkpoint_every or steps_per_epoch,
         eval_first=False,
     )
@@ -240,12 +235,15 @@ def _work(plan: TrainPlan, model: ModelConfig, batch_size: int, choices: int, st
     return Work(step * batch_size, tokens, flops)
 
 
-def are_known(labels: np.ndarray) -> bool:
-    """Whether all examples have their label: an id of at least 0, or a number."""
-    return bool(np.isfinite(labels).all() if labels.dtype.kind == "f" else (labels >= 0).all())
+def known(labels: np.ndarray) -> np.ndarray:
+    """bool [N], which examples have a label: an id of at least 0, or a number; of several labels, all or none."""
+    if labels.ndim > 1:
+        return (labels >= 0).all(axis=1)
+    return np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
 
 
 def constant_guess(labels: np.ndarray) -> np.ndarray:
-    """The most frequent label, or the mean, for every example."""
-    guess = np.mean(labels) if labels.dtype.kind == "f" else np.bincount(np.maximum(labels, 0)).argmax()
+    """The most frequent label, or the mean, of the examples that have one, for every example."""
+    there = labels[known(labels)]
+    guess = np.mean(there) if labels.dtype.kind == "f" else np.bincount(there).argmax()
     return np.full(len(labels), guess)

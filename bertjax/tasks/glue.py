@@ -1,9 +1,7 @@
 """The nine GLUE tasks and its diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
 
-import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,89 +9,37 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, in_input_order, joined
-from bertjax.data.labelled_text import encode_rows
-from bertjax.data.tables import Reading, Row, read_table
-from bertjax.data.tfds_rows import PREFIX, read_tfds
+from bertjax.data.tables import Reading
+from bertjax.data.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
-from bertjax.tasks import finetuning, objectives
+from bertjax.metrics.report import ClassReport, of_classes
+from bertjax.tasks import finetuning, objectives, splits, weighting
+from bertjax.tasks.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
 from bertjax.tasks.records import FileRecords, Record, of_class, of_number
+from bertjax.tasks.synthetic import synthetic_task
 from bertjax.tasks.task import Task
+from bertjax.tasks.weighting import PLAIN, Weighting, weighting_of
 
-check = finetuning.check
+# Suffix of the diagnostic set's metrics.
+_AX = "_ax"
+# Of a task with several dev sets, each has these of its own.
+_LOSSES = ("cross_entropy", "loss")
+
 has_data = finetuning.has_data
 
 
-@dataclasses.dataclass(frozen=True)
-class GlueTask:
-    """What GLUE says of one task.
+def check(config: ConfigDict) -> None:
+    """Refuses values no run can start with.
 
-    Attributes:
-      folder: of its files in GLUE's archive.
-      texts: columns of the one sentence or the two.
-      label: column of the label.
-      labels: classes, the index is the id; () is regression.
-      metrics: of `bertjax.metrics.classification`; the first one selects on dev.
-      evaluated: suffix of the metrics to the name of its dev and test files, where that is not `dev` and `test`.
-      submission: suffix to the file that the GLUE server takes.
-      header: of train and dev files that have none.
+    Raises:
+      UsageError: names the field and its value.
     """
-
-    folder: str
-    texts: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    metrics: tuple[str, ...]
-    submission: dict[str, str]
-    evaluated: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
-    header: tuple[str, ...] = ()
-
-
-_NUMBERED = ("0", "1")
-_ENTAILMENT = ("entailment", "not_entailment")
-_PAIR = ("sentence1", "sentence2")
-_DIAGNOSTIC = "diagnostic"
-_AX = "_ax"
-_NLI = ("contradiction", "entailment", "neutral")
-TASKS = {
-    "cola": GlueTask(
-        "CoLA",
-        ("sentence",),
-        "label",
-        _NUMBERED,
-        ("matthews", "accuracy"),
-        {"": "CoLA.tsv"},
-        header=("source", "label", "star", "sentence"),
-    ),
-    "sst2": GlueTask("SST-2", ("sentence",), "label", _NUMBERED, ("accuracy",), {"": "SST-2.tsv"}),
-    "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _NUMBERED, ("f1", "accuracy"), {"": "MRPC.tsv"}),
-    "stsb": GlueTask("STS-B", _PAIR, "score", (), ("spearman", "pearson"), {"": "STS-B.tsv"}),
-    "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", _NUMBERED, ("f1", "accuracy"), {"": "QQP.tsv"}),
-    "mnli": GlueTask(
-        "MNLI",
-        _PAIR,
-        "gold_label",
-        _NLI,
-        ("accuracy",),
-        {"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"},
-        evaluated={"": "_matched", "_mismatched": "_mismatched"},
-    ),
-    "qnli": GlueTask("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), {"": "QNLI.tsv"}),
-    "rte": GlueTask("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",), {"": "RTE.tsv"}),
-    "wnli": GlueTask("WNLI", _PAIR, "label", _NUMBERED, ("accuracy",), {"": "WNLI.tsv"}),
-    # Has no training or dev set: predicted by a model of MNLI.
-    "ax": GlueTask(_DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), {"": "AX.tsv"}),
-}
-_TFDS_TEXTS = {
-    "mrpc": ("sentence1", "sentence2"),
-    "mnli": ("premise", "hypothesis"),
-    "ax": ("premise", "hypothesis"),
-}
-# STS-B's scores run from 0 to 5, and the server takes nothing beyond.
-_SCORE_RANGE = (0.0, 5.0)
-# What a row is called in a submission: the column of the files, the feature of TFDS, which stores rows in any order.
-_INDEX, _TFDS_INDEX = "index", "idx"
+    finetuning.check(config)
+    if config.data.task in TASKS and not TASKS[config.data.task].labels:
+        why = f"{config.data.task} has numbers, not classes"
+        weighting.refuse(config, why, "label_smoothing", "data.class_weights")
 
 
 def build(config: ConfigDict, train: bool = True) -> Task:
@@ -109,24 +55,34 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not has_data(config):
         if train:
             raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
-        return finetuning.synthetic_task(config, functools.partial(objectives.sequence_objective, glue.labels))
+        return synthetic_task(config, functools.partial(objectives.sequence_objective, glue.labels))
     vocabulary = finetuning.vocabulary_of(config)
     model = finetuning.model_of(config, vocabulary)
     readings: list[Reading] = []
-    encode = functools.partial(_read, config, Tokenizer(vocabulary), readings)
+    encode = functools.partial(read, config, Tokenizer(vocabulary), readings)
     if train and name == "ax":
         raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
-    data, split = config.data, config.data.eval_split
-    sets = {suffix: encode(glue, f"{split}{middle}") for suffix, middle in glue.evaluated.items()}
+    data, split = config.data, splits.evaluated(config.data, train)
+    sets: dict[str, Split] = {}
+    if split in splits.SPLITS:
+        sets = {suffix: encode(glue, f"{split}{middle}") for suffix, middle in glue.evaluated.items()}
     in_tfds = data.path.startswith(PREFIX)
-    if name == "mnli" and split == "test" and (in_tfds or _file(Path(data.path).expanduser(), TASKS["ax"], split)):
+    if name == "mnli" and split == "test" and (in_tfds or file_of(Path(data.path).expanduser(), TASKS["ax"], split)):
         sets[_AX] = encode(TASKS["ax"], split)
+    evaluated_on = [reading.file for reading in readings]
+    trained = None
+    if train or split == splits.SHARE:
+        whole = encode(glue, "train")
+        trained, dev = splits.divided(data, whole.examples, readings)
+        if dev is not None and split == splits.SHARE:
+            sets, evaluated_on = {"": Split(dev, [], whole.table)}, [readings[-1].file]
+    several = len(sets) > 1 and bool(glue.labels)
     return finetuning.make_task(
         config,
-        objectives.sequence_objective(glue.labels, model),
+        objectives.sequence_objective(glue.labels, model, _weighting(config, glue, trained if train else None)),
         vocabulary,
-        encode(glue, "train").examples if train else None,
-        joined([part.examples for part in sets.values()]),
+        trained if train else None,
+        joined([part.examples for part in sets.values()]) if sets else None,
         readings,
         # The diagnostic set is predicted with a model of MNLI.
         output="glue/mnli" if name == "ax" else f"glue/{name}",
@@ -144,149 +100,68 @@ def build(config: ConfigDict, train: bool = True) -> Task:
             )
             for suffix, part in sets.items()
         ],
+        evaluated_on=", ".join(evaluated_on),
+        is_labelled=any(finetuning.known(part.labels).any() for part in sets.values()),
+        per_class=functools.partial(_per_class, glue, sets) if glue.labels else None,
+        more_metrics=[f"{name}{suffix}" for suffix in sets for name in _LOSSES] if several else (),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Split:
-    """Examples, what each is called where they are to be predicted, and columns to all rows of their file."""
-
-    examples: Examples
-    ids: list[str]
-    table: Callable[[Sequence[str]], Iterator[Row]]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.examples.rows["labels"]
+def _weighting(config: ConfigDict, glue: GlueTask, trained: Examples | None) -> Weighting:
+    return weighting_of(config, glue.labels, trained.rows["labels"]) if trained and glue.labels else PLAIN
 
 
-def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> _Split:
-    labelled = not split.startswith("test") and glue.folder != _DIAGNOSTIC
-    label = glue.label if labelled else None
-    if config.data.path.startswith(PREFIX):
-        reading, rows = _tfds_rows(config.data.path.removeprefix(PREFIX), glue, split, labelled)
-    else:
-        reading, rows = _file_rows(Path(config.data.path).expanduser(), glue, split, labelled)
-    readings.append(reading)
-    ids: list[str] = []
-    watched = _watched(rows, None if glue.labels else label, ids, reading)
-    examples = encode_rows(watched, glue.texts, label, glue.labels, tokenizer, config.data.seq_len, reading)
-    return _Split(examples, [] if labelled else ids, functools.partial(_table, config.data.path, glue, split))
-
-
-def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: Reading) -> Iterator[Row]:
-    """The rows, of which it notes what they are called, and scores no annotator gave."""
-    low, high = _SCORE_RANGE
-    for row in rows:
-        ids.append(row.fields.get(_INDEX, ""))
-        with contextlib.suppress(ValueError):
-            if score and not low <= float(row.fields[score]) <= high:
-                reading.note(f"with a score beyond {low:g} to {high:g}", row.line)
-        yield row
-
-
-def _file_rows(folder: Path, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
-    path = _file(folder, glue, split)
-    if path is None:
-        name = _name(glue, split)
-        raise UsageError(f"there is no {folder / glue.folder / name} and no {folder / name}")
-    columns = (*glue.texts, glue.label) if labelled else glue.texts
-    reading = Reading(str(path))
-    return reading, read_table(
-        path,
-        columns,
-        reading,
-        optional=() if labelled else (_INDEX,),
-        header=glue.header if labelled and glue.header else True,
-        keep_short=not labelled,
-    )
-
-
-def _table(path: str, glue: GlueTask, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """All rows of a set, with columns that a user names; those of TFDS are its features."""
-    if path.startswith(PREFIX):
-        dataset, theirs = _dataset(path.removeprefix(PREFIX), glue, split)
-        return read_tfds(dataset, theirs, {column: column for column in columns}, Reading(dataset))
-    file = _file(Path(path).expanduser(), glue, split)
-    header = glue.header if glue.header and not split.startswith("test") else True
-    return read_table(file, columns, Reading(str(file)), header=header, keep_short=True)
-
-
-def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
-    """TFDS names MNLI's texts otherwise, its splits `validation`, and its classes where GLUE numbers them."""
-    features = _TFDS_TEXTS.get(_name_of(glue), glue.texts)
-    columns = dict(zip(glue.texts, features, strict=True)) | ({glue.label: "label"} if labelled else {})
-    dataset, split = _dataset(name, glue, split)
-    reading = Reading(f"tfds:{dataset.rpartition(':')[2]}:{split}")
-    named = bool(glue.labels) and glue.labels != _NUMBERED
-    return reading, read_tfds(
-        dataset,
-        split,
-        columns,
-        reading,
-        optional={_INDEX: _TFDS_INDEX},
-        named_labels=named,
-    )
-
-
-def _dataset(name: str, glue: GlueTask, split: str) -> tuple[str, str]:
-    """The dataset of TFDS, with its directory, and its name of a split."""
-    directory, colon, dataset = name.rpartition(":")
-    dataset = dataset if "/" in dataset else f"{dataset}/{_name_of(glue)}"
-    theirs = "test" if glue.folder == _DIAGNOSTIC else split.replace("dev", "validation")
-    return f"{directory}{colon}{dataset}", theirs
-
-
-def _name_of(glue: GlueTask) -> str:
-    return next(key for key, value in TASKS.items() if value is glue)
-
-
-def _name(glue: GlueTask, split: str) -> str:
-    return f"{_DIAGNOSTIC if glue.folder == _DIAGNOSTIC else split}.tsv"
-
-
-def _file(folder: Path, glue: GlueTask, split: str) -> Path | None:
-    """GLUE's file of a split, in the archive's folder or in the task's own; None where it is in neither."""
-    name = _name(glue, split)
-    # The diagnostic set is in a folder AX or diagnostic, depending on the archive.
-    folders = [folder / glue.folder, *([folder / "AX"] if glue.folder == _DIAGNOSTIC else []), folder]
-    return next((place / name for place in folders if (place / name).is_file()), None)
-
-
-def _parts(sets: dict[str, _Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _parts(sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Logits of each evaluation set, in input order."""
     logits = np.array(in_input_order(outputs, sum(map(len, sets.values())))["logits"])
     cuts = np.cumsum([len(examples) for examples in sets.values()])[:-1]
     return dict(zip(sets, np.split(logits, cuts), strict=True))
 
 
-def _score(glue: GlueTask, sets: dict[str, _Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    return _measured(glue, sets, {suffix: _predictions(glue, part) for suffix, part in _parts(sets, outputs).items()})
+def _score(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    parts = _parts(sets, outputs)
+    found = _measured(glue, sets, {suffix: _predictions(glue, part) for suffix, part in parts.items()})
+    if len(sets) > 1 and glue.labels:
+        # Of all sets together they would be those of none.
+        for suffix, logits in parts.items():
+            there = finetuning.known(sets[suffix].labels)
+            if there.any():
+                loss = metrics.cross_entropy(logits[there], sets[suffix].labels[there])
+                found |= {f"{name}{suffix}": loss for name in _LOSSES}
+    return found
 
 
-def _measured(glue: GlueTask, sets: dict[str, _Split], predictions: dict[str, np.ndarray]) -> dict[str, float]:
+def _per_class(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
+    found = {}
+    for suffix, logits in _parts(sets, outputs).items():
+        there = finetuning.known(sets[suffix].labels)
+        if there.any():
+            found[suffix] = of_classes(glue.labels, logits[there].argmax(axis=-1), sets[suffix].labels[there])
+    return found
+
+
+def _measured(glue: GlueTask, sets: dict[str, Split], predictions: dict[str, np.ndarray]) -> dict[str, float]:
     found = {}
     for suffix, predicted in predictions.items():
         labels = sets[suffix].labels
-        if not finetuning.are_known(labels):
-            continue
-        found |= {f"{name}{suffix}": getattr(metrics, name)(predicted, labels) for name in glue.metrics}
+        there = finetuning.known(labels)
+        if there.any():
+            pair = predicted[there], labels[there]
+            found |= {f"{name}{suffix}": getattr(metrics, name)(*pair) for name in glue.metrics}
     return found
 
 
 def _predictions(glue: GlueTask, logits: np.ndarray) -> np.ndarray:
-    return logits.argmax(axis=-1) if glue.labels else np.clip(logits, *_SCORE_RANGE)
+    return logits.argmax(axis=-1) if glue.labels else np.clip(logits, *SCORE_RANGE)
 
 
-def _baseline(glue: GlueTask, sets: dict[str, _Split]) -> dict[str, float]:
+def _baseline(glue: GlueTask, sets: dict[str, Split]) -> dict[str, float]:
     """The most frequent label of the evaluated set, or its mean, for every example."""
-    return _measured(glue, sets, {suffix: finetuning.constant_guess(sets[suffix].labels) for suffix in sets})
+    known = {suffix: part.labels for suffix, part in sets.items() if finetuning.known(part.labels).any()}
+    return _measured(glue, sets, {suffix: finetuning.constant_guess(labels) for suffix, labels in known.items()})
 
 
-def _write(glue: GlueTask, sets: dict[str, _Split], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+def _write(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
     """Files as the GLUE server takes them: `index` and `prediction`, with a header, in the order of the indices."""
     written = []
     for suffix, logits in _parts(sets, outputs).items():
@@ -304,7 +179,7 @@ def _submission(glue: GlueTask, suffix: str) -> str:
 
 
 def _records(
-    glue: GlueTask, sets: dict[str, _Split], suffix: str, outputs: list[dict[str, np.ndarray]], logits: bool
+    glue: GlueTask, sets: dict[str, Split], suffix: str, outputs: list[dict[str, np.ndarray]], logits: bool
 ) -> Iterator[Record]:
     for row in _parts(sets, outputs)[suffix]:
         yield of_class(glue.labels, row, logits) if glue.labels else of_number(_predictions(glue, row))

@@ -4,7 +4,7 @@ import io
 import zipfile
 from pathlib import Path
 
-from bertjax.errors import UsageError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import TABLE_BYTES, read_text, write_whole
 
 # Every file of a submission, and the rows of its test set.
@@ -27,21 +27,22 @@ _WNLI_MAJORITY = "0"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def collect(folder: Path, output: Path, wnli_by_majority: bool = True) -> list[str]:
+def collect(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
     """Packs the prediction files of a folder.
 
     Args:
       folder: what `bertjax predict` wrote for each task.
       output: the archive, replaced where it is there.
       wnli_by_majority: WNLI's majority class for every example, as in the paper, whatever the folder has.
+      partial: an archive that is not whole is made all the same.
 
     Returns:
-      What is wrong with the submission, a line each: files that are missing, or have another number of rows than GLUE's
-      test set. The server takes whole submissions only.
+      What there is to say of the submission, a line each: what was done about WNLI; files that are missing, or have
+      another number of rows than GLUE's test set.
 
     Raises:
       UsageError: there is no prediction file in the folder.
-      BertjaxError: the archive cannot be written.
+      BertjaxError: the submission is not whole, which the server does not take, or the archive cannot be written.
     """
     found = {name: folder / name for name in TEST_ROWS if (folder / name).is_file()}
     contents = {name: read_text(path, TABLE_BYTES) for name, path in found.items()}
@@ -49,7 +50,13 @@ def collect(folder: Path, output: Path, wnli_by_majority: bool = True) -> list[s
         raise UsageError(
             f"{folder} has none of {', '.join(TEST_ROWS)}; `bertjax predict --output {folder}` writes them"
         )
+    said = []
     if wnli_by_majority:
+        instead = "in place of the folder's" if _WNLI in contents else "which the folder has not"
+        said.append(
+            f"{_WNLI}, {instead}: the majority class for all {TEST_ROWS[_WNLI]} rows, as in the paper (--own_wnli "
+            "takes the folder's)"
+        )
         rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(TEST_ROWS[_WNLI]))
         contents[_WNLI] = "index\tprediction\n" + rows
     problems = [f"{name} is missing" for name in TEST_ROWS if name not in contents]
@@ -57,9 +64,14 @@ def collect(folder: Path, output: Path, wnli_by_majority: bool = True) -> list[s
         rows = len(content.splitlines()) - 1
         if rows != TEST_ROWS[name]:
             problems.append(f"{name} has {rows:,} rows, GLUE's test set has {TEST_ROWS[name]:,}")
+    if problems and not partial:
+        raise BertjaxError(
+            f"the submission is not whole, and GLUE's server takes no other: {'; '.join(problems)}. Predict what "
+            "lacks, or give --partial"
+        )
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _DATE), contents[name], zipfile.ZIP_DEFLATED)
     write_whole(output, packed.getvalue())
-    return problems
+    return [*said, *(f"incomplete: {problem}" for problem in problems)]

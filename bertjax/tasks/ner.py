@@ -9,8 +9,8 @@ from bertjax.data.tables import Reading
 from bertjax.data.tagged import Tagged, read_tagged
 from bertjax.errors import UsageError
 from bertjax.tasks import finetuning
-from bertjax.tasks.output_layer import saved_labels
-from bertjax.tasks.tagging import objective, tagging_task, tags_of
+from bertjax.tasks.synthetic import synthetic_task
+from bertjax.tasks.tagging import objective, tagging_task
 from bertjax.tasks.task import Task
 
 _CONTEXTS = ("document", "sentence")
@@ -44,7 +44,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not has_data(config):
         if train:
             raise UsageError("give CoNLL's files: --config.data.path=DIR, which holds eng.train and eng.testa")
-        return finetuning.synthetic_task(config, functools.partial(objective, tags=_TAGS))
+        return synthetic_task(config, functools.partial(objective, tags=_TAGS))
     vocabulary = finetuning.vocabulary_of(config)
     readings: list[Reading] = []
 
@@ -53,15 +53,13 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         readings.append(Reading(str(path)))
         return read_tagged(path, readings[-1], labelled=name != data.test_file)
 
-    labels = saved_labels(config.data.labels)
-    trained = read(data.train_file) if train or labels is None else None
     return tagging_task(
         config,
         vocabulary,
-        labels or tags_of(trained),
-        trained if train else None,
-        read(data.dev_file if data.eval_split == "dev" else data.test_file),
         readings,
+        train,
+        read_training=lambda: read(data.train_file),
+        read_split=lambda split: read(data.dev_file if split == "dev" else data.test_file),
         output="ner",
         documents=data.context == "document",
     )

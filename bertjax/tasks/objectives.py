@@ -1,5 +1,6 @@
-"""Objectives of output layers: classes, choices and numbers; those of spans and tags stand with their tasks."""
+"""Objectives of output layers: classes, choices, labels and numbers; those of spans and tags stand with their tasks."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.tasks.weighting import PLAIN, Weighting
 
 
 def abstract_row() -> dict[str, jax.ShapeDtypeStruct]:
@@ -23,9 +25,25 @@ def apply(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | 
     return model.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
 
 
-def classes_objective(model: nn.Module) -> Objective:
+def classes_objective(model: nn.Module, weighting: Weighting = PLAIN) -> Objective:
     """One of several classes, or choices, for each example: batches have `labels` int32 [B], -1 where unknown."""
-    return Objective(model, ("cross_entropy", "accuracy"), ("cross_entropy",), _labelled, _classify, abstract_row)
+    return Objective(
+        model,
+        ("cross_entropy", "accuracy"),
+        ("cross_entropy",),
+        ClassWeights(weighting),
+        Classes(weighting),
+        abstract_row,
+    )
+
+
+def labels_objective(model: nn.Module) -> Objective:
+    """Any number of K labels for each example: batches have `labels` int32 [B, K], 0 or 1, -1 where unknown.
+
+    The loss is the mean of the sigmoid cross-entropies over examples and labels, as `BCEWithLogitsLoss` of PyTorch.
+    """
+    names = ("binary_cross_entropy",)
+    return Objective(model, names, names, _multilabelled, _judge, abstract_row)
 
 
 def regression_objective(model: nn.Module) -> Objective:
@@ -33,42 +51,84 @@ def regression_objective(model: nn.Module) -> Objective:
     return Objective(model, ("squared_error",), ("squared_error",), _valued, _regress, abstract_row)
 
 
-def sequence_objective(labels: Sequence[str], model: ModelConfig) -> Objective:
+def sequence_objective(labels: Sequence[str], model: ModelConfig, weighting: Weighting = PLAIN) -> Objective:
     """Cross-entropy over the classes of a row, or squared error where there are none."""
     if labels:
-        return classes_objective(SequenceModel(model, len(labels)))
+        return classes_objective(SequenceModel(model, len(labels)), weighting)
     return regression_objective(SequenceModel(model, 1))
 
 
-def _labelled(batch: Batch) -> dict[str, jax.Array]:
-    return {"cross_entropy": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
+# Classes rather than closures: an objective is compared by value.
+@dataclasses.dataclass(frozen=True)
+class ClassWeights:
+    """The weight of a batch in training: that of the labels it has, in an array of any shape."""
+
+    weighting: Weighting
+    labels: str = "labels"
+
+    def __call__(self, batch: Batch) -> dict[str, jax.Array]:
+        labels = batch[self.labels]
+        total = jnp.sum(self.weighting.of_labels(jnp.maximum(labels, 0), known(labels, batch["weights"])))
+        return {"cross_entropy": jnp.where(total > 0, total, 1.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """Classes of rows from a batch."""
+
+    weighting: Weighting
+
+    def __call__(
+        self, model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
+    ) -> tuple[Sums, Outputs]:
+        logits = apply(model, params, batch, dropout_key)
+        weighting = PLAIN if dropout_key is None else self.weighting
+        cross_entropy, accuracy, _ = class_sums(logits, batch["labels"], batch["weights"], weighting)
+        sums = {"cross_entropy": cross_entropy, "accuracy": accuracy}
+        return sums, {"example": batch["example"], "logits": logits}
+
+
+def class_sums(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, weighting: Weighting
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sum and weight of cross-entropy and of accuracy, and the classes predicted.
+
+    Args:
+      logits: float32 [B, ..., C].
+      labels: int32 [B, ...], -1 where unknown.
+      weights: float32 [B], 0 for padding.
+    """
+    there = known(labels, weights)
+    labels = jnp.maximum(labels, 0)
+    losses, counted = weighting.losses(logits, labels), weighting.of_labels(labels, there)
+    predicted = jnp.argmax(logits, axis=-1)
+    cross_entropy = jnp.stack([jnp.sum(losses * counted), jnp.sum(counted)])
+    return cross_entropy, jnp.stack([jnp.sum((predicted == labels) * there), jnp.sum(there)]), predicted
+
+
+def known(labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """float32 like the labels: a row's weight where there is a label, else 0."""
+    there = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
+    return there * weights.reshape(weights.shape + (1,) * (labels.ndim - 1))
 
 
 def _valued(batch: Batch) -> dict[str, jax.Array]:
-    return {"squared_error": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
-
-
-def _known(batch: Batch) -> jax.Array:
-    labels = batch["labels"]
-    known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
-    return batch["weights"] * known
-
-
-def _classify(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    logits, weights = apply(model, params, batch, dropout_key), _known(batch)
-    labels = jnp.maximum(batch["labels"], 0)
-    losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    correct = jnp.argmax(logits, axis=-1) == labels
-    weight = jnp.sum(weights)
-    sums = {
-        "cross_entropy": jnp.stack([jnp.sum(losses * weights), weight]),
-        "accuracy": jnp.stack([jnp.sum(correct * weights), weight]),
-    }
-    return sums, {"example": batch["example"], "logits": logits}
+    return {"squared_error": jnp.maximum(jnp.sum(known(batch["labels"], batch["weights"])), 1.0)}
 
 
 def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    values, weights = apply(model, params, batch, dropout_key)[:, 0], _known(batch)
+    values, weights = apply(model, params, batch, dropout_key)[:, 0], known(batch["labels"], batch["weights"])
     errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
     sums = {"squared_error": jnp.stack([jnp.sum(errors * weights), jnp.sum(weights)])}
     return sums, {"example": batch["example"], "logits": values}
+
+
+def _multilabelled(batch: Batch) -> dict[str, jax.Array]:
+    return {"binary_cross_entropy": jnp.maximum(jnp.sum(known(batch["labels"], batch["weights"])), 1.0)}
+
+
+def _judge(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+    logits, weights = apply(model, params, batch, dropout_key), known(batch["labels"], batch["weights"])  # [B, K]
+    losses = jax.nn.softplus(logits) - logits * jnp.maximum(batch["labels"], 0)
+    sums = {"binary_cross_entropy": jnp.stack([jnp.sum(losses * weights), jnp.sum(weights)])}
+    return sums, {"example": batch["example"], "logits": logits}

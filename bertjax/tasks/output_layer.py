@@ -7,6 +7,8 @@ from bertjax.errors import UsageError
 from bertjax.files import read_json
 
 OUTPUT_LAYER = "output_layer.json"
+# Of a layer whose outputs are labels, any number of them a row: the kind, and a part of what a task calls it.
+MULTILABEL = "multilabel"
 
 
 def output_layer(output: str, labels: Sequence[str], kind: str = "") -> bytes:

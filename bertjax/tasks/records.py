@@ -39,6 +39,19 @@ def of_class(labels: Sequence[str], logits: np.ndarray, with_logits: bool) -> Re
     return {**record, "logits": _named(labels, logits)} if with_logits else record
 
 
+def of_labels(labels: Sequence[str], logits: np.ndarray, threshold: float, with_logits: bool) -> Record:
+    """Those of several labels whose probability is at least a threshold, float32 [labels]."""
+    told = [label for label, there in zip(labels, are_given(logits, threshold), strict=True) if there]
+    probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+    record = {"prediction": told, "probabilities": _named(labels, probabilities)}
+    return {**record, "logits": _named(labels, logits)} if with_logits else record
+
+
+def are_given(logits: np.ndarray, threshold: float) -> np.ndarray:
+    """Of which labels the probability, the logistic function of the logit, is at least a threshold: bool."""
+    return logits >= np.log(threshold / (1 - threshold))
+
+
 def of_number(value: np.ndarray) -> Record:
     """A number, float32 []."""
     return {"prediction": short(value)}

@@ -1,6 +1,5 @@
 """SQuAD 1.1 and 2.0: the span of a passage that answers a question (sections 4.2 and 4.3 of the paper)."""
 
-import dataclasses
 import functools
 import json
 from collections.abc import Iterator
@@ -14,50 +13,23 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import in_input_order
-from bertjax.data.questions import Question, Windows, make_windows, read_questions
+from bertjax.data.questions import Question, make_windows, read_questions
+from bertjax.data.splitting import share_of
 from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks import finetuning, objectives
-from bertjax.tasks.records import RECORDS, FileRecords, Record, short
+from bertjax.tasks import finetuning, objectives, splits, weighting
+from bertjax.tasks.records import RECORDS, FileRecords, Record
+from bertjax.tasks.squad_answers import Answer, best_answers, record, with_probabilities
+from bertjax.tasks.synthetic import synthetic_task
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 _VERSIONS = ("1.1", "2.0")
 _LOSSES = ("start_loss", "end_loss")
-# More than any difference of logits, and still a number in JSON.
-_ODDS_WITHOUT_SPAN = 1e9
 _PREDICTIONS, _NBEST, _NULL_ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A span that may be the answer: its text, exactly as in the passage, and its score."""
-
-    text: str
-    score: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a model says of one question.
-
-    Attributes:
-      nbest: spans, best first; may be empty.
-      null_odds: score of no answer less the score of the best span.
-      null_score: of no answer: start and end both at [CLS], in the window where that is least.
-    """
-
-    nbest: tuple[Candidate, ...]
-    null_odds: float
-    null_score: float
-
-    @property
-    def text(self) -> str:
-        return self.nbest[0].text if self.nbest else ""
 
 
 def check(config: ConfigDict) -> None:
@@ -73,8 +45,7 @@ def check(config: ConfigDict) -> None:
     for name in ("doc_stride", "max_query_len", "n_best", "max_answer_len"):
         if data[name] < 1:
             raise UsageError(f"config.data.{name} is {data[name]}; it must be at least 1")
-    if not 0 < data.train_share <= 1:
-        raise UsageError(f"config.data.train_share is {data.train_share}; it must be above 0 and at most 1")
+    weighting.refuse(config, "squad has places in a passage, not classes", "label_smoothing", "data.class_weights")
     if data.max_query_len + 4 > data.seq_len:
         raise UsageError(
             f"config.data.max_query_len {data.max_query_len} leaves no room for a passage in config.data.seq_len "
@@ -95,7 +66,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not has_data(config):
         if train:
             raise UsageError("give SQuAD's files: --config.data.path=DIR with train-v1.1.json and dev-v1.1.json")
-        return finetuning.synthetic_task(config, objective)
+        return synthetic_task(config, objective)
     vocabulary = finetuning.vocabulary_of(config)
     model = finetuning.model_of(config, vocabulary)
     tokenizer = Tokenizer(vocabulary)
@@ -108,26 +79,26 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         max_query_len=data.max_query_len,
     )
 
-    def read(name: str, training: bool) -> tuple[list[Question], Windows]:
-        reading = Reading(str(_file(Path(data.path).expanduser(), name or f"{data.eval_split}-v{data.version}")))
-        readings.append(reading)
-        questions = read_questions(Path(reading.file), reading, training, answered=data.version == "1.1")
-        if training and data.train_share < 1:
-            order = np.random.default_rng(0).permutation(len(questions))
-            chosen = order[: max(1, int(data.train_share * len(questions)))]
-            questions = [questions[index] for index in sorted(chosen)]
-            reading.used = len(questions)
-        return questions, window(questions, reading=reading)
+    def read(name: str, training: bool) -> list[Question]:
+        readings.append(Reading(str(_file(Path(data.path).expanduser(), name))))
+        return read_questions(Path(readings[-1].file), readings[-1], training, answered=data.version == "1.1")
 
-    trained = read(data.train_file or f"train-v{data.version}", True)[1].examples if train else None
-    questions, windows = read(data.eval_file, False)
+    split = splits.evaluated(data, train)
+    trained, questions, windows = None, [], None
+    if train or split == splits.SHARE:
+        given, questions = _divided(data, read(data.train_file or f"train-v{data.version}", True), readings)
+        trained = window(given, reading=readings[0]).examples if train else None
+    if split in splits.SPLITS:
+        questions = read(data.eval_file or f"{split}-v{data.version}", False)
+    if split != splits.NONE:
+        windows = window(questions, reading=readings[-1])
     answer = functools.partial(best_answers, data, questions, windows)
     return finetuning.make_task(
         config,
         objective(model),
         vocabulary,
         trained,
-        windows.examples,
+        windows.examples if windows else None,
         readings,
         output="squad",
         score=lambda outputs: _score(data, questions, answer(outputs)),
@@ -136,7 +107,26 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         answers=[(question.id, question.answers) for question in questions],
         write=lambda outputs, folder: _write(data, questions, answer(outputs), folder),
         records=[FileRecords(RECORDS, lambda outputs, scores: _records(data, questions, answer(outputs), scores))],
+        evaluated_on=readings[-1].file,
+        # In 2.0 no answer is one; a threshold that is to be chosen without any is refused where it is.
+        is_labelled=windows is None or data.version == "2.0" or any(question.answers for question in questions),
     )
+
+
+def _divided(
+    data: ConfigDict, questions: list[Question], readings: list[Reading]
+) -> tuple[list[Question], list[Question]]:
+    """The questions to train on, and those that are cut off for dev, with all others on the same passage."""
+    held = np.zeros(len(questions), bool)
+    if data.dev_share:
+        held = splits.dev_rows(data, [question.context.encode() for question in questions], readings)
+    rest = np.flatnonzero(~held)
+    trained = [questions[index] for index in rest[share_of(len(rest), data.train_share)]]
+    dev = [questions[index] for index in np.flatnonzero(held)]
+    readings[-1].used = len(trained)
+    if data.dev_share:
+        readings.append(splits.cut_off(data, readings[-1], len(dev)))
+    return trained, dev
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -171,44 +161,6 @@ def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array
         losses = jax.nn.logsumexp(scores, axis=-1) - jnp.take_along_axis(scores, place[:, None], axis=-1)[:, 0]
         sums[name] = jnp.stack([jnp.sum(losses * weights), 2.0 * jnp.sum(weights)])
     return sums, {"example": batch["example"], "start": logits[..., 0], "end": logits[..., 1]}
-
-
-def best_answers(
-    data: Any, questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
-) -> list[Answer]:
-    """The best spans of each question over all its windows; `data` has `n_best` and `max_answer_len`."""
-    logits = in_input_order(outputs, len(windows.examples))
-    spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
-    nulls = np.full(len(questions), np.inf)
-    for index, owner in enumerate(windows.question):
-        start, end = logits["start"][index], logits["end"][index]
-        nulls[owner] = min(nulls[owner], float(start[0] + end[0]))
-        spans[owner] += _window_spans(data, windows, index, start, end)
-    answers = []
-    for question, found, null in zip(questions, spans, nulls, strict=True):
-        texts: dict[str, float] = {}
-        for score, first, last in sorted(found, key=lambda span: -span[0]):
-            texts.setdefault(question.context[first:last], score)
-            if len(texts) == data.n_best:
-                break
-        nbest = tuple(Candidate(text, score) for text, score in texts.items())
-        answers.append(Answer(nbest, float(null - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN, float(null)))
-    return answers
-
-
-def _window_spans(
-    data: Any, windows: Windows, index: int, start: np.ndarray, end: np.ndarray
-) -> list[tuple[float, int, int]]:
-    """Score, first character and the one after the last of the best spans of a window."""
-    characters, first = windows.spans[index], windows.first_token[index]
-    start, end = (scores[first : first + len(characters)] for scores in (start, end))
-    starts, ends = (np.argsort(-scores, kind="stable")[: data.n_best] for scores in (start, end))
-    length = ends[None, :] - starts[:, None] + 1
-    allowed = (length >= 1) & (length <= data.max_answer_len) & windows.is_best[index][starts][:, None]
-    return [
-        (float(start[starts[i]] + end[ends[j]]), int(characters[starts[i], 0]), int(characters[ends[j], 1]))
-        for i, j in zip(*np.nonzero(allowed), strict=True)
-    ]
 
 
 def _score(data: ConfigDict, questions: list[Question], answers: list[Answer]) -> dict[str, float]:
@@ -261,37 +213,11 @@ def _write(data: ConfigDict, questions: list[Question], answers: list[Answer], f
         files[_NULL_ODDS] = {question.id: answer.null_odds for question, answer in pairs}
     else:
         files[_PREDICTIONS] = {question.id: answer.text for question, answer in pairs}
-    files[_NBEST] = {question.id: _with_probabilities(answer, data.version == "2.0") for question, answer in pairs}
+    files[_NBEST] = {question.id: with_probabilities(answer, data.version == "2.0") for question, answer in pairs}
     return [
         write_whole(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         for name, content in files.items()
     ]
-
-
-def _with_probabilities(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if with_null else [])]
-    scores = np.array([candidate.score for candidate in candidates])
-    weights = np.exp(scores - scores.max()) if len(scores) else scores
-    return [
-        {"text": candidate.text, "probability": float(weight / weights.sum()), "score": candidate.score}
-        for candidate, weight in sorted(zip(candidates, weights, strict=True), key=lambda pair: -pair[0].score)
-    ]
-
-
-def record(answer: Answer, null_threshold: float | None, with_scores: bool) -> Record:
-    """An answer as an object of JSON; no answer is "".
-
-    Args:
-      null_threshold: of the odds above which there is no answer; None where there is always one.
-      with_scores: the score is there beside the probability, which is among the n best.
-    """
-    has_null = null_threshold is not None
-    text = "" if has_null and answer.null_odds > null_threshold else answer.text
-    found = next((told for told in _with_probabilities(answer, has_null) if told["text"] == text), None)
-    told: Record = {"prediction": text, "probability": short(found["probability"]) if found else 1.0}
-    if has_null:
-        told["null_odds"] = short(answer.null_odds)
-    return {**told, "score": short(found["score"])} if found and with_scores else told
 
 
 def _records(data: ConfigDict, questions: list[Question], answers: list[Answer], scores: bool) -> Iterator[Record]:

@@ -16,16 +16,27 @@ from bertjax.files import write_whole
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
-from bertjax.tasks import finetuning, objectives
+from bertjax.tasks import finetuning, objectives, splits, weighting
 from bertjax.tasks.records import RECORDS, FileRecords, Record, of_choice
+from bertjax.tasks.synthetic import synthetic_task
 from bertjax.tasks.task import Objective, Task
+from bertjax.tasks.weighting import PLAIN, Weighting
 
 CHOICES = 4
 _ENDINGS = tuple(f"ending{index}" for index in range(CHOICES))
 _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
-check = finetuning.check
 has_data = finetuning.has_data
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values no run can start with.
+
+    Raises:
+      UsageError: names the field and its value.
+    """
+    finetuning.check(config)
+    weighting.refuse(config, "swag has choices, not classes", "data.class_weights")
 
 
 def build(config: ConfigDict, train: bool = True) -> Task:
@@ -37,23 +48,27 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if not has_data(config):
         if train:
             raise UsageError("give SWAG's files: --config.data.path=DIR, which holds train.csv and val.csv")
-        return finetuning.synthetic_task(config, objective, CHOICES)
+        return synthetic_task(config, objective, CHOICES)
     vocabulary = finetuning.vocabulary_of(config)
     model = finetuning.model_of(config, vocabulary)
     tokenizer = Tokenizer(vocabulary)
     readings: list[Reading] = []
     encode = functools.partial(_read, config, tokenizer, readings)
-    trained = encode("train") if train else None
-    examples = encode(config.data.eval_split)
+    split = splits.evaluated(config.data, train)
+    trained = examples = None
+    if train or split == splits.SHARE:
+        trained, examples = splits.divided(config.data, encode("train"), readings)
+    if split in splits.SPLITS:
+        examples = encode(split)
 
     def table(columns: Sequence[str]) -> Iterator[Row]:
-        return _open(config.data.path, config.data.eval_split, columns, False)[1]
+        return _open(config.data.path, "train" if split == splits.SHARE else split, columns, keep_short=True)[1]
 
     return finetuning.make_task(
         config,
-        objective(model),
+        objective(model, Weighting(smoothing=float(config.label_smoothing))),
         vocabulary,
-        trained,
+        trained if train else None,
         examples,
         readings,
         output="swag",
@@ -61,19 +76,23 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         baseline=lambda: _accuracy(examples, finetuning.constant_guess(examples.rows["labels"])),
         best_by="accuracy",
         write=functools.partial(_write, examples),
-        records=[FileRecords(RECORDS, functools.partial(_records, examples), examples.lines, table)],
+        records=[FileRecords(RECORDS, functools.partial(_records, examples), examples.lines, table)]
+        if examples
+        else (),
+        evaluated_on=readings[-1].file,
+        is_labelled=examples is None or finetuning.known(examples.rows["labels"]).any(),
     )
 
 
-def objective(model: ModelConfig) -> Objective:
+def objective(model: ModelConfig, weighting: Weighting = PLAIN) -> Objective:
     """Cross-entropy over the choices, each scored by one vector against its pooled first token."""
-    return objectives.classes_objective(SequenceModel(model, 1))
+    return objectives.classes_objective(SequenceModel(model, 1), weighting)
 
 
 def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:
     labelled = split != "test"
     columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
-    reading, rows = _open(config.data.path, split, columns, labelled)
+    reading, rows = _open(config.data.path, split, columns, keep_short=split != "train")
     readings.append(reading)
     vocabulary, seq_len = tokenizer.vocabulary, config.data.seq_len
     sequences, labels, lines = [], [], []
@@ -88,21 +107,24 @@ def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], spl
             reading.note(f"cut to {seq_len} tokens", row.line)
         sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
         lines.append(row.line)
-        labels.append(_label(row.fields["label"], reading.file, row.line) if labelled else -1)
-    reading.used = len(labels)
+        label = row.fields["label"].strip() if labelled and not row.is_short else ""
+        if labelled and not label and not row.is_short and split != "train":
+            reading.note("with an empty label, predicted and not scored", row.line)
+        labels.append(-1 if not label and split != "train" else _label(label, reading.file, row.line))
+    reading.used = len(labels) - (labels.count(-1) if labelled else 0)
     if not labels:
         raise UsageError(f"{reading.file} has no rows that can be used")
     return make_examples(sequences, {"labels": np.array(labels, np.int32)}, CHOICES, lines)
 
 
-def _open(path: str, split: str, columns: Sequence[str], labelled: bool) -> tuple[Reading, Iterator[Row]]:
+def _open(path: str, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Reading, Iterator[Row]]:
     if path.startswith(PREFIX):
         name, theirs = path.removeprefix(PREFIX), {"dev": "validation"}.get(split, split)
         reading = Reading(f"{path}:{theirs}")
         return reading, read_tfds(name, theirs, {column: column for column in columns}, reading, named_labels=False)
     file = Path(path).expanduser() / _FILES[split]
     reading = Reading(str(file))
-    return reading, read_table(file, columns, reading, form="csv", keep_short=not labelled)
+    return reading, read_table(file, columns, reading, form="csv", keep_short=keep_short)
 
 
 def _label(value: str, file: str, line: int) -> int:
@@ -117,7 +139,8 @@ def _predictions(examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np
 
 def _accuracy(examples: Examples, predictions: np.ndarray) -> dict[str, float]:
     labels = examples.rows["labels"]
-    return {"accuracy": accuracy(predictions, labels)} if finetuning.are_known(labels) else {}
+    there = finetuning.known(labels)
+    return {"accuracy": accuracy(predictions[there], labels[there])} if there.any() else {}
 
 
 def _write(examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

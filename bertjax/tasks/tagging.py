@@ -1,5 +1,6 @@
 """A tag for each word, at its first piece, without a CRF (section 5.3 of the paper); what NER and own tags share."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -8,21 +9,24 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
+from bertjax.data.splitting import share_of, subset_of_tagged, unit_texts, units
 from bertjax.data.tables import Reading, Row
 from bertjax.data.tagged import OUTSIDE, Tagged, make_rows, of_words
 from bertjax.files import write_whole
 from bertjax.metrics.entities import entity_scores, has_entities
+from bertjax.metrics.report import ClassReport, of_classes, of_entities
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks import finetuning, objectives
+from bertjax.tasks import finetuning, objectives, splits
+from bertjax.tasks.output_layer import saved_labels
 from bertjax.tasks.records import RECORDS, FileRecords, Record, of_sentence
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
+from bertjax.tasks.weighting import PLAIN, Weighting, weighting_of
 
 
 def tags_of(tagged: Tagged) -> list[str]:
@@ -34,11 +38,11 @@ def tags_of(tagged: Tagged) -> list[str]:
 def tagging_task(
     config: ConfigDict,
     vocabulary: Vocabulary,
-    labels: list[str],
-    trained: Tagged | None,
-    tagged: Tagged,
     readings: list[Reading],
+    train: bool,
     *,
+    read_training: Callable[[], Tagged],
+    read_split: Callable[[str], Tagged],
     output: str,
     documents: bool,
     table: Callable[[Sequence[str]], Iterator[Row]] | None = None,
@@ -46,43 +50,66 @@ def tagging_task(
     """The task of tagging words.
 
     Args:
-      labels: of all tags, the index is the id.
-      trained: None for evaluation alone.
-      tagged: evaluated; with tags or without.
-      readings: of the files, the first that of `trained`, the last that of `tagged`.
+      readings: gains one of each file that is read.
+      train: False for evaluation alone.
+      read_training, read_split: the words of the training file, and of "dev" or "test", with tags or without.
       output: see `finetuning.make_task`.
       documents: a row is as much of a document as fits, not a sentence.
-      table: columns to the rows of the evaluated file, where it has columns.
+      table: columns to the rows of the file that is evaluated, where it has columns.
 
     Raises:
-      UsageError: a tag is none of `labels`.
+      UsageError: a tag is none of the training file's, or of those the config names.
     """
+    data, split = config.data, splits.evaluated(config.data, train)
+    labels = saved_labels(data.labels)
+    trained = tagged = None
+    if train or labels is None or split == splits.SHARE:
+        whole = read_training()
+        # Of all of it, so that a share of the file has the same ones.
+        labels = labels or tags_of(whole)
+        trained, tagged = _divided(data, whole, readings, documents)
+    training_file = readings[0].file if readings else ""
+    if split in splits.SPLITS:
+        tagged = read_split(split)
 
-    def rows(tagged: Tagged, reading: Reading) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
-        return make_rows(tagged, labels, Tokenizer(vocabulary), config.data.seq_len, documents, reading.file)
+    def rows(tagged: Tagged, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+        return make_rows(tagged, labels, Tokenizer(vocabulary), data.seq_len, documents, file)
 
-    examples, row_of_word, positions = rows(tagged, readings[-1])
+    examples, row_of_word, positions = rows(tagged, readings[-1].file) if tagged else (None, np.zeros(0), [])
+    trained_rows = rows(trained, training_file)[0] if train else None
     entities = has_entities(labels)
 
     def score(predicted: list[str]) -> dict[str, float]:
         if not (entities and tagged.has_tags):
             return {}
-        return entity_scores(tagged.sentences(tagged.tags), tagged.sentences(predicted))
+        return entity_scores(*_scored(tagged, predicted))
 
     def baseline() -> dict[str, float]:
         if trained is None or not tagged.has_tags:
             return {}
         guesses = _most_frequent(trained, tagged)
-        right = np.mean([guess == tag for guess, tag in zip(guesses, tagged.tags, strict=True)])
+        right = np.mean([guess == tag for guess, tag in zip(guesses, tagged.tags, strict=True) if tag])
         return {"word_accuracy": float(right), **score(guesses)}
 
+    def per_class(predicted: list[str]) -> dict[str, ClassReport]:
+        wanted, found = _scored(tagged, predicted)
+        if entities:
+            return {"": of_entities(wanted, found)}
+        ids = [np.array([labels.index(tag) for sentence in tags for tag in sentence]) for tags in (found, wanted)]
+        return {"": of_classes(labels, *ids)}
+
     tags = functools.partial(_tags, labels, row_of_word, positions)
+    records = []
+    if tagged:
+        told = functools.partial(_records, tagged, labels, row_of_word, positions)
+        records = [FileRecords(RECORDS, told, tagged.lines, table)]
+    weights = weighting_of(config, labels, trained_rows.tokens["token_labels"]) if trained_rows else PLAIN
     return finetuning.make_task(
         config,
         # Each tag's logit is of use beside predictions alone, and would fill the memory in training.
-        objective(finetuning.model_of(config, vocabulary), len(labels), with_logits=trained is None),
+        objective(finetuning.model_of(config, vocabulary), len(labels), weights, with_logits=not train),
         vocabulary,
-        rows(trained, readings[0])[0] if trained else None,
+        trained_rows,
         examples,
         readings,
         output=output,
@@ -91,52 +118,66 @@ def tagging_task(
         baseline=baseline,
         best_by="f1" if entities else "word_accuracy",
         write=lambda outputs, folder: _write(tagged, tags(outputs), folder),
-        records=[
-            FileRecords(
-                RECORDS, functools.partial(_records, tagged, labels, row_of_word, positions), tagged.lines, table
-            )
-        ],
+        records=records,
+        evaluated_on=readings[-1].file,
+        is_labelled=tagged is None or tagged.has_tags,
+        per_class=lambda outputs: per_class(tags(outputs)),
     )
 
 
-def objective(model: ModelConfig, tags: int, with_logits: bool = False) -> Objective:
+def _divided(data: ConfigDict, whole: Tagged, readings: list[Reading], documents: bool) -> tuple[Tagged, Tagged | None]:
+    """The sentences to train on, and those that are cut off for dev: whole documents, where there are any."""
+    trained, dev = whole, None
+    if data.dev_share:
+        ends = units(whole, documents=True)
+        held = splits.dev_rows(data, unit_texts(whole, ends), readings)
+        trained, dev = subset_of_tagged(whole, ends, ~held), subset_of_tagged(whole, ends, held)
+    if data.train_share < 1:
+        ends = units(trained, documents)
+        chosen = np.zeros(len(ends), bool)
+        chosen[share_of(len(ends), data.train_share)] = True
+        trained = subset_of_tagged(trained, ends, chosen)
+    readings[-1].used = len(trained.sentence_ends)
+    if dev is not None:
+        readings.append(splits.cut_off(data, readings[-1], len(dev.sentence_ends)))
+    return trained, dev
+
+
+def _scored(tagged: Tagged, predicted: list[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """The tags there are and those predicted, of the sentences that have any."""
+    pairs = zip(tagged.sentences(tagged.tags), tagged.sentences(predicted), strict=True)
+    wanted, found = zip(*(pair for pair in pairs if any(pair[0])), strict=True)
+    return list(wanted), list(found)
+
+
+def objective(model: ModelConfig, tags: int, weighting: Weighting = PLAIN, with_logits: bool = False) -> Objective:
     """Cross-entropy and accuracy over the words, each at its first piece; outputs are tags, perhaps with logits."""
     return Objective(
         TokenModel(model, tags, head_dropout=True),
         ("cross_entropy", "word_accuracy"),
         ("cross_entropy",),
-        _denominators,
-        _compute_with_logits if with_logits else _compute,
+        objectives.ClassWeights(weighting, "token_labels"),
+        _Tags(weighting, with_logits),
         objectives.abstract_row,
     )
 
 
-def _known(batch: Batch) -> jax.Array:
-    return (batch["token_labels"] >= 0) * batch["weights"][:, None]
+@dataclasses.dataclass(frozen=True)
+class _Tags:
+    """Tags of words from a batch; a class, as an objective is compared by value."""
 
+    weighting: Weighting
+    with_logits: bool
 
-def _denominators(batch: Batch) -> dict[str, jax.Array]:
-    return {"cross_entropy": jnp.maximum(jnp.sum(_known(batch)), 1.0)}
-
-
-def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    sums, outputs = _compute_with_logits(model, params, batch, dropout_key)
-    return sums, {name: outputs[name] for name in ("example", "tags")}
-
-
-def _compute_with_logits(
-    model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
-) -> tuple[Sums, Outputs]:
-    logits, weights = objectives.apply(model, params, batch, dropout_key), _known(batch)  # [B, L, tags], [B, L]
-    labels = jnp.maximum(batch["token_labels"], 0)
-    losses = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    predicted = jnp.argmax(logits, axis=-1)
-    weight = jnp.sum(weights)
-    sums = {
-        "cross_entropy": jnp.stack([jnp.sum(losses * weights), weight]),
-        "word_accuracy": jnp.stack([jnp.sum((predicted == labels) * weights), weight]),
-    }
-    return sums, {"example": batch["example"], "tags": predicted, "logits": logits}
+    def __call__(
+        self, model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
+    ) -> tuple[Sums, Outputs]:
+        logits = objectives.apply(model, params, batch, dropout_key)  # [B, L, tags]
+        weighting = PLAIN if dropout_key is None else self.weighting
+        sums = objectives.class_sums(logits, batch["token_labels"], batch["weights"], weighting)
+        cross_entropy, word_accuracy, predicted = sums
+        outputs = {"example": batch["example"], "tags": predicted, **({"logits": logits} if self.with_logits else {})}
+        return {"cross_entropy": cross_entropy, "word_accuracy": word_accuracy}, outputs
 
 
 def _tags(
@@ -175,8 +216,8 @@ def _most_frequent(trained: Tagged, tagged: Tagged) -> list[str]:
 
 
 def _write(tagged: Tagged, predicted: list[str], folder: Path) -> list[Path]:
-    """What `conlleval` reads: word, tag where there is one, and predicted tag a line; a blank line after a sentence."""
-    columns = [tagged.words, *([tagged.tags] if tagged.has_tags else []), predicted]
+    """What `conlleval` reads: word, tag where there are any, predicted tag a line; a blank line after a sentence."""
+    columns = [tagged.words, *([[tag or "_" for tag in tagged.tags]] if tagged.has_tags else []), predicted]
     sentences = zip(*(tagged.sentences(values) for values in columns), strict=True)
     lines = ["".join(f"{' '.join(row)}\n" for row in zip(*sentence, strict=True)) for sentence in sentences]
     return [write_whole(folder / "predictions.conll", "\n".join(lines))]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bertjax.data.share import Share
+from bertjax.metrics.report import ClassReport
 from bertjax.tasks.records import FileRecords
 
 Batch = dict[str, jax.Array]
@@ -49,8 +50,10 @@ class Schedule:
     Attributes:
       steps: of the whole run.
       warmup_steps: of the learning rate.
-      eval_every, checkpoint_every: the last step is evaluated and saved in any case.
+      eval_every, checkpoint_every: the last step is evaluated and saved in any case; but with `eval_every` 0 nothing is
+        evaluated ever.
       eval_first: also evaluate before the first step.
+      patience: evaluations without a better one after which the run ends; 0 is never.
     """
 
     steps: int
@@ -58,6 +61,7 @@ class Schedule:
     eval_every: int
     checkpoint_every: int
     eval_first: bool
+    patience: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +90,11 @@ class Task:
       baseline: metrics of the best guess that looks at no input, on the evaluation batches.
       check_data: raises a BertjaxError where data that was read has been found damaged; given a number of steps, only
         after all that they and the evaluations read has been checked.
-      best_by: the evaluation metric by which the best checkpoint is kept, higher being better; "" keeps the newest.
+      best_by: the evaluation metric by which the best checkpoint is kept; `selection.is_error` tells of which less is
+        better. "" keeps the newest.
+      per_class: outputs of the evaluation batches to what became of each class, by the suffix that the metrics of an
+        evaluation set have; None where there are no classes.
+      unlabelled: name of what is evaluated where it has no labels, and so no metrics; "" where it has.
       write: (outputs of the evaluation batches, folder) to the prediction files it wrote; None where there are none.
       records: what is written beside those files: a record of each row, with probabilities.
       fresh: top-level parameters that never come from the checkpoint a run starts from.
@@ -109,8 +117,10 @@ class Task:
     check_data: Callable[[int | None], None] = lambda steps: None
     best_by: str = ""
     eval_steps: int = 0
+    unlabelled: str = ""
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
     records: tuple[FileRecords, ...] = ()
+    per_class: Callable[[list[dict[str, np.ndarray]]], dict[str, ClassReport]] | None = None
     fresh: tuple[str, ...] = ()
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     report: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A user's own sentences, pairs of them or words, with a class, a number or tags, from TSV, CSV or JSON Lines."""
+"""A user's own sentences, pairs of them or words, with a class, labels, a number or tags, from TSV, CSV, JSON Lines."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,18 +9,27 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.labelled_text import encode_rows, label_of
-from bertjax.data.tables import FORMATS, Reading, Row, read_table
+from bertjax.data.labelled_text import Target, encode_rows, label_of, labels_of
+from bertjax.data.tables import FORMATS, Reading, Row, one_line, read_table
 from bertjax.data.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
-from bertjax.tasks import finetuning, objectives, tagging
+from bertjax.metrics import report
+from bertjax.metrics.report import ClassReport
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import SequenceModel
+from bertjax.tasks import finetuning, objectives, splits, tagging, weighting
 from bertjax.tasks.output_layer import saved_labels
-from bertjax.tasks.records import RECORDS, FileRecords, Record, of_class, of_number
-from bertjax.tasks.task import Task
+from bertjax.tasks.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
+from bertjax.tasks.synthetic import synthetic_task
+from bertjax.tasks.task import Objective, Task
+from bertjax.tasks.weighting import PLAIN, Weighting, weighting_of
 
-KINDS = ("classes", "number", "tags")
+KINDS = ("classes", "number", "tags", "multilabel")
+# Defaults of what kind=multilabel takes.
+THRESHOLD, SEPARATOR = 0.5, ","
+_BEST_BY = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}
 
 
 def check(config: ConfigDict) -> None:
@@ -34,10 +43,26 @@ def check(config: ConfigDict) -> None:
     named = [name for name in (data.text, data.second_text, data.label) if name]
     if len({*named}) < len(named):
         raise UsageError(f"text, second and label name one column twice: {', '.join(named)}")
+    if data.kind not in KINDS:
+        raise UsageError(f"config.data.kind is {data.kind!r}; known: {', '.join(KINDS)}")
     if data.kind == "tags" and data.second_text:
         raise UsageError("kind=tags takes one text a row; leave second out")
-    if config.data.kind not in KINDS:
-        raise UsageError(f"config.data.kind is {config.data.kind!r}; known: {', '.join(KINDS)}")
+    if data.kind == "number":
+        weighting.refuse(config, "kind=number has no classes", "label_smoothing", "data.class_weights")
+    if data.kind == "multilabel":
+        why = "with kind=multilabel each label is told by itself"
+        weighting.refuse(config, why, "label_smoothing", "data.class_weights")
+    elif (data.threshold, data.label_separator) != (THRESHOLD, SEPARATOR):
+        raise UsageError(f"config.data.threshold and label_separator are for kind=multilabel, kind is {data.kind}")
+    if not 0 < data.threshold < 1:
+        raise UsageError(f"config.data.threshold is {data.threshold}; it must be above 0 and below 1")
+    if not data.label_separator.strip() and data.label_separator != " " or data.label_separator in "\t\r\n":
+        raise UsageError(f"config.data.label_separator is {data.label_separator!r}; give what is between two labels")
+    if data.dev_share and data.dev_file:
+        raise UsageError(
+            f"config.data.dev_share is {data.dev_share}, and config.data.dev_file names a dev set; leave one of them "
+            "out"
+        )
 
 
 def has_data(config: ConfigDict) -> bool:
@@ -56,58 +81,78 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         if train:
             raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
         if data.kind == "tags":
-            return finetuning.synthetic_task(config, functools.partial(tagging.objective, tags=2))
-        return finetuning.synthetic_task(config, functools.partial(objectives.sequence_objective, ("0", "1")))
+            return synthetic_task(config, functools.partial(tagging.objective, tags=2))
+        return synthetic_task(
+            config, functools.partial(_objective, data, ("0", "1")), labels=2 if data.kind == "multilabel" else 0
+        )
     vocabulary = finetuning.vocabulary_of(config)
     if data.kind == "tags":
         return _tagging(config, vocabulary, train)
     model = finetuning.model_of(config, vocabulary)
     readings: list[Reading] = []
     labels: Sequence[str] = ()
-    if data.kind == "classes":
+    if data.kind != "number":
         labels = (saved_labels(config.data.labels) if not train else None) or _labels(data)
     read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
-    trained = read(data.train_file, True) if train else None
-    examples = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
+    split = splits.evaluated(data, train)
+    trained = examples = None
+    if train or split == splits.SHARE:
+        trained, examples = splits.divided(data, read(data.train_file, labelled=True, training=True), readings)
+    if split in splits.SPLITS:
+        file, labelled = (data.dev_file, True) if split == "dev" else (data.test_file, False)
+        examples = read(file, labelled=labelled, training=False)
+    weights = PLAIN
+    if train and data.kind == "classes":
+        weights = weighting_of(config, labels, trained.rows["labels"])
     return finetuning.make_task(
         config,
-        objectives.sequence_objective(labels, model),
+        _objective(data, labels, model, weights),
         vocabulary,
-        trained,
+        trained if train else None,
         examples,
         readings,
         output=f"text/{data.kind}{'/pair' if data.second_text else ''}",
         labels=labels,
-        score=lambda outputs: _measured(labels, examples, _values(labels, examples, outputs)),
-        baseline=lambda: _baseline(labels, examples),
-        best_by="accuracy" if labels else "pearson",
-        write=functools.partial(_write, labels, examples),
+        score=lambda outputs: _measured(data, examples, _values(data, examples, outputs)),
+        baseline=lambda: _baseline(data, examples),
+        best_by=_BEST_BY[data.kind],
+        write=functools.partial(_write, data, labels, examples),
         records=[
-            FileRecords(RECORDS, functools.partial(_records, labels, examples), examples.lines, _evaluated_table(data))
-        ],
+            FileRecords(
+                RECORDS, functools.partial(_records, data, labels, examples), examples.lines, _evaluated_table(data)
+            )
+        ]
+        if examples
+        else (),
+        evaluated_on=readings[-1].file,
+        is_labelled=examples is None or finetuning.known(examples.rows["labels"]).any(),
+        per_class=functools.partial(_per_class, data, labels, examples) if labels else None,
     )
+
+
+def _objective(data: ConfigDict, labels: Sequence[str], model: ModelConfig, weights: Weighting = PLAIN) -> Objective:
+    if data.kind == "multilabel":
+        return objectives.labels_objective(SequenceModel(model, len(labels)))
+    return objectives.sequence_objective(labels if data.kind == "classes" else (), model, weights)
 
 
 def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
     data = config.data
     readings: list[Reading] = []
 
-    def read(file: str, labelled: bool) -> Tagged:
+    def read(file: str, labelled: bool, training: bool) -> Tagged:
         label = data.label if labelled else None
-        rows, reading = _open(data, file, [data.text, *([label] if label else [])], labelled)
+        rows, reading = _open(data, file, [data.text, *([label] if label else [])], not training)
         readings.append(reading)
-        return tagged_rows(rows, data.text, label, reading)
+        return tagged_rows(rows, data.text, label, reading, keep_untagged=not training)
 
-    labels = saved_labels(config.data.labels)
-    trained = read(data.train_file, True) if train or labels is None else None
-    tagged = read(data.dev_file, True) if data.eval_split == "dev" else read(data.test_file, False)
     return tagging.tagging_task(
         config,
         vocabulary,
-        labels or tagging.tags_of(trained),
-        trained if train else None,
-        tagged,
         readings,
+        train,
+        read_training=functools.partial(read, data.train_file, True, True),
+        read_split=lambda split: read(*((data.dev_file, True) if split == "dev" else (data.test_file, False)), False),
         output=f"text/{data.kind}",
         documents=False,
         table=_evaluated_table(data),
@@ -116,11 +161,11 @@ def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
 
 def _evaluated_table(data: ConfigDict) -> Callable[[Sequence[str]], Iterator[Row]]:
     """Columns to all rows of the file that is evaluated."""
-    file = data.dev_file if data.eval_split == "dev" else data.test_file
-    return lambda columns: _open(data, file, columns, False)[0]
+    dev = data.train_file if data.dev_share else data.dev_file
+    return lambda columns: _open(data, dev if data.eval_split == "dev" else data.test_file, columns, True)[0]
 
 
-def _open(data: ConfigDict, file: str, columns: Sequence[str], labelled: bool) -> tuple[Iterator[Row], Reading]:
+def _open(data: ConfigDict, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], Reading]:
     if not file:
         raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
     path = Path(data.path).expanduser() / file
@@ -128,13 +173,18 @@ def _open(data: ConfigDict, file: str, columns: Sequence[str], labelled: bool) -
     if form not in FORMATS:
         raise UsageError(f"{path} ends with none of {', '.join(f'.{known}' for known in FORMATS)}")
     reading = Reading(str(path))
-    return read_table(path, columns, reading, form=form, keep_short=not labelled), reading
+    return read_table(path, columns, reading, form=form, keep_short=keep_short), reading
 
 
 def _labels(data: ConfigDict) -> list[str]:
     if not data.train_file:
         raise UsageError("the classes are those of the training file: --config.data.train_file=FILE")
-    rows, reading = _open(data, data.train_file, [data.label], True)
+    rows, reading = _open(data, data.train_file, [data.label], False)
+    if data.kind == "multilabel":
+        labels = sorted({label for row in rows for label in labels_of(row, data.label, data.label_separator, reading)})
+        if not labels:
+            raise UsageError(f"the column {data.label!r} of {data.train_file} has no labels")
+        return labels
     labels = sorted({label_of(row, data.label, reading) for row in rows} - {""})
     if len(labels) < 2:
         raise UsageError(
@@ -145,47 +195,81 @@ def _labels(data: ConfigDict) -> list[str]:
 
 
 def _read(
-    data: ConfigDict, tokenizer: Tokenizer, labels: Sequence[str], readings: list[Reading], file: str, labelled: bool
+    data: ConfigDict,
+    tokenizer: Tokenizer,
+    labels: Sequence[str],
+    readings: list[Reading],
+    file: str,
+    *,
+    labelled: bool,
+    training: bool,
 ) -> Examples:
     texts = [data.text, *([data.second_text] if data.second_text else [])]
-    label = data.label if labelled else None
-    rows, reading = _open(data, file, [*texts, *([label] if label else [])], labelled)
+    rows, reading = _open(data, file, [*texts, *([data.label] if labelled else [])], not training)
     readings.append(reading)
-    return encode_rows(rows, texts, label, labels, tokenizer, data.seq_len, reading)
+    target = Target(data.label, labels, data.label_separator if data.kind == "multilabel" else "")
+    return encode_rows(rows, texts, target, tokenizer, data.seq_len, reading, labelled=labelled, training=training)
 
 
-def _values(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+def _values(data: ConfigDict, examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+    """The class of each row, int [N]; which labels it has, int [N, K] of 0 and 1; or its number."""
     logits = np.array(in_input_order(outputs, len(examples))["logits"])
-    return logits.argmax(axis=-1) if labels else logits
+    if data.kind == "multilabel":
+        return are_given(logits, data.threshold).astype(np.int64)
+    return logits.argmax(axis=-1) if data.kind == "classes" else logits
 
 
-def _measured(labels: Sequence[str], examples: Examples, values: np.ndarray) -> dict[str, float]:
-    wanted = examples.rows["labels"]
-    if not finetuning.are_known(wanted):
+def _measured(data: ConfigDict, examples: Examples, values: np.ndarray) -> dict[str, float]:
+    there = finetuning.known(examples.rows["labels"])
+    values, wanted = values[there], examples.rows["labels"][there]
+    if not len(wanted):
         return {}
-    if labels:
+    if data.kind == "multilabel":
+        return metrics.multilabel(values, wanted)
+    if data.kind == "classes":
         return {
             "accuracy": metrics.accuracy(values, wanted),
-            "macro_f1": float(np.mean([metrics.f1(values == c, wanted == c) for c in range(len(labels))])),
+            "macro_f1": metrics.macro_f1(values, wanted),
             "matthews": metrics.matthews(values, wanted),
         }
     return {"pearson": metrics.pearson(values, wanted), "spearman": metrics.spearman(values, wanted)}
 
 
-def _baseline(labels: Sequence[str], examples: Examples) -> dict[str, float]:
-    """The most frequent class, or the mean, for every example."""
-    return _measured(labels, examples, finetuning.constant_guess(examples.rows["labels"]))
+def _per_class(
+    data: ConfigDict, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]]
+) -> dict[str, ClassReport]:
+    there = finetuning.known(examples.rows["labels"])
+    values, wanted = _values(data, examples, outputs)[there], examples.rows["labels"][there]
+    return {"": (report.of_labels if data.kind == "multilabel" else report.of_classes)(labels, values, wanted)}
 
 
-def _write(labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-    """`prediction`, a line for each row that was used, in the order of the file."""
-    values = _values(labels, examples, outputs)
-    shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
-    return [write_whole(folder / "predictions.tsv", "prediction\n" + "".join(f"{value}\n" for value in shown))]
+def _baseline(data: ConfigDict, examples: Examples) -> dict[str, float]:
+    """The most frequent class, the labels that most rows have, or the mean, for every example."""
+    labels = examples.rows["labels"]
+    if data.kind == "multilabel":
+        usual = labels[finetuning.known(labels)].mean(axis=0) > 0.5
+        return _measured(data, examples, np.tile(usual.astype(np.int64), (len(labels), 1)))
+    return _measured(data, examples, finetuning.constant_guess(labels))
+
+
+def _write(
+    data: ConfigDict, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path
+) -> list[Path]:
+    """`prediction`, a line for each row of the file, in its order."""
+    values = _values(data, examples, outputs)
+    if data.kind == "multilabel":
+        shown = [data.label_separator.join(labels[index] for index in np.flatnonzero(row)) for row in values]
+    else:
+        shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
+    lines = "".join(f"{one_line(value)}\n" for value in shown)
+    return [write_whole(folder / "predictions.tsv", "prediction\n" + lines)]
 
 
 def _records(
-    labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool
+    data: ConfigDict, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool
 ) -> Iterator[Record]:
     for row in in_input_order(outputs, len(examples))["logits"]:
-        yield of_class(labels, row, logits) if labels else of_number(row)
+        if data.kind == "multilabel":
+            yield of_labels(labels, row, data.threshold, logits)
+        else:
+            yield of_class(labels, row, logits) if labels else of_number(row)

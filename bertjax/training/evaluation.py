@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.tasks.task import Objective, Task
-from bertjax.training.loop import check_batches, evaluate
+from bertjax.training.loop import check_batches, check_labelled, predict
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
 from bertjax.training.starting_point import check_output_layer, check_vocabulary
@@ -28,13 +28,17 @@ def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> 
 
 
 def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) -> dict[str, float]:
-    """Held-out metrics of a checkpoint.
+    """Held-out metrics of a checkpoint; what became of each class is printed.
 
     Raises:
-      UsageError: the checkpoint does not fit the config's model.
+      UsageError: the checkpoint does not fit the config's model, or the examples have no labels.
     """
+    check_labelled(task)
     mesh, params = mesh_and_params(config, task, checkpoint)
-    values = evaluate(task, mesh, params)
+    means, outputs = predict(task, mesh, params)
+    for suffix, report in (task.per_class(outputs) if task.per_class else {}).items():
+        say(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
+    values = task.score(means, outputs)
     task.check_data(0)
     return values
 

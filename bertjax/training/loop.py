@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.metrics.report import ClassReport
 from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.agreement import check_together
@@ -50,9 +52,11 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
       init_from: checkpoint whose parameters a new run starts from, with step 0 and a fresh optimizer.
 
     Raises:
-      UsageError: the workdir belongs to another config or other data, or the mesh does not fit the batch.
+      UsageError: the workdir belongs to another config or other data, the mesh does not fit the batch, or what is to be
+        evaluated has no labels.
       BertjaxError: workdir or disk unusable, all checkpoints damaged, or the loss is not finite or diverges.
     """
+    check_labelled(task)
     mesh = make_mesh(MeshConfig(**config.mesh))
     check_batches(task, mesh, config.accumulate)
     start = ""
@@ -117,10 +121,20 @@ def _run(
         with progress.paused():
             checkpoints.save(state, progress.score_at(step))
 
+    def log_now() -> None:
+        nonlocal state
+        _refuse_bad_step(state, checkpoints)
+        _refuse_damage(task, None)
+        values = _with_loss(means(jax.device_get(state.sums)), task.objective)
+        state = zero_sums(state)
+        progress.log(step, values)
+        _refuse_divergence(step, values, progress.first_loss, config.divergence_factor, checkpoints)
+
     step = int(state.step)
     if step == 0 and schedule.eval_first:
         evaluate_now(step)
-    if step < schedule.steps:
+    # A run that had waited long enough may have been killed before it could say so.
+    if step < schedule.steps and not progress.is_out_of_patience():
         for batch in task.train_batches(step, batch_share(mesh)):
             rows = put_batch(batch, mesh)
             # The batch is all that moves between host and devices.
@@ -130,26 +144,41 @@ def _run(
             progress.stepped(step, state.step)
             last, stop = step == schedule.steps, stop_requested(step)
             # In this order, so that a checkpoint has all lines before it. The loop waits for the devices here alone.
-            if last or step % config.log_every == 0:
-                _refuse_bad_step(state, checkpoints)
-                _refuse_damage(task, None)
-                values = _with_loss(means(jax.device_get(state.sums)), task.objective)
-                state = zero_sums(state)
-                progress.log(step, values)
-                _refuse_divergence(step, values["loss"], progress.first_loss, config.divergence_factor, checkpoints)
-            if last or step % schedule.eval_every == 0:
+            logged = last or step % config.log_every == 0
+            if logged:
+                log_now()
+            if schedule.eval_every and (last or step % schedule.eval_every == 0):
                 evaluate_now(step)
+                last = last or progress.is_out_of_patience()
+                if last and not logged:
+                    log_now()
             if last or stop or step % schedule.checkpoint_every == 0:
                 save_now()
             if stop and not last:
                 checkpoints.wait()
                 say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
                 return {"step": step, "stopped": True, **progress.evaluation}
+            if last:
+                break
     checkpoints.wait()
-    _refuse_damage(task, schedule.steps)
+    _refuse_damage(task, step)
     best = checkpoints.best()
-    values = progress.finished(best)
+    values = progress.finished(step, best, _per_class(task, mesh, best, state))
     return {"step": step, "stopped": False, "checkpoint": str(best), **values}
+
+
+def _per_class(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:
+    """What became of each class with the parameters of the best checkpoint; {} where the task has none."""
+    if task.per_class is None:
+        return {}
+    params = state.params
+    if int(best.name) != int(state.step):
+        params = load_params(best, jax.tree.map(_abstract, params), say)
+    return task.per_class(predict(task, mesh, params)[1])
+
+
+def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def evaluate(task: Task, mesh: Mesh, params: Any) -> dict[str, float]:
@@ -172,6 +201,19 @@ def predict(task: Task, mesh: Mesh, params: Any) -> tuple[dict[str, float], list
     return _with_loss(means(jax.device_get(sums)), task.objective), jax.device_get(outputs)
 
 
+def check_labelled(task: Task) -> None:
+    """Refuses to measure anything on examples without labels.
+
+    Raises:
+      UsageError: names the files.
+    """
+    if task.unlabelled:
+        raise UsageError(
+            f"{task.unlabelled} is read without labels, so there are no metrics; `bertjax predict` writes what the "
+            "model says, and --config.data.eval_split=dev evaluates the dev set"
+        )
+
+
 def check_batches(task: Task, mesh: Mesh, accumulate: int) -> None:
     """Refuses batches that do not split evenly.
 
@@ -188,7 +230,9 @@ def check_batches(task: Task, mesh: Mesh, accumulate: int) -> None:
 
 
 def _with_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    return {**values, "loss": sum(values.get(name, 0.0) for name in objective.losses)}
+    """The values with the loss that some of them add up to; where nothing adds up there is none, not one of 0."""
+    parts = [values[name] for name in objective.losses if name in values]
+    return {**values, "loss": sum(parts)} if parts else values
 
 
 def _key(seed: int, purpose: str) -> jax.Array:
@@ -209,9 +253,12 @@ def _refuse_bad_step(state: TrainState, checkpoints: Checkpoints) -> None:
         raise _failure(f"the loss or gradient of step {bad_step:,} is not finite", checkpoints)
 
 
-def _refuse_divergence(step: int, loss: float, first: float, factor: float, checkpoints: Checkpoints) -> None:
-    if loss > factor * first:
-        raise _failure(f"the loss diverged at step {step:,}: {loss:.4g}, first logged {first:.4g}", checkpoints)
+def _refuse_divergence(
+    step: int, values: dict[str, float], first: float | None, factor: float, checkpoints: Checkpoints
+) -> None:
+    if first is not None and values.get("loss", 0.0) > factor * first:
+        what = f"the loss diverged at step {step:,}: {values['loss']:.4g}, first logged {first:.4g}"
+        raise _failure(what, checkpoints)
 
 
 def _failure(what: str, checkpoints: Checkpoints) -> BertjaxError:

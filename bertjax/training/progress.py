@@ -14,8 +14,11 @@ from ml_collections import ConfigDict
 
 from bertjax.corpus.progress import progress_bar
 from bertjax.files import write_whole
+from bertjax.metrics.report import ClassReport
 from bertjax.planning.flops import peak_flops_per_second
+from bertjax.report.confusion import draw_confusion
 from bertjax.report.curves import draw_curves
+from bertjax.tasks.selection import is_out_of_patience, score
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.optimizer import LearningRate
@@ -24,6 +27,7 @@ from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_li
 
 RESULTS = "results.json"
 CURVES = "curves.png"
+CONFUSION = "confusion.png"
 
 
 class Progress:
@@ -39,10 +43,10 @@ class Progress:
         self._config, self._task, self._workdir = config, task, workdir
         behind = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
         self.first_loss: float | None = next((line["loss"] for line in behind if "loss" in line), None)
-        evaluations = [_evaluation(line) for line in behind if "eval_loss" in line]
-        self._first_evaluation = evaluations[0] if evaluations else {}
-        self.evaluation: dict[str, float] = evaluations[-1] if evaluations else {}
-        self._evaluated_at = max((line["step"] for line in behind if "eval_loss" in line), default=-1)
+        evaluations = [(line["step"], _evaluation(line)) for line in behind if _evaluation(line)]
+        self._first_evaluation = evaluations[0][1] if evaluations else {}
+        self._evaluated_at, self.evaluation = evaluations[-1] if evaluations else (-1, {})
+        self._scores = [self._score(values) for _, values in evaluations]
         self._writers = Writers(workdir, step if step else -1) if jax.process_index() == 0 else None
         schedule = task.schedule
         self._rate = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
@@ -85,7 +89,7 @@ class Progress:
     def log(self, step: int, values: dict[str, float]) -> None:
         """A line for the terminal and one for each file, of the metrics since the last."""
         if self.first_loss is None:
-            self.first_loss = values["loss"]
+            self.first_loss = values.get("loss")
         self._measure(step)
         mfu = self._flops_per_second / self._peak if self._peak else math.nan
         shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "accuracy" in name)
@@ -93,7 +97,7 @@ class Progress:
             f"{self._tokens_per_second:,.0f} tokens/s  MFU {100 * mfu:.1f} %  left {duration(self._seconds_left(step))}"
         )
         say(
-            f"step {step:,}/{self._task.schedule.steps:,}  loss {values['loss']:.3f}  {shown}"
+            f"step {step:,}/{self._task.schedule.steps:,}  loss {values.get('loss', math.nan):.3f}  {shown}"
             + (f"  {speed}" if self._tokens_per_second else "")
         )
         rate = float(self._rate.at(step - 1))
@@ -105,6 +109,7 @@ class Progress:
         """An evaluation: a line, the files, and the curves drawn anew."""
         values = {name: rounded(value) for name, value in values.items()}
         self.evaluation, self._evaluated_at = values, step
+        self._scores.append(self._score(values))
         self._first_evaluation = self._first_evaluation or values
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         say(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
@@ -115,36 +120,44 @@ class Progress:
 
     def score_at(self, step: int) -> float | None:
         """By which the best checkpoint is told; None where the task has no such metric, or none of this step."""
-        if step != self._evaluated_at:
-            return None
-        return self.evaluation.get(self._task.best_by)
+        return self._score(self.evaluation) if step == self._evaluated_at else None
 
-    def finished(self, checkpoint: epath.Path) -> dict[str, float]:
+    def is_out_of_patience(self) -> bool:
+        """Whether the evaluations so far, in whichever attempt, end a run that waits for a better one no longer."""
+        return is_out_of_patience(self._scores, self._task.schedule.patience)
+
+    def _score(self, evaluation: dict[str, float]) -> float | None:
+        return score(self._task.best_by, evaluation.get(self._task.best_by))
+
+    def finished(self, last_step: int, checkpoint: epath.Path, classes: dict[str, ClassReport]) -> dict[str, float]:
         """Writes `results.json`, prints the result beside the first evaluation and the baseline, and returns it.
 
         Args:
+          last_step: that was trained.
           checkpoint: the best, else the last; the result is what was measured there.
+          classes: what became of each class there, by the suffix of the evaluation set.
         """
         step = int(checkpoint.name)
-        measured = [
-            _evaluation(line)
-            for line in read_lines(self._workdir / METRICS)
-            if line["step"] == step and "eval_loss" in line
-        ]
+        lines = read_lines(self._workdir / METRICS)
+        measured = [_evaluation(line) for line in lines if line["step"] == step and _evaluation(line)]
         values = measured[-1] if measured else self.evaluation
         if not self._writers:
             return values
-        baseline = self._task.baseline()
+        baseline = self._task.baseline() if self._task.schedule.eval_every else {}
         results = {
             "step": step,
             "seed": self._config.seed,
             "selected_by": self._task.best_by,
             **values,
             "baseline": baseline,
+            "last_step": last_step,
             "checkpoint": f"{CHECKPOINTS}/{checkpoint.name}",
             "parameters_fingerprint": saved_fingerprint(checkpoint),
             "started_from": started_from(self._workdir),
             "data_sha256": self._task.data_hash,
+            **{
+                f"{name}{suffix}": part for suffix, report in classes.items() for name, part in report.as_json().items()
+            },
             **self._task.report,
             "config": self._config.to_dict(),
         }
@@ -159,7 +172,17 @@ class Progress:
                 say(f"{name:<{width}}{first:>12}{value:>12.4f}{guess:>12}")
         seconds = time.monotonic() - self._started
         compiling = f"{duration(seconds)}, {100 * self._compilation.seconds / seconds:.0f} % of it compiling"
-        say(f"done: {self._task.schedule.steps:,} steps in {compiling}; result of {checkpoint}")
+        for suffix, report in classes.items():
+            say(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
+        drawn = {suffix: report for suffix, report in classes.items() if report.confusion is not None}
+        if drawn:
+            draw_confusion(drawn, self._workdir / CONFUSION)
+        if not self._task.schedule.eval_every:
+            draw_curves(lines, self._workdir / CURVES)
+        if last_step < self._task.schedule.steps:
+            how_many = f"{self._task.schedule.patience:,} evaluation{'s' * (self._task.schedule.patience > 1)}"
+            say(f"no better {self._task.best_by} in {how_many}: ended before step {self._task.schedule.steps:,}")
+        say(f"done: {last_step:,} steps in {compiling}; result of {checkpoint}")
         say(f"curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
         return values
 

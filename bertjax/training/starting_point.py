@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bertjax.errors import UsageError
 from bertjax.fields import FROM_CHECKPOINT
 from bertjax.files import read_json
-from bertjax.tasks.output_layer import OUTPUT_LAYER
+from bertjax.tasks.output_layer import MULTILABEL, OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import workdir_of
@@ -58,6 +58,11 @@ def check_output_layer(task: Task, checkpoint: epath.Path, tell: Callable[[str],
                 f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
                 f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
             )
+    if not found["output"] and (found.get("kind") == MULTILABEL) != (MULTILABEL in ours["output"].split("/")):
+        raise UsageError(
+            f"the output layer of {checkpoint} is for {found.get('kind')}, the config wants {ours['output']}; give "
+            f"kind={MULTILABEL} for the one and not for others"
+        )
     return [] if found["output"] else _output_order(found["labels"], ours["labels"], checkpoint, tell)
 
 

@@ -1,7 +1,9 @@
 """Many runs of one config with other fields: each kept when it is done, selected on dev (section A.3 of the paper)."""
 
 import contextlib
+import functools
 import json
+import math
 import os
 import statistics
 import sys
@@ -17,6 +19,7 @@ from bertjax.building import build_task
 from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import read_json, write_whole
+from bertjax.tasks.selection import score
 from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, first_line, saved_fingerprint
 from bertjax.training.progress import RESULTS
@@ -60,7 +63,13 @@ def run_sweep(
     finished = [_finished(*each, init_from) for each in zip(trials, configs, folders, strict=True)]
     if not all(finished):
         # Also refuses data that cannot be used, before any trial.
-        data_hash = build_task(configs[0], train=True).data_hash
+        task = build_task(configs[0], train=True)
+        if not task.best_by:
+            raise UsageError(
+                "a sweep selects by what its trials reach on dev, and they are not evaluated; give a dev set, or cut "
+                "one off the training data with --config.data.dev_share=0.1"
+            )
+        data_hash = task.data_hash
         if finished[0] and read_json(folders[0] / RESULTS)["data_sha256"] != data_hash:
             raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
@@ -132,6 +141,9 @@ def name_of(trial: dict[str, Any]) -> str:
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """All trials; each setting's mean, deviation and best over its seeds, the best setting first; the best trial."""
+    # Of losses and errors, less is better.
+    selected_by = next((outcome["score_name"] for outcome in outcomes if "score" in outcome), "")
+    better = functools.partial(score, selected_by)
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         setting = {field: value for field, value in outcome["trial"].items() if field != _SEED}
@@ -141,13 +153,13 @@ def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         scores = [member["score"] for member in members if "score" in member]
         if scores:
             deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            row = {"mean": statistics.mean(scores), "deviation": deviation, "best": max(scores)}
+            row = {"mean": statistics.mean(scores), "deviation": deviation, "best": max(scores, key=better)}
             rows.append({"setting": name, "trials": len(scores), "failed": len(members) - len(scores), **row})
         else:
             rows.append({"setting": name, "trials": 0, "failed": len(members)})
-    rows.sort(key=lambda row: -row.get("mean", float("-inf")))
+    rows.sort(key=lambda row: better(row["mean"]) if "mean" in row else -math.inf, reverse=True)
     finished = [outcome for outcome in outcomes if "score" in outcome]
-    best = max(finished, key=lambda outcome: outcome["score"], default=None)
+    best = max(finished, key=lambda outcome: better(outcome["score"]), default=None)
     return {"trials": outcomes, "settings": rows, "best": best}
 
 

@@ -57,11 +57,30 @@ def test_iob1_beside_iob2_is_noted(content, noted, tmp_path):
     assert reading.noted == {f"entities begin with {how}: IOB1 and IOB2 mixed": what for how, what in noted.items()}
 
 
+@pytest.mark.parametrize("stray, mixed", [(1, False), (2, True)])
+def test_a_tag_that_is_odd_here_and_there_is_no_other_scheme(stray, mixed, tmp_path):
+    sentences = ["a B-PER\n"] * stray + ["b I-PER\nc O\n"] * (150 - stray)
+    (tmp_path / "file").write_text("\n".join(sentences))
+    reading = Reading("file")
+    read_tagged(tmp_path / "file", reading)
+    ((what, where),) = reading.noted.items()
+    assert where == {"rows": stray, "first": "line 1"}
+    assert (what == "with an odd tag: an entity begins with B-, 149 with I-") != mixed
+    assert ("mixed" in what) == mixed
+
+
+def test_bioes_is_one_scheme_and_noted_as_nothing(tmp_path):
+    (tmp_path / "file").write_text("a S-PER\nb B-LOC\nc E-LOC\n\nd U-ORG\ne B-ORG\nf L-ORG\n")
+    reading = Reading("file")
+    assert read_tagged(tmp_path / "file", reading).tags == ["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"]
+    assert not reading.noted
+
+
 @pytest.mark.parametrize(
     "content, says",
     [
         ("EU\n", "line 1: 'EU' has no tag"),
-        ("EU S-ORG\n", "line 1: the tag 'S-ORG' is neither O nor B-TYPE nor I-TYPE"),
+        ("EU X-ORG\n", "line 1: the tag 'X-ORG' is neither O nor B-TYPE, I-TYPE and the like"),
         ("a O\n\nEU ORG\n", "line 3: the tag 'ORG'"),
         ("\n\n-DOCSTART- O\n", "has no words"),
         ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, the first word's has 4"),

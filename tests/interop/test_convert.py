@@ -14,6 +14,7 @@ from bertjax.errors import UsageError
 from bertjax.interop import huggingface
 from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
 from bertjax.interop.portable import CLASSES, SPANS, TAGS
+from bertjax.tasks.output_layer import MULTILABEL
 
 
 @pytest.mark.parametrize("slots", [False, True])
@@ -50,6 +51,8 @@ def test_a_parameter_is_what_the_name_says(letters, tmp_path):
         ("", (), {"activation": "gelu_erf", "layer_norm_eps": 1e-6, "num_segments": 3, "attention_dropout": 0.2}),
         (CLASSES, ("yes", "no", "perhaps"), {}),
         (CLASSES, (), {"activation": "relu"}),
+        (MULTILABEL, ("new", "loud", "red"), {}),
+        (MULTILABEL, ("loud",), {}),
         (SPANS, (), {}),
         (TAGS, ("O", "B-PER"), {}),
     ],
@@ -59,8 +62,8 @@ def test_every_bit_and_every_setting_survives_a_format(form, output, labels, fie
     before = dict(given.params)
     writer = {"bertjax": "workdir"}.get(form, form)
     module = __import__(f"bertjax.interop.{writer}", fromlist=["write"])
-    if form == TENSORFLOW and output == TAGS:
-        with pytest.raises(UsageError, match="no output layer for tags"):
+    if form == TENSORFLOW and output in (TAGS, MULTILABEL):
+        with pytest.raises(UsageError, match=f"no output layer for {output}"):
             module.write(given, tmp_path)
         return
     module.write(given, tmp_path)
@@ -68,6 +71,9 @@ def test_every_bit_and_every_setting_survives_a_format(form, output, labels, fie
     assert detect(tmp_path) == form
     assert_equal(before, back.params)
     assert back.model == given.model and back.output == output
+    if form == HUGGINGFACE and output == MULTILABEL:
+        problem = json.loads((tmp_path / "config.json").read_text())["problem_type"]
+        assert problem == "multi_label_classification"
     assert back.labels == labels
     assert (back.vocabulary.pieces, back.vocabulary.lower_case) == (given.vocabulary.pieces, True)
 

@@ -42,7 +42,6 @@ def test_what_lacks_is_too_much_or_misshapen_is_listed(letters, tmp_path):
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel' is none of BertForPreTraining"),
         ({"vocab_size": 7}, "the model 7"),
-        ({"problem_type": "multi_label_classification"}, "multi_label_classification"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be a whole number"),
         ({"hidden_size": 16.0}, "hidden_size is 16.0"),
         ({"hidden_act": ["gelu"]}, "hidden_act is"),

@@ -22,6 +22,39 @@ def test_classes(classes, seed):
         assert metrics.f1(predictions, labels) == pytest.approx(sklearn.metrics.f1_score(labels, predictions))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_macro_f1_is_scikit_learn_s_whatever_classes_there_are(seed):
+    rng = np.random.default_rng(seed)
+    # Of up to 8 classes, some that neither has, some that the labels have not, some that are never predicted.
+    labels, predictions = (rng.choice(rng.choice(8, rng.integers(1, 5)), 12) for _ in range(2))
+    wanted = sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0)
+    assert metrics.macro_f1(predictions, labels) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_class_that_neither_has_is_no_class_of_f1_0():
+    assert metrics.macro_f1(np.array([0, 0, 0]), np.array([0, 2, 0])) == pytest.approx((0.8 + 0) / 2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_number_of_labels(seed):
+    rng = np.random.default_rng(seed)
+    # A column may be empty on either side, or on both.
+    labels, predictions = (((rng.random((30, 6)) < 0.3) & (rng.random(6) < 0.6)).astype(np.int64) for _ in range(2))
+    found = metrics.multilabel(predictions, labels)
+    for name, average in (("micro_f1", "micro"), ("macro_f1", "macro")):
+        wanted = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
+        assert found[name] == pytest.approx(wanted, abs=1e-12)
+    assert found["subset_accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
+
+
+def test_cross_entropy():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 3, 40)
+    shares = np.exp(logits.astype(np.float64))
+    shares /= shares.sum(axis=1, keepdims=True)
+    assert metrics.cross_entropy(logits, labels) == pytest.approx(sklearn.metrics.log_loss(labels, shares))
+
+
 def test_numbers():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 6, 300).astype(np.float32)  # with many ties

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import zipfile
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from bertjax import cli
 from bertjax.data.share import WHOLE
+from bertjax.tasks.glue_submission import TEST_ROWS
 
 
 def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
@@ -100,15 +102,36 @@ def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capf
     archives = []
     for arguments in ([], ["--own_wnli"]):
         output = tmp_path / f"{len(arguments)}.zip"
-        cli.main(["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments])
+        command = ["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments]
+        with pytest.raises(SystemExit) as end:
+            cli.main(command)
+        said = capfd.readouterr().err
+        assert end.value.code == 1 and said.count("\n") == 1 and "is not whole" in said and not output.exists()
+        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows, GLUE's test set has 1,063" in said
+        cli.main([*command, "--partial"])
         archives.append(zipfile.ZipFile(output))
         said = capfd.readouterr().err
-        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows, GLUE's test set has 1,063" in said
+        assert "incomplete: RTE.tsv is missing" in said
         assert ("WNLI.tsv is missing" in said) == bool(arguments)
+        assert ("which the folder has not: the majority class for all 146 rows" in said) != bool(arguments)
     assert sorted(archives[0].namelist()) == ["CoLA.tsv", "WNLI.tsv"]
     assert archives[1].namelist() == ["CoLA.tsv"]
     wnli = archives[0].read("WNLI.tsv").decode().split("\n")
     assert wnli[0] == "index\tprediction" and wnli[1:-1] == [f"{index}\t0" for index in range(146)]
+
+
+def test_a_whole_submission_says_that_wnli_was_replaced(tmp_path, capfd):
+    for name, count in TEST_ROWS.items():
+        rows = "".join(f"{index}\t1\n" for index in range(count))
+        (tmp_path / name).write_text("index\tprediction\n" + rows)
+    command = ["submission", f"--predictions={tmp_path}", f"--output={tmp_path / 'all.zip'}"]
+    cli.main(command)
+    said = capfd.readouterr().err
+    assert said.startswith("WNLI.tsv, in place of the folder's: the majority class") and said.count("\n") == 1
+    assert b"\t1\n" not in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
+    cli.main([*command, "--own_wnli"])
+    assert capfd.readouterr().err == ""
+    assert b"145\t1\n" in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
 
 
 def test_the_same_rows_from_tfds(letters, tmp_path):
@@ -158,6 +181,8 @@ def test_regression(glue, letters, tmp_path, capfd):
     numbers = [float(line.split("\t")[1]) for line in path.read_text().splitlines()[1:]]
     assert all(0 <= number <= 5 for number in numbers)
     assert [record["prediction"] for record in records(beside)] == pytest.approx(numbers, abs=6e-4)
+    error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.eval_split=test")
+    assert "STS-B/test.tsv is read without labels, so there are no metrics" in error
     rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
     write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])
@@ -167,6 +192,19 @@ def test_regression(glue, letters, tmp_path, capfd):
 def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=mnli,path={glue}", tmp_path / "run", letters)
     assert {"accuracy", "accuracy_mismatched"} <= results.keys()
+    assert results["loss"] == results["cross_entropy"] and results["loss_mismatched"] != results["loss"]
+    for suffix, rows in (("", 8), ("_mismatched", 11)):
+        counts = [count for row in results[f"confusion{suffix}"].values() for count in row.values()]
+        assert sum(counts) == rows
+    assert (tmp_path / "run" / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    # The other way round, each has the loss that the other had.
+    for middle, other in (("matched", "mismatched"), ("mismatched", "matched")):
+        shutil.copy(glue / "MNLI" / f"dev_{middle}.tsv", tmp_path / f"dev_{other}.tsv")
+    capfd.readouterr()
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path}"])
+    swapped = json.loads(capfd.readouterr().out)
+    assert swapped["loss"] == pytest.approx(results["loss_mismatched"], rel=1e-5)
+    assert swapped["loss_mismatched"] == pytest.approx(results["loss"], rel=1e-5)
     paths = predict(capfd, tmp_path / "run", tmp_path / "out")
     assert {path.name: len(path.read_text().splitlines()) for path in paths} == {
         "MNLI-m.tsv": 9,

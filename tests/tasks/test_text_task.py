@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from running import EXPERIMENTS, overrides, predict, records, refused, train
 
 from bertjax import cli
+from bertjax.building import build_task, experiment_config
+from bertjax.data.share import WHOLE
 
 
 def test_own_files_in_any_form(letters, tmp_path, capfd):
@@ -81,3 +84,103 @@ def test_a_changed_dev_file_is_other_data(letters, tmp_path, capfd):
     whole = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
     error = refused(capfd, "train", whole, f"--workdir={tmp_path / 'run'}", *overrides(letters, steps=1))
     assert "on other data" in error
+
+
+def test_every_row_of_a_file_is_a_line_of_predictions(letters, tmp_path, capfd):
+    labels = ["a\nb", "c\td\\"]
+    rows = [{"text": f"zu{index}", "label": labels[index % 2]} for index in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # A blank line, a row without a label, one with an empty one, one with an empty text.
+    odd = [json.dumps(row) for row in ({"text": "zu"}, {"text": "pa", "label": ""}, {"text": "", "label": labels[0]})]
+    (tmp_path / "dev.jsonl").write_text("\n".join([json.dumps(rows[0]), "", *odd, json.dumps(rows[1])]) + "\n")
+    config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl"
+    results = train(config, tmp_path / "run", letters, steps=1)
+    dev = results["files"][1]
+    assert (dev["read"], dev["used"], dev["skipped"]) == (6, 3, {})
+    assert dev["noted"]["with too few fields"]["rows"] == 2
+    assert dev["noted"]["with an empty label, predicted and not scored"] == {"rows": 1, "first": "line 4"}
+    assert results["accuracy"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
+    assert results["baseline"]["accuracy"] == pytest.approx(2 / 3)
+    assert sum(row["support"] for row in results["per_class"].values()) == 3
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    lines = path.read_text().split("\n")
+    assert len(lines) == 8 and set(lines[1:-1]) <= {r"a\nb", r"c\td\\"}
+
+
+def test_tags_are_scored_where_there_are_any_and_predicted_everywhere(letters, tmp_path, capfd):
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba pa\tS-A O O\nke zu\tO S-A\n" * 16)
+    (tmp_path / "dev.tsv").write_text("text\tlabel\nzu zu\tS-A S-A\n\nzu ba\n\t\nzu pa\tS-A O\n")
+    config = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/dev.tsv,kind=tags"
+    results = train(config, tmp_path / "run", letters, steps=1)
+    # Of the sentences with tags: a guess that knows each word is right in all of them.
+    assert results["baseline"]["f1"] == 100.0 and results["per_class"]["A"]["support"] == 3
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    lines = path.read_text().split("\n")
+    shown = ["zu S-A", "zu S-A", "", "", "zu _", "ba _", "", "", "zu S-A", "pa O", ""]
+    assert [line.rpartition(" ")[0] for line in lines] == shown
+
+
+LABELS_OF = {"zu": ["bright"], "pa": ["calm", "dark"], "zu pa": ["bright", "calm", "dark"], "ke": []}
+
+
+def test_labels_in_a_column_are_those_of_a_list(letters, tmp_path):
+    found = []
+    for form in ("csv", "jsonl"):
+        rows = ["text,label", *(f'{text},"{"; ".join(labels)}"' for text, labels in LABELS_OF.items())]
+        if form == "jsonl":
+            rows = [json.dumps({"text": text, "label": labels}) for text, labels in LABELS_OF.items()]
+        (tmp_path / f"train.{form}").write_text("\n".join(rows) + "\n")
+        config = f"{EXPERIMENTS}/text.py:train={tmp_path}/train.{form},dev={tmp_path}/train.{form},kind=multilabel"
+        given = overrides(letters, data__label_separator=";")
+        task = build_task(experiment_config(f"{config},size=L1_H16,quick=true", given), train=True)
+        (batch,) = task.eval_batches(WHOLE)
+        found.append(
+            {int(example): row.tolist() for example, row in zip(batch["example"], batch["labels"], strict=True)}
+        )
+    assert found[0] == found[1]
+    assert [found[0][index] for index in range(4)] == [[1, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 0]]
+    # The most frequent labels: none is in more than half of the rows.
+    assert task.baseline() == {"micro_f1": 0.0, "macro_f1": 0.0, "subset_accuracy": 0.25}
+
+
+def test_any_number_of_labels_a_row(letters, tmp_path, capfd):
+    for name, times in (("train", 16), ("dev", 2)):
+        rows = [json.dumps({"text": text, "label": labels}) for text, labels in LABELS_OF.items() for _ in range(times)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    given = {"data__label_separator": ";", "model__hidden_dropout": 0.0}
+    config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl,kind=multilabel"
+    every = {"steps": 200, "eval_every": 200, "checkpoint_every": 200}
+    results = train(config, tmp_path / "run", letters, **every, **given)
+    said = capfd.readouterr().err
+    assert "3 classes: 'bright' (32), 'calm' (32), 'dark' (32)" in said
+    assert results["selected_by"] == "micro_f1" and results["micro_f1"] > 0.9
+    assert {"macro_f1", "subset_accuracy", "binary_cross_entropy", "loss"} <= results.keys()
+    assert results["per_class"]["bright"]["support"] == 4 and "confusion" not in results
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    predicted = [set(filter(None, line.split(";"))) for line in path.read_text().split("\n")[1:-1]]
+    wanted = [set(labels) for labels in LABELS_OF.values() for _ in range(2)]
+    assert np.mean([a == b for a, b in zip(predicted, wanted, strict=True)]) == pytest.approx(
+        results["subset_accuracy"]
+    )
+    # The lower the threshold, the more labels.
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "low", "--split=dev", "--config.data.threshold=1e-6")
+    assert path.read_text().split("\n")[1:-1] == ["bright;calm;dark"] * 8
+    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'theirs'}", "--format=huggingface"])
+    theirs = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert theirs["problem_type"] == "multi_label_classification" and theirs["id2label"]["1"] == "calm"
+    command = ["evaluate", f"--checkpoint={tmp_path / 'theirs'}", *overrides(None, **given)]
+    capfd.readouterr()
+    cli.main([*command, f"--config={EXPERIMENTS}/{config},quick=true"])
+    found = json.loads(capfd.readouterr().out)
+    assert found["micro_f1"] == pytest.approx(results["micro_f1"])
+    (tmp_path / "other.csv").write_text("text,label\n" + "zu,bright\npa,calm\nke,dark\n")
+    other = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/other.csv,dev={tmp_path}/other.csv,quick=true"
+    error = refused(capfd, *command[:2], other, *overrides(None))
+    assert "is for multilabel, the config wants text/classes" in error
+
+
+def test_labels_that_hold_the_separator_are_refused(letters, tmp_path, capfd):
+    (tmp_path / "train.jsonl").write_text('{"text": "zu", "label": ["a,b", "c"]}\n')
+    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
+    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
+    assert "line 1: 'a,b' in label is no label; labels are texts without config.data.label_separator, ','" in error

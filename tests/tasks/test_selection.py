@@ -1,0 +1,206 @@
+"""By what the best checkpoint is told, when a run has waited long enough, and what is said of classes."""
+
+import json
+import shutil
+
+import pytest
+from finetuning_data import squad_files
+from running import EXPERIMENTS, overrides, refused
+
+from bertjax import cli
+from bertjax.building import build_task, experiment_config
+from bertjax.errors import UsageError
+from bertjax.tasks.selection import is_error, is_out_of_patience, score
+from bertjax.training import loop
+from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+from bertjax.training.sweep import summary
+
+
+@pytest.mark.parametrize(
+    "metric, less_is_better",
+    [
+        ("loss", True),
+        ("cross_entropy", True),
+        ("binary_cross_entropy", True),
+        ("squared_error", True),
+        ("loss_mismatched", True),
+        ("start_loss", True),
+        ("f1", False),
+        ("accuracy_mismatched", False),
+        ("f1_loss", False),
+        ("null_threshold", False),
+    ],
+)
+def test_of_losses_and_errors_less_is_better(metric, less_is_better):
+    assert is_error(metric) == less_is_better
+    assert score(metric, 2.0) == (-2.0 if less_is_better else 2.0)
+
+
+def test_what_is_no_number_is_no_score():
+    assert [score("f1", value) for value in (None, "nan", float("nan"))] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "scores, patience, ends",
+    [
+        ([1.0, 0.5, 0.5], 2, True),
+        ([1.0, 0.5, 1.0], 2, True),
+        ([1.0, 0.5, 1.1], 2, False),
+        ([1.0, 0.5], 2, False),
+        ([1.0, 0.5, 2.0, 1.9], 2, False),
+        ([None, None], 1, True),
+        ([None, 0.1], 1, False),
+        ([1.0] * 9, 0, False),
+    ],
+)
+def test_patience_is_counted_from_the_best(scores, patience, ends):
+    assert is_out_of_patience(scores, patience) == ends
+
+
+def test_a_sweep_takes_the_least_loss():
+    outcomes = [
+        {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss"}
+        for a, seed, value in ((1, 0, 0.5), (1, 1, 0.3), (2, 0, 0.9), (2, 1, 0.1))
+    ]
+    found = summary(outcomes)
+    assert found["best"]["score"] == 0.1
+    assert [(row["setting"], row["best"]) for row in found["settings"]] == [("a=1", 0.3), ("a=2", 0.1)]
+    assert summary([{**outcome, "score_name": "f1"} for outcome in outcomes])["best"]["score"] == 0.9
+
+
+def made(glue, letters, **fields):
+    # A rate at which nothing ever gets better.
+    given = {"steps": 30, "log_every": 4, "eval_every": 2, "checkpoint_every": 2, "optimizer__learning_rate": 1e-12}
+    whole = {**given, "keep_checkpoints": 9, "patience": 2, **fields}
+    config = experiment_config(
+        f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **whole)
+    )
+    return config, build_task(config, train=True)
+
+
+def test_a_run_that_gets_no_better_ends_and_ends_there_after_any_kill(glue, letters, tmp_path, capfd):
+    config, task = made(glue, letters)
+    result = loop.train(config, task, str(tmp_path / "whole"))
+    said = capfd.readouterr().err
+    assert (result["step"], result["stopped"]) == (6, False)
+    assert "no better matthews in 2 evaluations: ended before step 30" in said and "done: 6 steps" in said
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval_matthews" in line] == [2, 4, 6]
+    assert [line["step"] for line in lines if "loss" in line] == [4, 6]
+    results = json.loads((tmp_path / "whole" / "results.json").read_text())
+    assert results["last_step"] == 6
+
+    def killed_before(step):
+        """The workdir as it is where a kill comes after the evaluation of step 6, before it is saved or told."""
+        folder = tmp_path / f"killed{step}"
+        shutil.copytree(tmp_path / "whole", folder)
+        (folder / "results.json").unlink()
+        for child in (folder / "checkpoints").iterdir():
+            if int(child.name) >= step:
+                shutil.rmtree(child)
+        return folder
+
+    for folder in (killed_before(6), killed_before(7)):
+        assert loop.train(config, task, str(folder))["step"] == 6
+        assert (folder / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+        one, other = (find_checkpoint(path / "checkpoints" / "6") for path in (folder, tmp_path / "whole"))
+        assert saved_fingerprint(one) == saved_fingerprint(other)
+        again = json.loads((folder / "results.json").read_text())
+        assert again == results
+
+
+def test_the_best_is_by_the_metric_of_choice(glue, letters, tmp_path):
+    # So high a rate that the loss comes and goes.
+    fields = {"patience": 0, "select_by": "loss", "steps": 14, "optimizer__learning_rate": 0.05}
+    config, task = made(glue, letters, **fields)
+    loop.train(config, task, str(tmp_path / "run"))
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    assert results["selected_by"] == "loss" and results["loss"] == min(losses.values()) < max(losses.values())
+    assert losses[results["step"]] == results["loss"] and min(losses, key=losses.get) != max(losses)
+    assert find_checkpoint(tmp_path / "run").name == str(results["step"])
+
+
+def test_a_metric_the_task_has_not_is_refused_before_training_with_those_it_has(glue, letters, tmp_path, capfd):
+    def command(config, *arguments):
+        whole = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
+        return "train", whole, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments
+
+    known = "the metrics of this task are accuracy, cross_entropy, loss, matthews"
+    for arguments, says in (
+        (["--config.select_by=f1"], f"config.select_by is 'f1'; {known}"),
+        (["--config.patience=-1"], "config.patience is -1"),
+        (["--config.patience=2", "--config.data.eval_split=none"], "config.patience is 2, and there is no dev set"),
+        (["--config.select_by=loss", "--config.data.eval_split=none"], "config.select_by is 'loss', and there is no"),
+        (["--config.data.eval_split=test"], "CoLA/test.tsv is read without labels, so there are no metrics"),
+    ):
+        assert says in refused(capfd, *command(f"glue.py:task=cola,path={glue}", *arguments))
+    squad = squad_files(tmp_path / "squad")
+    error = refused(capfd, *command(f"squad.py:path={squad}", "--config.select_by=accuracy"))
+    assert "the metrics of this task are end_loss, exact_match, f1, loss, start_loss" in error
+    mnli = refused(capfd, *command(f"glue.py:task=mnli,path={glue}", "--config.select_by=f1"))
+    assert "accuracy, accuracy_mismatched, cross_entropy, cross_entropy_mismatched, loss, loss_mismatched" in mnli
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "experiment, arguments, says",
+    [
+        ("squad.py:", ["--config.label_smoothing=0.1"], "squad has places in a passage, not classes"),
+        ("squad.py:", ["--config.data.class_weights=balanced"], "squad has places in a passage, not classes"),
+        ("swag.py:", ["--config.data.class_weights=balanced"], "swag has choices, not classes"),
+        ("glue.py:task=stsb,", ["--config.label_smoothing=0.1"], "stsb has numbers, not classes"),
+        ("text.py:kind=number,", ["--config.data.class_weights=balanced"], "kind=number has no classes"),
+        ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "each label is told by itself"),
+        ("text.py:", ["--config.data.threshold=0.4"], "are for kind=multilabel, kind is classes"),
+        ("text.py:kind=multilabel,", ["--config.data.threshold=1.0"], "config.data.threshold is 1.0"),
+        ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator is ''"),
+        ("text.py:dev=a.csv,", ["--config.data.dev_share=0.1"], "dev_file names a dev set"),
+        ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share is 0.0"),
+        ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share is 1.0"),
+        ("ner.py:", ["--config.data.dev_seed=3"], "dev_seed is 3, and config.data.dev_share cuts off nothing"),
+        ("ner.py:", ["--config.data.dev_share=0.1", "--config.data.eval_split=none"], "evaluates nothing"),
+        ("ner.py:", ["--config.data.eval_split=devel"], "config.data.eval_split is 'devel'; known: dev, test, none"),
+        ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing is 1.0"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(experiment, arguments, says, capfd):
+    config = f"--config={EXPERIMENTS}/{experiment}size=L1_H16,quick=true"
+    assert says in refused(capfd, "describe", config, *arguments)
+
+
+def test_classes_are_told_in_the_results_as_a_picture_and_by_evaluate(cola, capfd):
+    results = json.loads((cola / "results.json").read_text())
+    assert (cola / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    right = sum(row.get(name, 0) for name, row in results["confusion"].items())
+    assert right / 21 == pytest.approx(results["accuracy"])
+    assert {name: row["support"] for name, row in results["per_class"].items()} == {"0": 11, "1": 10}
+    assert results["evaluated_on"].endswith("CoLA/dev.tsv")
+    capfd.readouterr()
+    cli.main(["evaluate", f"--checkpoint={cola}"])
+    said = capfd.readouterr().err
+    assert "by class:" in said and "label, predicted:" in said
+    error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
+    assert "CoLA/test.tsv is read without labels" in error
+
+
+def test_a_sweep_without_a_dev_set_is_refused(glue, letters, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true,grid=one"
+    error = refused(capfd, "sweep", config, f"--workdir={tmp_path}", *overrides(letters, data__eval_split="none"))
+    assert "a sweep selects by what its trials reach on dev" in error
+
+
+def test_nothing_to_add_up_is_no_loss():
+    class NoLabels:
+        losses = ("cross_entropy",)
+
+    assert loop._with_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
+    assert loop._with_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
+
+
+def test_a_metric_unknown_to_all_is_named():
+    from bertjax.tasks.selection import check_metric
+
+    with pytest.raises(UsageError, match="metrics of this task are a, b"):
+        check_metric("c", ["b", "a"])

@@ -1,0 +1,166 @@
+"""What a run learns from and is evaluated on: shares of training data, a dev set cut off it, none at all."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finetuning_data import conll_files, glue_files, squad_files, swag_files
+from running import EXPERIMENTS, overrides, predict, refused, train
+
+from bertjax.building import build_task, experiment_config
+from bertjax.data.share import WHOLE
+from bertjax.tasks import objectives, tagging
+from bertjax.tasks.weighting import Weighting
+
+# Of each task, the rows of its training file.
+TASKS = {
+    "glue.py:task=cola": (glue_files, 64),
+    "glue.py:task=stsb": (glue_files, 32),
+    "swag.py:": (swag_files, 24),
+    "squad.py:": (squad_files, 24),
+    "ner.py:context=document": (conll_files, 6),
+    "ner.py:context=sentence": (conll_files, 24),
+    "text.py:": (None, 40),
+    "text.py:kind=tags": (None, 40),
+}
+
+
+def text_files(folder: Path, count: int = 40, seed: int = 0) -> Path:
+    """Rows of one text each, in random order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"text": f"word{index} w", "label": "O I-A" if index % 3 else "O O"} for index in range(count)]
+    random.Random(seed).shuffle(rows)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def task_of(experiment, files, letters, train=True, **fields):
+    config = f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true".replace(":,", ":")
+    where = {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
+    return build_task(experiment_config(config, overrides(letters, data__seq_len=256, **where, **fields)), train=train)
+
+
+def rows(batches):
+    """The texts of the rows of batches, in a set, and how many there are."""
+    found = []
+    for batch in batches:
+        ids = batch["input_ids"].reshape(len(batch["weights"]), -1)
+        found += [tuple(row[row > 0]) for row, weight in zip(ids, batch["weights"], strict=True) if weight]
+    return set(found), len(found)
+
+
+@pytest.mark.parametrize("experiment", TASKS)
+def test_every_task_learns_from_a_share_and_cuts_off_a_dev_set_that_it_does_not_learn_from(
+    experiment, letters, tmp_path
+):
+    make, count = TASKS[experiment]
+    files = (make or text_files)(tmp_path / "files")
+    fields = {"data__dev_share": 0.25, "steps": 0, "epochs": 1}
+    whole = task_of(experiment, files, letters, **fields)
+    dev, dev_count = rows(whole.eval_batches(WHOLE))
+    trained, trained_count = rows(whole.train_batches(0, WHOLE))
+    assert not dev & trained
+    assert "(dev: data.dev_share=0.25, dev_seed=0)" in whole.report["evaluated_on"]
+    files_read = whole.report["files"]
+    assert files_read[0]["used"] + files_read[1]["used"] == files_read[0]["read"] - sum(
+        entry["rows"] for entry in files_read[0]["skipped"].values()
+    )
+    if experiment != "ner.py:context=sentence":
+        # Of sentences whole documents are cut off, whatever they come to.
+        assert dev_count == round(0.25 * count) + (0.25 * count > round(0.25 * count))
+        assert dev_count + trained_count == count
+    half = task_of(experiment, files, letters, **fields, data__train_share=0.5)
+    some, some_count = rows(half.train_batches(0, WHOLE))
+    assert some < trained and some_count == max(1, int(0.5 * trained_count))
+    assert rows(half.eval_batches(WHOLE)) == (dev, dev_count)
+    # An evaluation alone finds the same rows.
+    assert rows(task_of(experiment, files, letters, train=False, **fields).eval_batches(WHOLE)) == (dev, dev_count)
+
+
+def test_the_dev_set_is_the_same_in_any_order_of_the_file_and_for_any_seed_but_its_own(letters, tmp_path):
+    found = []
+    for order, seed, dev_seed in ((0, 0, 0), (1, 5, 0), (1, 0, 1)):
+        files = text_files(tmp_path / str(order), seed=order)
+        task = task_of("text.py:", files, letters, seed=seed, data__dev_share=0.2, data__dev_seed=dev_seed)
+        found.append(rows(task.eval_batches(WHOLE))[0])
+    assert found[0] == found[1] != found[2]
+
+
+def test_all_questions_on_a_passage_are_on_one_side(letters, tmp_path):
+    passages = [f"{'abcdefgh'[index]}x is here." for index in range(8)]
+    paragraphs = [
+        {
+            "context": passage,
+            "qas": [
+                {"id": f"{i}{j}", "question": "where?", "answers": [{"text": "here", "answer_start": 6}]}
+                for j in range(3)
+            ],
+        }
+        for i, passage in enumerate(passages)
+    ]
+    (tmp_path / "train-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    task = task_of("squad.py:", tmp_path, letters, data__dev_share=0.3, steps=0, epochs=1)
+    (dev, dev_count), (trained, count) = rows(task.eval_batches(WHOLE)), rows(task.train_batches(0, WHOLE))
+    # The question is the same for all: what differs is the passage.
+    assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
+
+
+def test_a_file_whose_rows_have_one_text_is_refused(letters, tmp_path, capfd):
+    (tmp_path / "train.csv").write_text("text,label\n" + "same,a\nsame,b\n" * 5)
+    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
+    given = overrides(letters, data__dev_share=0.2)
+    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *given)
+    assert "leaves nothing to train on: it has 1 different texts" in error
+
+
+@pytest.mark.parametrize("experiment", TASKS)
+def test_no_task_needs_a_dev_set(experiment, letters, tmp_path):
+    files = (TASKS[experiment][0] or text_files)(tmp_path / "files")
+    for name in ("dev", "val", "eng.testa"):
+        for file in files.rglob(f"{name}*"):
+            file.unlink()
+    given = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment[: experiment.index(".")])
+    task = task_of(experiment, files, letters, **({"data__eval_split": "none"} if given is None else given))
+    assert task.schedule.eval_every == 0 and list(task.eval_batches(WHOLE)) == [] and task.best_by == ""
+    assert task.report["evaluated_on"] == "nothing: the checkpoint is the last one"
+
+
+def test_training_without_a_dev_set_keeps_the_last_checkpoint_and_says_so(letters, tmp_path, capfd):
+    fields = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "data__eval_split": "none"}
+    config = f"glue.py:task=rte,path={glue_files(tmp_path)}"
+    (tmp_path / "RTE" / "dev.tsv").unlink()
+    results = train(config, tmp_path / "run", letters, **fields)
+    said = capfd.readouterr().err
+    assert "evaluated on nothing: the checkpoint is the last one" in said
+    assert results["evaluated_on"] == "nothing: the checkpoint is the last one"
+    assert (results["step"], results["selected_by"], results["baseline"]) == (4, "", {})
+    assert not {"loss", "accuracy", "f1", "per_class"} & results.keys()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert not any(name.startswith("eval_") for line in lines for name in line)
+    assert (tmp_path / "run" / "curves.png").exists()
+    assert [child.name for child in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]
+    assert "there is nothing to evaluate" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}")
+    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    assert len(path.read_text().splitlines()) == 8
+
+
+def test_the_settings_of_classes_reach_the_objective_of_every_task_that_has_classes(letters, tmp_path):
+    given = {"label_smoothing": 0.25, "data__class_weights": '{"1": 4}'}
+    files = glue_files(tmp_path / "glue")
+    task = task_of("glue.py:task=cola", files, letters, **given)
+    weighting = Weighting((1.0, 4.0), 0.25)
+    model = task.objective.model.config
+    assert task.objective == objectives.sequence_objective("01", model, weighting)
+    assert task_of("glue.py:task=cola", files, letters, train=False, **given).objective != task.objective
+    swag = task_of("swag.py:", swag_files(tmp_path / "swag"), letters, label_smoothing=0.25)
+    assert swag.objective.compute.weighting == Weighting((), 0.25)
+    given["data__class_weights"] = "balanced"
+    ner = task_of("ner.py:", conll_files(tmp_path / "conll"), letters, **given)
+    tags = (tmp_path / "conll" / "eng.train").read_text().count
+    counts = np.array([tags(" O\n") - 6, tags(" I-PER\n")])
+    balanced = Weighting(tuple((counts.sum() / 2 / counts).tolist()), 0.25)
+    assert ner.objective == tagging.objective(ner.objective.model.config, 2, balanced)
+    text = task_of("text.py:", text_files(tmp_path / "text"), letters, **given)
+    assert len(text.objective.compute.weighting.weights) == 2
