@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config import load_config, load_saved_config
 from bertjax.errors import UsageError
+from bertjax.fields import check_parts
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.splits import SPLITS
@@ -37,6 +38,7 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
       UsageError: the config or the checkpoint cannot be used.
     """
     config = load_config(experiment, overrides)
+    check_parts(config, experiment.partition(":")[0])
     _make_absolute(config.data)
     return config if start is None else adopt(config, find_checkpoint(start))
 
@@ -105,8 +107,9 @@ def check_config(config: ConfigDict) -> None:
 
 def _checked_module(config: ConfigDict) -> Any:
     # Not a registry: the name is that of the one file that knows the task.
-    if not config.task.isidentifier() or not (Path(__file__).parent / "tasks" / f"{config.task}.py").is_file():
-        raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{config.task}.py")
+    name = str(config.task)
+    if not name.isidentifier() or not (Path(__file__).parent / "tasks" / f"{name}.py").is_file():
+        raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{name}.py")
     module = importlib.import_module(f"bertjax.tasks.{config.task}")
     if not hasattr(module, "build"):
         raise UsageError(f"config.task is {config.task!r}, which is no task")

@@ -1,25 +1,41 @@
 """The command line: flags to arguments, errors to one line and an exit code. `commands.py` has what each does."""
 
 import argparse
-import importlib.metadata
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from bertjax import commands
-from bertjax.errors import BertjaxError, UsageError
+from bertjax import commands, process
+from bertjax.addresses import check_answer, is_address, is_of_storage, unusable
+from bertjax.errors import BertjaxError, UsageError, first_line, shortened
 from bertjax.terminal import show
 
 _ANY_CHECKPOINT = "a workdir, a step in it, a folder of Hugging Face, or a checkpoint of TensorFlow 1"
 _PATHS = ("DIR", "FILE", "CKPT", "SRC", "DST")
+# Of an error; what is listed in one is bounded where it is made.
+_MOST_CHARACTERS = 2000
 _CONFIG_HELP = "experiment file, typed arguments after a colon: experiments/pretrain.py:size=base,seq_len=128"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0 done, 1 failed, 2 wrong use. A traceback is shown with --debug alone."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Runs a command and exits: 0 done, 1 failed, 2 wrong use, 130 interrupted. Tracebacks are shown with --debug.
+
+    Args:
+      argv: None is those of the process, which then does nothing else.
+    """
+    if argv is None:
+        process.run(lambda: _run(sys.argv[1:]), debug="--debug" in sys.argv[1:])
+        return
+    try:
+        _run(list(argv))
+    except KeyboardInterrupt:
+        _die("interrupted", process.INTERRUPTED)
+
+
+def _run(arguments: list[str]) -> None:
     debug = "--debug" in arguments
     # Before TensorFlow is imported anywhere: it has nothing to say to a user of bertjax.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -31,23 +47,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         # A terminal that cannot show a character shows its code instead.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    if argv is None:
-        _with_huge_pages()
+    addresses: list[str] = []
     try:
         args, overrides = _parser().parse_known_args([item for item in arguments if item != "--debug"])
         unknown = [item for item in overrides if not hasattr(args, "config") or _is_flag(item)]
         if unknown:
             raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {args.command} --help`")
         args.overrides = overrides
+        addresses = [value for value in vars(args).values() if is_address(value)]
+        for address in addresses:
+            check_answer(address)
         args.run(args)
+        # While a reader that is gone can still be told apart from success.
+        sys.stdout.flush()
     except BertjaxError as error:
         if debug:
             raise
         _die(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _die("interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()
         sys.exit(1)
     except OSError as error:
         if debug:
@@ -58,29 +75,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        text = str(error).strip().splitlines()
-        detail = f": {text[0][:300]}" if text else ""
+        if addresses and is_of_storage(error):
+            _die(str(unusable(" or ".join(addresses), error)), 1)
+        text = str(error).strip()
+        detail = f": {first_line(error)}" if text else ""
         _die(f"{type(error).__name__}{detail} (unexpected; run again with --debug for the traceback)", 1)
-
-
-def _with_huge_pages() -> None:
-    """Starts the process over with glibc asking for huge pages, which it reads from the environment at start alone.
-
-    A train step takes and frees gigabytes of buffers; with pages of 4 KiB a step on two CPU cores had 8 % (BASE)
-    to 25 % (Mini) fewer tokens/s.
-    """
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _is_flag(item: str) -> bool:
     """Whether an argument that no command knows is a flag, and not an override of a config or the value of one."""
-    return item.startswith("--") and not item.startswith("--config.")
+    return re.match("--?[A-Za-z]", item) is not None and not item.startswith("--config.")
 
 
 def _die(message: str, code: int) -> None:
-    show(f"bertjax: {' '.join(message.splitlines())}", sys.stderr)
+    show(f"bertjax: {shortened(message, _MOST_CHARACTERS)}", sys.stderr)
     sys.exit(code)
 
 
@@ -104,6 +112,16 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
+class _Version(argparse.Action):
+    """Prints the version, which takes as long to find out as all else before a command begins."""
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        import importlib.metadata
+
+        print(f"bertjax {importlib.metadata.version('bertjax')}")
+        sys.exit()
+
+
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and examples as they are typed."""
 
@@ -118,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="`bertjax COMMAND --help` shows each command with an example. --debug shows tracebacks.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"bertjax {importlib.metadata.version('bertjax')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     top = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(

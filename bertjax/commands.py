@@ -8,14 +8,12 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.terminal import show
 
 
@@ -32,11 +30,9 @@ def _config(args: argparse.Namespace, start: Any = None) -> Any:
 def _checkpoint(args: argparse.Namespace) -> Iterator[Any]:
     """The checkpoint of --checkpoint, whatever its format."""
     from bertjax.interop.convert import as_bertjax
+    from bertjax.terminal import say
     from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.writers import say
 
-    # As Ctrl-C, which clears away a converted copy.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with as_bertjax(args.checkpoint, say) as path:
         yield find_checkpoint(path)
 
@@ -45,7 +41,7 @@ def _checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 def _start(args: argparse.Namespace) -> Iterator[str | None]:
     """The checkpoint of --init_from as one of ours; one of another format is kept converted beside the run."""
     from bertjax.interop.convert import as_bertjax
-    from bertjax.training.writers import say
+    from bertjax.terminal import say
 
     if not args.init_from:
         yield None
@@ -76,8 +72,6 @@ def prepare(args: argparse.Namespace) -> None:
     from bertjax.corpus.prepare import prepare as run
     from bertjax.corpus.prepare import summary
 
-    # As Ctrl-C, which cleans up; the default would leave a part of the output behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.cased and args.uncased:
         raise UsageError("--cased and --uncased exclude each other")
     manifest = run(
@@ -140,10 +134,11 @@ def describe(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     from bertjax.building import build_task
     from bertjax.training.loop import train as run
+    from bertjax.training.processes import join_the_others, naming_a_lost_process
 
     if args.distributed:
-        _join_the_others()
-    with _start(args) as start:
+        join_the_others()
+    with naming_a_lost_process(), _start(args) as start:
         config = _config(args, start)
         print(json.dumps(run(config, build_task(config, train=True), args.workdir, start)))
 
@@ -174,31 +169,11 @@ def sweep(args: argparse.Namespace) -> None:
         print(json.dumps(run_sweep(configure, trials, args.workdir, start)))
 
 
-def _join_the_others() -> None:
-    """Connects the processes of a run; TPU pods and Slurm tell JAX all it needs, elsewhere three variables do."""
-    import jax
-
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    try:
-        if len(given) == len(names):
-            address, count, index = given.values()
-            jax.distributed.initialize(address, int(count), int(index))
-        else:
-            jax.distributed.initialize()
-        # While all are here: backends wait half a minute for each other, and reading data may take longer.
-        jax.devices()
-    except (ValueError, RuntimeError) as error:
-        raise BertjaxError(
-            f"--distributed found no cluster ({error}); off TPU pods and Slurm, set {', '.join(names)}"
-        ) from error
-
-
 def evaluate(args: argparse.Namespace) -> None:
     from bertjax.building import build_task
+    from bertjax.terminal import say
     from bertjax.training.checkpoint import absolute
     from bertjax.training.evaluation import evaluate_checkpoint
-    from bertjax.training.writers import say
 
     with _checkpoint(args) as checkpoint:
         config = _checkpoint_config(args, checkpoint)
@@ -289,7 +264,7 @@ def features(args: argparse.Namespace) -> None:
     from bertjax.inference.features import Request, described, parse_layers, shards, texts_in
     from bertjax.inference.shards import write_shards
     from bertjax.inference.texts import lines_of
-    from bertjax.training.writers import say
+    from bertjax.terminal import say
 
     if not args.text and not args.input:
         raise UsageError("give texts, or a file of them with --input")
@@ -336,7 +311,7 @@ def _encoder_and(args: argparse.Namespace, *parts: str) -> tuple[Any, Any, Any]:
 def _portable(args: argparse.Namespace) -> Any:
     """The checkpoint of --checkpoint, outside of any format, with its vocabulary."""
     from bertjax.interop.convert import read
-    from bertjax.training.writers import say
+    from bertjax.terminal import say
 
     portable = read(args.checkpoint)
     for note in portable.notes:
@@ -348,7 +323,7 @@ def _portable(args: argparse.Namespace) -> Any:
 
 def convert(args: argparse.Namespace) -> None:
     from bertjax.interop.convert import convert as run
-    from bertjax.training.writers import say
+    from bertjax.terminal import say
 
     run(args.source, args.destination, args.format, args.overwrite, say)
     show(args.destination)

@@ -2,13 +2,13 @@
 
 import os
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, first_line, shortened
 from bertjax.files import read_json
 
 
@@ -105,7 +105,7 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
     except SyntaxError as error:
         raise UsageError(f"the config file {file} is not valid Python: {error}") from error
     except Exception as error:  # What a user's own `get_config` raises is anything.
-        detail = " ".join(str(error).split())[:300] or type(error).__name__
+        detail = shortened(error) or type(error).__name__
         raise UsageError(f"the config of {file} cannot be made: {detail}") from error
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}; fields of the config are set with --config.FIELD=VALUE")
@@ -133,15 +133,27 @@ def load_trials(config: str) -> list[dict[str, Any]]:
     """The trials of a sweep: what `sweep(arguments)` of the config's file yields, fields and their values.
 
     Raises:
-      UsageError: the file has no such function.
+      UsageError: the file has no such function, or that fails, or gives something else.
     """
     file, _, arguments = config.partition(":")
-    sweep = runpy.run_path(file).get("sweep")
-    if sweep is None:
-        raise UsageError(
-            f"{file} has no function sweep(arguments); write one that yields dictionaries of fields and values"
-        )
-    trials = [dict(trial) for trial in sweep(arguments)]
+    try:
+        sweep = runpy.run_path(file).get("sweep")
+        if sweep is None:
+            raise UsageError(
+                f"{file} has no function sweep(arguments); write one that yields dictionaries of fields and values"
+            )
+        found = sweep(arguments)
+        trials = list(found) if isinstance(found, Iterable) else [found]
+    except UsageError:
+        raise
+    except Exception as error:  # What a user's own `sweep` raises is anything.
+        raise UsageError(f"sweep() of {file} cannot be run: {type(error).__name__}: {first_line(error)}") from error
+    for trial in trials:
+        if not isinstance(trial, dict) or not all(isinstance(field, str) for field in trial):
+            raise UsageError(
+                f"sweep() of {file} yields {shortened(repr(trial))}, which is no trial, a dictionary of fields "
+                "and values such as {'optimizer.learning_rate': 1e-4}"
+            )
     if not trials:
         raise UsageError(f"sweep() of {file} yields no trials")
     return trials

@@ -1,4 +1,12 @@
-"""The two ways a command can end badly, each with its exit code."""
+"""The two ways a command can end badly, each with its exit code, and what may stand in their one line."""
+
+import re
+from collections.abc import Iterable
+
+_MOST_CHARACTERS = 200
+# What libraries of C++ append to a message for programs to read, such as [tensorstore_spec='...'].
+_STATUS_DETAILS = re.compile(r" \[[\w. /]+=")
+_MOST_NAMES = 10
 
 
 class BertjaxError(Exception):
@@ -11,3 +19,31 @@ class UsageError(BertjaxError):
     """The user asked for something that cannot be: a wrong flag, path, name or value. Exit code 2."""
 
     exit_code = 2
+
+
+def shortened(text: object, most: int = _MOST_CHARACTERS) -> str:
+    """A text in one line of at most `most` characters; of a longer one the beginning and the end, which says why."""
+    line = " ".join(str(text).split())
+    if len(line) <= most:
+        return line
+    end = (most - 5) // 3
+    return f"{line[: most - 5 - end]} ... {line[-end:]}"
+
+
+def listed(names: Iterable[object], most: int = _MOST_NAMES) -> str:
+    """Names with commas between them, the first few of many and how many more there are, each shortened."""
+    given = list(names)
+    shown = [shortened(name, _MOST_CHARACTERS // 2) for name in given[:most]]
+    more = [f"and {len(given) - most:,} more"] if len(given) > most else []
+    return ", ".join([*shown, *more])
+
+
+def quoted(value: object) -> str:
+    """A value from a file as it may stand in a message: in quotes, with escapes, shortened."""
+    return shortened(repr(value), _MOST_CHARACTERS // 2)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, short enough to stand inside one of ours."""
+    text = str(error).strip().splitlines()
+    return shortened(_STATUS_DETAILS.split(text[0])[0] if text else type(error).__name__)

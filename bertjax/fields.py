@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bertjax.data.settings import Masking, Phase, check_objective
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, shortened
 from bertjax.model.config import SIZES, ModelConfig, size_fields
 from bertjax.training.optimizer import OptimizerConfig
 from bertjax.training.sharding import MeshConfig
@@ -46,6 +46,27 @@ def _common_config() -> ConfigDict:
     config.optimizer = ConfigDict(dataclasses.asdict(OptimizerConfig()))
     config.mesh = ConfigDict(dataclasses.asdict(MeshConfig()))
     return config
+
+
+def check_parts(config: ConfigDict, file: str) -> None:
+    """Refuses a config that was not made from those of this module.
+
+    Raises:
+      UsageError: it lacks fields that every config has, or has something else in their place.
+    """
+    usual = _common_config()
+    if lacking := [name for name in usual if name not in config]:
+        raise UsageError(f"the config of {file} has no {', '.join(lacking)}; begin with one of bertjax.fields")
+    for name, value in usual.items():
+        kind, what = (
+            (ConfigDict, "a section of fields")
+            if isinstance(value, ConfigDict)
+            else (str, "a name")
+            if isinstance(value, str)
+            else ((int, float), "a number")
+        )
+        if not isinstance(config[name], kind):
+            raise UsageError(f"config.{name} of {file} is {shortened(repr(config[name]))}; it must be {what}")
 
 
 def pretraining_config(size: str = "base") -> ConfigDict:

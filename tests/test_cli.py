@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
 from bertjax.tasks import pretraining
-from bertjax.training.writers import say
+from bertjax.terminal import say
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -146,6 +147,8 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
         (["--config", TINY, "stray"], "'stray'"),
         (["--config", "nosuch.py"], "no config file nosuch.py"),
+        (["--config", TINY, "--flagfile=nosuch"], "unknown argument --flagfile=nosuch"),
+        (["--config", TINY, "--flagfile"], "unknown argument --flagfile"),
         ([], "needs --config"),
     ],
 )
@@ -228,6 +231,69 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
     assert "\nA: ä\t" in shown.out
 
 
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        ("ConfigDict({'task': 'pretraining'})", "has no accumulate, .*data, .*; begin with one of bertjax.fields"),
+        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task of .* is 5; it must be a name"),
+        (
+            "ConfigDict(pretraining_config().to_dict() | {'data': 'x'})",
+            "config.data of .* is 'x'; it must be a section",
+        ),
+        ("ConfigDict(pretraining_config().to_dict() | {'steps': None})", "config.steps of .* is None; .* a number"),
+    ],
+)
+def test_a_config_that_is_none_of_ours_is_refused_with_the_field(capfd, tmp_path, returned, named):
+    code = "from ml_collections import ConfigDict\nfrom bertjax.fields import pretraining_config\n"
+    (tmp_path / "own.py").write_text(f"{code}def get_config(arguments=None):\n    return {returned}\n")
+    assert re.search(named, refused(capfd, "describe", "--config", tmp_path / "own.py"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        ("None", "yields None, which is no trial"),
+        ("5", "yields 5, which is no trial"),
+        ("['ab']", "yields 'ab', which is no trial"),
+        ("[{5: 1}]", "yields {5: 1}, which is no trial"),
+        ("[]", "yields no trials"),
+        ("1 / 0", "cannot be run: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_sweep_that_gives_no_trials_is_refused(capfd, tmp_path, returned, named):
+    code = f"import runpy\nget_config = runpy.run_path({str(EXPERIMENT)!r})['get_config']\n"
+    (tmp_path / "own.py").write_text(f"{code}def sweep(arguments):\n    return {returned}\n")
+    config = f"{tmp_path}/own.py:size=L1_H16,quick=true"
+    assert named in refused(capfd, "sweep", "--config", config, "--workdir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_storage_that_cannot_be_reached_is_one_line(capfd, monkeypatch):
+    class Lost(Exception):
+        __module__ = "tensorflow.python.framework.errors_impl"
+
+    def fails(_):
+        raise Lost("Could not resolve host\nand more")
+
+    command = ["evaluate", "--checkpoint", "gs://nosuch/run"]
+    monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", fails)
+    error = refused(capfd, *command, code=1)
+    assert "cannot use gs://nosuch/run (Could not resolve host); check its name, the network" in error
+    # The same while a command works on it.
+    monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", lambda _: True)
+    monkeypatch.setattr("bertjax.commands.evaluate", fails)
+    assert refused(capfd, *command, code=1) == error
+
+
+def test_storage_that_does_not_answer_is_not_waited_for(capfd, monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", lambda _: answer.wait())
+    monkeypatch.setattr("bertjax.addresses._WAIT_SECONDS", 0)
+    error = refused(capfd, "fill", "--checkpoint", "gs://nosuch/run", "a [MASK]", code=1)
+    answer.set()
+    assert "cannot use gs://nosuch/run (no answer" in error
+
+
 def test_a_run_without_a_corpus_is_refused_and_leaves_no_workdir(capfd, tmp_path):
     assert "no corpus" in refused(capfd, "train", "--config", TINY, "--workdir", tmp_path / "run")
     missing = f"{TINY},corpus={tmp_path}/nothing"
@@ -270,6 +336,25 @@ def test_a_damaged_checkpoint_is_a_failure_and_not_wrong_use(capfd, workdir, tmp
     assert error[0] == 1
     assert "checkpoints/4 is damaged" in error[1].splitlines()[-1]
     assert "Traceback" not in error[1]
+
+
+def damaged(workdir: Path, folder: Path) -> Path:
+    """A copy of a run whose parameters' files are not what was saved; libraries find that in threads of their own."""
+    shutil.copytree(workdir, folder)
+    for file in (folder / "checkpoints" / "4" / "params").rglob("d/*"):
+        file.write_bytes(bytes(byte ^ (index % 64 == 0) for index, byte in enumerate(file.read_bytes())))
+    return folder
+
+
+def test_what_libraries_say_of_a_damaged_checkpoint_is_held_back_but_with_debug(workdir, tmp_path):
+    path = damaged(workdir, tmp_path / "run")
+    command = [sys.executable, "-m", "bertjax", "fill", "--checkpoint", path, "a [MASK]"]
+    plain, debug = (
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=120) for more in ([], ["--debug"])
+    )
+    assert plain.returncode == debug.returncode == 1
+    assert re.fullmatch(rf"bertjax: checkpoint {path}/checkpoints/4 is damaged \([^\n]+\)\n", plain.stderr)
+    assert "Traceback" in debug.stderr and "BertjaxError" in debug.stderr
 
 
 def test_debug_shows_the_traceback(capfd):

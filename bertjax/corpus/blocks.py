@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError
+from bertjax.terminal import progress_bar
 
 BLOCK_BYTES = 1 << 18
 CHECKSUM_DTYPE = np.dtype("<u4")

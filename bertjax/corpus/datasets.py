@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, listed
 
 # NAME or NAME/CONFIG, perhaps with a version, then the split, which may hold a slice such as train[:10%].
 _SPEC = re.compile(r"(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(?P<split>.+)")
@@ -36,7 +36,7 @@ def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
     try:
         return info.splits[split].num_bytes if info.splits else None
     except (KeyError, ValueError) as error:
-        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; it has {', '.join(info.splits)}") from error
+        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; it has {listed(info.splits)}") from error
 
 
 def texts(
@@ -106,7 +106,7 @@ def _text_feature(name: str, features: Any) -> str:
     if len(found) != 1:
         raise UsageError(
             f"tfds dataset {name!r} has no feature 'text' and {len(found)} other text features; "
-            f"its features are {', '.join(sorted(features))}"
+            f"its features are {listed(sorted(features))}"
         )
     return found[0]
 

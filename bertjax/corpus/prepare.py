@@ -14,12 +14,12 @@ from typing import Any
 
 from bertjax.corpus import docstrings, encoding, readers, store
 from bertjax.corpus.output import CorpusWriter
-from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space
 from bertjax.staging import staged
+from bertjax.terminal import progress_bar
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2

@@ -25,6 +25,7 @@ from bertjax.corpus import datasets, docstrings, layouts
 from bertjax.corpus.layouts import Text
 from bertjax.corpus.sentences import LINES, PARAGRAPHS
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.plain_text import refuse_utf16
 
 FORMS = ("text", "prose", "wiki", "tfds", "docs")
 _READ_BYTES = 1 << 20
@@ -173,6 +174,8 @@ def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], Non
                 here = raw.tell()
                 advance(here - position)
                 position = here
+                if total == 0:
+                    refuse_utf16(source.name, block)
                 text = _decode(decoder, block, problems)
                 if total == 0:
                     text = text.removeprefix("\ufeff")

@@ -23,6 +23,7 @@ from tokenizers import models
 
 from bertjax.errors import UsageError
 from bertjax.files import VOCABULARY_BYTES, read_whole
+from bertjax.plain_text import refuse_utf16
 
 WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
@@ -137,6 +138,7 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None, content: b
 
 
 def _wordpiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
+    refuse_utf16(path, data)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -2,19 +2,15 @@
 
 import io
 import itertools
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from bertjax.corpus import readers
 from bertjax.corpus.encoding import batches
 from bertjax.corpus.layouts import Text
-from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.sentences import MAX_SENTENCE_CHARS, split_sentences
 from bertjax.corpus.tokenizer import (
     MAX_WORD_CHARS,
@@ -25,6 +21,7 @@ from bertjax.corpus.tokenizer import (
     load_vocabulary,
 )
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.terminal import progress_bar, say
 
 MIN_SIZE = 32
 MAX_SIZE = 1_000_000
@@ -72,13 +69,13 @@ def train_vocabulary(
         for counted in ordered_map(pool, _count_words, ((batch, lower_case) for batch in sample), _BATCHES_AHEAD):
             counts.update(counted)
         if progress:
-            tqdm.write(f"vocabulary: choosing {size:,} pieces for {len(counts):,} words", file=sys.stderr)
+            say(f"vocabulary: choosing {size:,} pieces for {len(counts):,} words")
         data = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
     else:
         split = ordered_map(pool, _sentences, ((batch,) for batch in sample), _BATCHES_AHEAD)
         sentences = list(itertools.chain.from_iterable(split))
         if progress:
-            tqdm.write(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences", file=sys.stderr)
+            say(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
         data = sentencepiece_model(sentences, size, lower_case)
     path.write_bytes(data)
     return load_vocabulary(path, lower_case)

@@ -9,7 +9,7 @@ import numpy as np
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, encode_pair, make_examples
 from bertjax.data.tables import Reading, Row
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed, quoted
 
 _UNLABELLED = "with an empty label"
 
@@ -136,8 +136,8 @@ def labels_of(row: Row, column: str, separator: str, reading: Reading) -> list[s
     for item in value:
         if not isinstance(item, (str, int, float)) or separator in str(item) or not str(item).strip():
             raise UsageError(
-                f"{reading.file} line {row.line}: {item!r} in {column} is no label; labels are texts without "
-                f"config.data.label_separator, {separator!r}, in them"
+                f"{reading.file} line {row.line}: {quoted(item)} in {column} is no label; labels are texts "
+                f"without config.data.label_separator, {separator!r}, in them"
             )
     return [str(item).strip() for item in value]
 
@@ -146,8 +146,7 @@ def _id(value: str, labels: Sequence[str], column: str, line: int, file: str) ->
     try:
         return labels.index(value)
     except ValueError:
-        known = ", ".join(labels)
-        raise UsageError(f"{file} line {line}: {column} is {value!r}; known labels: {known}") from None
+        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}; known labels: {listed(labels)}") from None
 
 
 def _number(value: str, column: str, line: int, file: str) -> float:
@@ -156,5 +155,5 @@ def _number(value: str, column: str, line: int, file: str) -> float:
     except ValueError:
         number = np.nan
     if not np.isfinite(number):
-        raise UsageError(f"{file} line {line}: {column} is {value!r}, not a number")
+        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}, not a number")
     return number

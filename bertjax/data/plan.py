@@ -21,11 +21,11 @@ import numpy as np
 
 from bertjax.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
 from bertjax.corpus.mapping import map_file
-from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.store import Corpus, Split, array_file
 from bertjax.data.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space, is_ours, read_json, read_whole, replacing, unfinished_files, write_whole
+from bertjax.terminal import progress_bar
 
 # Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
 _VERSION = 1

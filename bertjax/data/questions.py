@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.offsets import encode_with_offsets
-from bertjax.corpus.progress import progress_bar
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
 from bertjax.data.tables import Reading, whole_characters
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, quoted
 from bertjax.files import TABLE_BYTES, open_regular, read_stream
+from bertjax.terminal import progress_bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,9 @@ def read_questions(path: Path, reading: Reading, training: bool, answered: bool 
     ids = Counter(question.id for question in questions)
     twice = next((name for name, count in ids.items() if count > 1), None)
     if twice is not None:
-        raise UsageError(f"{path} has {ids[twice]} questions with the id {twice!r}; predictions are told apart by it")
+        raise UsageError(
+            f"{path} has {ids[twice]} questions with the id {quoted(twice)}; predictions are told apart by it"
+        )
     kept = []
     for question in questions:
         if not question.answers and answered:

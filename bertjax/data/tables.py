@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.files import TABLE_BYTES, read_whole
+from bertjax.plain_text import refuse_utf16, with_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
@@ -82,8 +83,8 @@ def read_table(
 ) -> Iterator[Row]:
     """The rows of a file that have all wanted columns; `reading` tells of those that have not.
 
-    A byte-order mark and Windows line ends are taken off. In TSV a quote is literal text, as in GLUE's files; in CSV
-    it quotes.
+    UTF-8; a byte-order mark and Windows line ends are taken off. In TSV a quote is literal text, as in GLUE's files; in
+    CSV it quotes.
 
     Args:
       path: the file.
@@ -96,15 +97,16 @@ def read_table(
         told apart by their number; else it is skipped. Either is counted.
 
     Raises:
-      UsageError: the file or a column is missing, the file is empty, a line is not JSON, or a quote never closes; with
-        file and line.
+      UsageError: the file or a column is missing, the file is empty or UTF-16, a line is not JSON, or a quote never
+        closes; with file and line.
     """
     path = Path(path)
     try:
         data = read_whole(path, TABLE_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    refuse_utf16(path, data)
+    text = with_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty")
     if form == "jsonl":
@@ -138,13 +140,13 @@ def _split_rows(
         names = list(header)
     missing = [column for column in columns if column not in names]
     if missing:
-        raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(names) or '(none)'}")
+        raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {listed(names) or '(none)'}")
     twice = [column for column in columns if names.count(column) > 1]
     if twice:
         raise UsageError(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; give them names of their own")
     wanted = [*columns, *(name for name in optional if name in names)]
     unread = [name for name in names if name not in wanted]
-    reading.columns = f"columns {', '.join(wanted)}" + (f" (not read: {', '.join(unread)})" if unread else "")
+    reading.columns = f"columns {', '.join(wanted)}" + (f" (not read: {listed(unread)})" if unread else "")
     indices = {name: names.index(name) for name in wanted}
     for line, fields in rows:
         if len(fields) > len(names):

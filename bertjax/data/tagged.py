@@ -10,8 +10,9 @@ import numpy as np
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.examples import Examples, make_examples
 from bertjax.data.tables import Reading, Row, decoded, whole_characters
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed, quoted
 from bertjax.files import TABLE_BYTES, read_whole
+from bertjax.plain_text import refuse_utf16, with_newlines
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
@@ -61,9 +62,11 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
         that is not of IOB, BIOES or BILOU.
     """
     try:
-        lines = read_whole(path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        data = read_whole(path, TABLE_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    refuse_utf16(path, data)
+    lines = with_newlines(data.removeprefix(b"\xef\xbb\xbf")).split(b"\n")
     words: list[str] = []
     tags: list[str] = []
     places: list[int] = []
@@ -88,7 +91,7 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
             if len(columns) != width:
                 raise UsageError(f"{path} line {line} has {len(columns)} columns, the first word's has {width}")
             if len(columns[0].split()) != 1:
-                raise UsageError(f"{path} line {line}: the word {columns[0]!r} is no word; give each one a line")
+                raise UsageError(f"{path} line {line}: the word {quoted(columns[0])} is no word; give each one a line")
             words.append(columns[0])
             tags.append(_tag(columns, path, line) if labelled or width > 1 else "")
             places.append(line)
@@ -174,18 +177,18 @@ def _items(value: str | list[Any], place: str) -> list[str]:
     for item in value:
         # A word with a blank in it would be two in a file of predictions.
         if not isinstance(item, (str, int, float)) or len(str(item).split()) != 1:
-            raise UsageError(f"{place}: {item!r} is no word and no tag; blanks in one are not possible")
+            raise UsageError(f"{place}: {quoted(item)} is no word and no tag; blanks in one are not possible")
     return [whole_characters(str(item)) for item in value]
 
 
 def _tag(columns: list[str], path: Path, line: int) -> str:
     if len(columns) < 2:
-        raise UsageError(f"{path} line {line}: {columns[0]!r} has no tag")
+        raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag")
     prefix, _, kind = columns[-1].partition("-")
     if columns[-1] != OUTSIDE and (prefix not in _BEGINS or not kind):
         raise UsageError(
-            f"{path} line {line}: the tag {columns[-1]!r} is neither O nor B-TYPE, I-TYPE and the like of IOB, BIOES "
-            "or BILOU; convert the file"
+            f"{path} line {line}: the tag {quoted(columns[-1])} is neither O nor B-TYPE, I-TYPE and the like of IOB, "
+            "BIOES or BILOU; convert the file"
         )
     return columns[-1]
 
@@ -255,7 +258,7 @@ def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:
     unknown = sorted({*tagged.tags} - {*index})
     if unknown:
         raise UsageError(
-            f"{path} has tags the training file has not: {', '.join(unknown)}; both need the same types, in one scheme"
+            f"{path} has tags the training file has not: {listed(unknown)}; both need the same types, in one scheme"
         )
     return [index[tag] for tag in tagged.tags]
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from bertjax.corpus.datasets import open_builder
 from bertjax.corpus.datasets import reading as reading_dataset
 from bertjax.data.tables import Reading, Row
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 
 PREFIX = "tfds:"
 
@@ -43,7 +43,7 @@ def read_tfds(
     features = builder.info.features
     missing = [feature for feature in columns.values() if feature not in features]
     if missing:
-        raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; it has {', '.join(features)}")
+        raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; it has {listed(features)}")
     columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
     with reading_dataset(dataset, split):
         if not builder.is_prepared():

@@ -7,6 +7,7 @@ from typing import IO
 
 from bertjax.errors import UsageError
 from bertjax.files import open_regular
+from bertjax.plain_text import refuse_utf16
 
 STANDARD_INPUT = "-"
 # Between the two texts of a pair.
@@ -28,6 +29,7 @@ def lines_of(path: str) -> Iterator[str]:
         first = file.readline(_LINE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+    refuse_utf16(name, first)
     if not first:
         raise UsageError(f"{name} is empty; give a text on each line")
     return _decoded(file, first.removeprefix(_BYTE_ORDER_MARK), name)

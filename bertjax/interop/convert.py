@@ -2,19 +2,19 @@
 
 import contextlib
 import fnmatch
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import check_space
 from bertjax.interop import huggingface, names, tensorflow, their_weights, workdir
 from bertjax.interop.portable import Portable
 from bertjax.staging import staged
-from bertjax.training.checkpoint import CHECKPOINTS, absolute, first_line
+from bertjax.temporary import temporary_folder
+from bertjax.training.checkpoint import CHECKPOINTS, absolute
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
 FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
@@ -123,7 +123,7 @@ def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None)
             convert(path, str(keep), BERTJAX, bool(kept), tell)
         yield str(keep)
     else:
-        with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
+        with temporary_folder() as folder:
             target = f"{folder}/converted"
             try:
                 convert(path, target, BERTJAX, False, tell)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
@@ -88,7 +88,7 @@ def read(folder: Path) -> Portable:
     given = {_our_spelling(name, prefix): name for name in shapes}
     if len(given) < len(shapes):
         twice = [name for name in shapes if name not in given.values()]
-        raise UsageError(f"{folder} has {', '.join(twice)} twice, under an old and a new name")
+        raise UsageError(f"{folder} has {listed(twice)} twice, under an old and a new name")
     _check_tied(given, get, folder)
     own = {name: shapes[theirs] for name, theirs in given.items() if name not in (*_TIED, *_BUFFERS)}
     if vocabulary and config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
@@ -152,7 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
         *([f"hidden_act {config['hidden_act']!r}"] if config.get("hidden_act", "gelu") not in _ACTIVATIONS else []),
     ]
     if refused:
-        raise UsageError(f"{folder} has {', '.join(refused)}, which bertjax has not")
+        raise UsageError(f"{folder} has {listed(refused)}, which bertjax has not")
     return config
 
 

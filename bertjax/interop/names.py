@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
 
 HUGGINGFACE = "huggingface"
@@ -264,4 +264,4 @@ def _names(parameter: Parameter, layers: int, form: str) -> list[str]:
 
 
 def _listed(what: str, names: list[str]) -> list[str]:
-    return [f"{what} {', '.join(names)}"] if names else []
+    return [f"{what} {listed(names)}"] if names else []

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import JSON_BYTES, read_text
 from bertjax.interop import names
 from bertjax.interop.portable import CLASSES, SPANS, Portable
@@ -55,7 +55,7 @@ def prefix_of(path: Path) -> Path | None:
         found = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         chosen = [name for name in (_newest(path), _PREFIX, *(found if len(found) == 1 else ())) if name in found]
         if found and not chosen:
-            raise UsageError(f"{path} has {len(found)} checkpoints, {', '.join(sorted(found))}; give one of them")
+            raise UsageError(f"{path} has {len(found)} checkpoints, {listed(sorted(found))}; give one of them")
         return path / chosen[0] if chosen else None
     named = path.with_suffix("") if path.suffix == ".index" else path
     return named if Path(f"{named}.index").is_file() else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import read_json
 from bertjax.interop.their_tokenizer import VOCABULARY
 
@@ -65,10 +65,10 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise UsageError(f"cannot read {folder / _INDEX}: {error}") from error
         if beyond:
-            raise UsageError(f"{folder / _INDEX} names {', '.join(beyond)}, which are no files of that folder")
+            raise UsageError(f"{folder / _INDEX} names {listed(beyond)}, which are no files of that folder")
         lacking = [name for name in wanted if not (folder / name).is_file()]
         if lacking:
-            raise UsageError(f"{folder / _INDEX} names {', '.join(lacking)}, which {folder} lacks")
+            raise UsageError(f"{folder / _INDEX} names {listed(lacking)}, which {folder} lacks")
         return [folder / name for name in wanted]
     pickled = [name for name in _PICKLED if (folder / name).is_file()]
     if pickled:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from bertjax.planning.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
+from bertjax.terminal import say
 from bertjax.training.loop import check_batches
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.sharding import MeshConfig, make_mesh, put_batch, replicated
 from bertjax.training.step import init_state, make_train_step, means
-from bertjax.training.writers import say
 
 
 def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:

@@ -16,14 +16,16 @@ from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config import differences
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.fingerprint import fingerprint
 from bertjax.training.identity import check_identity, read_meta, sealed, unsealed
+from bertjax.training.processes import naming_a_lost_process
 from bertjax.training.step import TrainState
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
 _SCORE = "score"
+_METRIC_LINES = "metric_lines"
 # The library under Orbax takes a path with one of these for a pattern, and finds nothing there.
 _PATTERN_CHARACTERS = frozenset("[]*?\\")
 
@@ -46,8 +48,14 @@ class Checkpoints:
         Args:
           keep: the newest ones; of those saved with a score, the best stays as well.
           identity: of the model that is saved and restored, from `identity_of`.
+
+        Raises:
+          UsageError: a file lies where a checkpoint may belong.
         """
         self._workdir, self._identity = workdir, identity
+        for child in (workdir / CHECKPOINTS).iterdir() if (workdir / CHECKPOINTS).is_dir() else ():
+            if child.name.isdigit() and not child.is_dir():
+                raise UsageError(f"{child} is no folder, and a checkpoint may belong there; move it elsewhere")
         best = preservation_policy.BestN(
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )
@@ -65,11 +73,12 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, score: float | None = None) -> None:
+    def save(self, state: TrainState, score: float | None = None, metric_lines: int | None = None) -> None:
         """Starts saving; returns when the state has been copied from the devices. The last save is waited for first.
 
         Args:
           score: by which the best checkpoint is told, higher being better; None is one that cannot be the best.
+          metric_lines: written before it, by which a run that goes on knows whether they are all there.
 
         Raises:
           BertjaxError: this save or the one before it failed, for example on a full disk.
@@ -79,7 +88,8 @@ class Checkpoints:
         if step == self.latest_step():
             return
         prints = {"params": fingerprint(params), "training": fingerprint(training)}
-        meta = sealed({"step": step, _SCORE: score, "fingerprints": prints, "identity": self._identity})
+        lines = {} if metric_lines is None else {_METRIC_LINES: metric_lines}
+        meta = sealed({"step": step, _SCORE: score, "fingerprints": prints, "identity": self._identity, **lines})
         metrics = None if score is None else {_SCORE: score}
         self._reporting(lambda: self._start(step, params, training, meta, metrics))
 
@@ -113,7 +123,10 @@ class Checkpoints:
 
     def _reporting(self, action: Callable[[], Any]) -> None:
         try:
-            action()
+            with naming_a_lost_process():
+                action()
+        except BertjaxError:
+            raise
         except Exception as error:  # Orbax passes on whatever its storage layers raise.
             good = [step for step in self._manager.all_steps() if self.path(step).exists()]
             last = f"the last good one is {self.path(max(good))}" if good else "there is none yet"
@@ -249,12 +262,15 @@ def saved_fingerprint(checkpoint: epath.Path) -> str:
     return read_meta(checkpoint)["fingerprints"]["params"]
 
 
+def saved_metric_lines(checkpoint: epath.Path) -> int | None:
+    """How many lines of metrics a run had written before a checkpoint; None where that is not known.
+
+    Raises:
+      BertjaxError: the checkpoint is damaged.
+    """
+    return read_meta(checkpoint).get(_METRIC_LINES)
+
+
 def workdir_of(checkpoint: epath.Path) -> epath.Path:
     """The workdir a step's directory belongs to, where its config and vocabulary are."""
     return checkpoint.parent.parent
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, short enough to stand inside one of ours."""
-    text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__)[:200]

@@ -1,5 +1,6 @@
 """A checkpoint without its training: its parameters, vocabulary and held-out metrics."""
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -9,12 +10,13 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bertjax.errors import BertjaxError
 from bertjax.tasks.task import Objective, Task
+from bertjax.terminal import say
 from bertjax.training.loop import check_batches, check_labelled, predict
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
 from bertjax.training.starting_point import check_output_layer, check_vocabulary
-from bertjax.training.writers import say
 
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
@@ -32,6 +34,7 @@ def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) 
 
     Raises:
       UsageError: the checkpoint does not fit the config's model, or the examples have no labels.
+      BertjaxError: the loss is not finite.
     """
     check_labelled(task)
     mesh, params = mesh_and_params(config, task, checkpoint)
@@ -40,6 +43,8 @@ def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) 
         say(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
     values = task.score(means, outputs)
     task.check_data(0)
+    if not math.isfinite(values.get("loss", 0.0)):
+        raise BertjaxError(f"the held-out loss of {checkpoint} is not finite; try an older checkpoint beside it")
     return values
 
 

@@ -1,6 +1,7 @@
 """The one loop every task runs through: start or resume, step, log, evaluate, save."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,10 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bertjax.corpus.progress import progress_bar
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.task import Objective, Task
+from bertjax.terminal import progress_bar, say
 from bertjax.training import workdir as workdirs
 from bertjax.training.agreement import check_together
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
@@ -35,7 +36,6 @@ from bertjax.training.step import (
     means,
     zero_sums,
 )
-from bertjax.training.writers import say
 
 
 def train(config: ConfigDict, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
@@ -114,12 +114,14 @@ def _run(
         start = time.monotonic()
         with progress.paused():
             values = evaluate(task, mesh, state.params)
+            if not math.isfinite(values.get("loss", 0.0)):
+                raise _failure(f"the held-out loss at step {step:,} is not finite", checkpoints)
             progress.evaluated(step, values, time.monotonic() - start)
 
     def save_now() -> None:
         _refuse_bad_step(state, checkpoints)  # which waits for the steps under way
         with progress.paused():
-            checkpoints.save(state, progress.score_at(step))
+            checkpoints.save(state, progress.score_at(step), progress.metric_lines)
 
     def log_now() -> None:
         nonlocal state

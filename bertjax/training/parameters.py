@@ -10,12 +10,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.training.checkpoint import (
     CHECKPOINTS,
     check_fingerprint,
     find_checkpoint,
-    first_line,
 )
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 from bertjax.training.identity import read_meta, sealed
@@ -41,7 +40,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
     path = find_checkpoint(path)
     try:
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            saved = _flat(checkpointer.metadata(path / "params").item_metadata.tree)
+            saved = _saved_arrays(checkpointer, path / "params")
             wanted = _flat(target)
             taken = {name for name in {*saved} & {*wanted} if name.split("/")[0] not in fresh}
             for name in sorted(taken):
@@ -53,7 +52,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
             new, unused = sorted({*wanted} - taken), sorted({*saved} - taken)
             lacking = [name for name in new if isinstance(wanted[name], jax.ShapeDtypeStruct)]
             if lacking:
-                raise UsageError(f"{path} has no parameters {', '.join(lacking)}")
+                raise UsageError(f"{path} has no parameters {listed(lacking)}")
             if new or unused:
                 modules = Counter(name.split("/")[0] for name in taken)
                 counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
@@ -85,7 +84,7 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
     params = {}
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            saved = _flat(checkpointer.metadata(checkpoint / "params").item_metadata.tree)
+            saved = _saved_arrays(checkpointer, checkpoint / "params")
             # One after the other: Orbax holds all it restores at a time twice.
             for name in saved:
                 one = ocp.args.PyTreeRestore(
@@ -119,6 +118,14 @@ def save_params(workdir: epath.Path, params: dict[str, np.ndarray], identity: di
         written = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
         manager.save(0, args=ocp.args.Composite(params=written, meta=ocp.args.JsonSave(meta)))
         manager.wait_until_finished()
+
+
+def _saved_arrays(checkpointer: ocp.Checkpointer, path: epath.Path) -> dict[str, Any]:
+    """What is known of each array before it is read."""
+    found = checkpointer.metadata(path).item_metadata
+    if found is None:
+        raise ValueError(f"{path} does not tell what arrays it holds")
+    return _flat(found.tree)
 
 
 def _flat(tree: Any) -> dict[str, Any]:

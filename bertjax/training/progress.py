@@ -12,7 +12,6 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.corpus.progress import progress_bar
 from bertjax.files import write_whole
 from bertjax.metrics.report import ClassReport
 from bertjax.planning.flops import peak_flops_per_second
@@ -20,10 +19,11 @@ from bertjax.report.confusion import draw_confusion
 from bertjax.report.curves import draw_curves
 from bertjax.tasks.selection import is_out_of_patience, score
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
+from bertjax.terminal import duration, progress_bar, say
+from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.workdir import started_from
-from bertjax.training.writers import METRICS, TIMING, Writers, duration, read_lines, rounded, say
+from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, rounded
 
 RESULTS = "results.json"
 CURVES = "curves.png"
@@ -48,6 +48,12 @@ class Progress:
         self._evaluated_at, self.evaluation = evaluations[-1] if evaluations else (-1, {})
         self._scores = [self._score(values) for _, values in evaluations]
         self._writers = Writers(workdir, step if step else -1) if jax.process_index() == 0 else None
+        written = saved_metric_lines(workdir / CHECKPOINTS / str(step)) if step else None
+        if written is not None and self.metric_lines < written:
+            say(
+                f"{workdir / METRICS} has {self.metric_lines:,} of the {written:,} lines that were written up to step "
+                f"{step:,}; {written - self.metric_lines:,} are torn or missing, here and in the curves"
+            )
         schedule = task.schedule
         self._rate = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
         self._peak, source = peak_flops_per_second(jax.devices())
@@ -60,6 +66,11 @@ class Progress:
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
         self._tokens_per_second = self._rows_per_second = self._flops_per_second = 0.0
+
+    @property
+    def metric_lines(self) -> int:
+        """Lines in `metrics.jsonl`; 0 in other processes than the first, which writes them."""
+        return self._writers.metric_lines if self._writers else 0
 
     def close(self) -> None:
         self._bar.close()
@@ -107,12 +118,12 @@ class Progress:
 
     def evaluated(self, step: int, values: dict[str, float], seconds: float) -> None:
         """An evaluation: a line, the files, and the curves drawn anew."""
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        say(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
         values = {name: rounded(value) for name, value in values.items()}
         self.evaluation, self._evaluated_at = values, step
         self._scores.append(self._score(values))
         self._first_evaluation = self._first_evaluation or values
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        say(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
         prefixed = {f"eval_{name}": value for name, value in values.items()}
         self._write(METRICS, step, {**prefixed, "tokens": self._task.work(step).tokens})
         if self._writers:
@@ -140,6 +151,8 @@ class Progress:
         step = int(checkpoint.name)
         lines = read_lines(self._workdir / METRICS)
         measured = [_evaluation(line) for line in lines if line["step"] == step and _evaluation(line)]
+        if not measured and self.evaluation:
+            say(f"{self._workdir / METRICS} has lost the evaluation of step {step:,}; the result is of the last one")
         values = measured[-1] if measured else self.evaluation
         if not self._writers:
             return values

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed, quoted
 from bertjax.fields import FROM_CHECKPOINT
 from bertjax.files import read_json
 from bertjax.tasks.output_layer import MULTILABEL, OUTPUT_LAYER
@@ -82,8 +82,7 @@ def _output_order(
 
 
 def _shown(value: str | list[str]) -> str:
-    text = value if isinstance(value, str) else ", ".join(value) or "(none)"
-    return text if len(text) < 100 else f"{text[:97]}..."
+    return quoted(value) if isinstance(value, str) else listed(value) or "(none)"
 
 
 def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:

@@ -1,6 +1,5 @@
 """Many runs of one config with other fields: each kept when it is done, selected on dev (section A.3 of the paper)."""
 
-import contextlib
 import functools
 import json
 import math
@@ -16,15 +15,14 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.building import build_task
-from bertjax.corpus.progress import progress_bar
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import read_json, write_whole
 from bertjax.tasks.selection import score
+from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
-from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, first_line, saved_fingerprint
+from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, saved_fingerprint
 from bertjax.training.progress import RESULTS
 from bertjax.training.workdir import other_numbers
-from bertjax.training.writers import duration, say
 
 SWEEP = "sweep.json"
 _TRIALS = "trials"
@@ -74,7 +72,7 @@ def run_sweep(
             raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
-    with contextlib.closing(progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty())) as bar:
+    with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
         for number, (trial, config, folder, outcome) in enumerate(
             zip(trials, configs, folders, finished, strict=True), 1
         ):

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: `metrics.jsonl`, `timing.jsonl`, TensorBoard and the terminal.
+"""Where a run's numbers go: `metrics.jsonl`, `timing.jsonl` and TensorBoard.
 
 `metrics.jsonl` holds what the computation gives and nothing that depends on the clock, so that a run that was killed
 and resumed leaves the same lines as one that was not. Speeds are in `timing.jsonl`.
@@ -7,27 +7,15 @@ and resumed leaves the same lines as one that was not. Speeds are in `timing.jso
 import json
 import math
 import os
-import sys
 import time
 from typing import Any
 
-import jax
 from etils import epath
-from tqdm import tqdm
 
 from bertjax.files import TABLE_BYTES, read_whole, write_whole
-from bertjax.terminal import printable
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-
-
-def say(text: str) -> None:
-    """One line to the terminal, at once, from the first process of a run alone."""
-    if jax.process_index() == 0:
-        # Above the progress bars, where there are any.
-        tqdm.write(printable(text), file=sys.stderr)
-        sys.stderr.flush()
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
@@ -46,7 +34,11 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 class Writers:
-    """Appends metrics and speeds; only process 0 of a run has one."""
+    """Appends metrics and speeds; only process 0 of a run has one.
+
+    Attributes:
+      metric_lines: that `metrics.jsonl` has.
+    """
 
     def __init__(self, workdir: epath.Path, step: int) -> None:
         """Opens the files of a run that goes on after `step`, dropping what an earlier attempt wrote beyond it."""
@@ -56,18 +48,29 @@ class Writers:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._workdir = workdir
-        for name in (METRICS, TIMING):
-            kept = [line for line in read_lines(workdir / name) if line["step"] <= step]
-            write_whole(workdir / name, "".join(json.dumps(line) + "\n" for line in kept))
+        kept = {
+            name: [line for line in read_lines(workdir / name) if line["step"] <= step] for name in (METRICS, TIMING)
+        }
+        for name, lines in kept.items():
+            write_whole(workdir / name, "".join(json.dumps(line) + "\n" for line in lines))
+        self.metric_lines = len(kept[METRICS])
         self._tensorboard = EventFileWriter(os.fspath(workdir))
+        # TensorBoard drops what it has from this step on.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def write(self, name: str, step: int, values: dict[str, float]) -> None:
         """One line of `metrics.jsonl` or `timing.jsonl`, on disk when this returns, and the same to TensorBoard."""
         line = json.dumps({"step": step, **{key: rounded(value) for key, value in values.items()}})
         with (self._workdir / name).open("a") as file:
             file.write(line + "\n")
+        self.metric_lines += name == METRICS
         scalars = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-        self._tensorboard.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+
+    def _add(self, event: Any) -> None:
+        self._tensorboard.add_event(event)
+        self._tensorboard.flush()
 
     def close(self) -> None:
         self._tensorboard.close()
@@ -78,10 +81,3 @@ def rounded(value: float) -> float | int | str:
     if isinstance(value, int):
         return value
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, such as 1:02:03."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -134,6 +134,21 @@ def test_a_place_where_checkpoints_would_be_lost_is_refused(tmp_path, name):
             absolute(path)
 
 
+def test_a_file_where_a_checkpoint_may_belong_is_named_before_a_step_is_taken(tmp_path):
+    saved(tmp_path, steps=(1,))
+    (tmp_path / "checkpoints" / "40").write_text("")
+    with pytest.raises(UsageError, match="checkpoints/40 is no folder"):
+        restored(tmp_path)
+
+
+def test_a_checkpoint_whose_list_of_arrays_is_gone_is_said_to_be_so(tmp_path):
+    saved(tmp_path, steps=(1,))
+    (tmp_path / "checkpoints" / "1" / "params" / "_METADATA").write_bytes(b"")
+    target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    with pytest.raises(BertjaxError, match="does not tell what arrays it holds"):
+        load_params(tmp_path, target, print)
+
+
 def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
     state = saved(tmp_path)
     target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params

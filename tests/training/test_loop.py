@@ -62,11 +62,11 @@ def spoiled(task: Task, at: int, spoil) -> Task:
     return dataclasses.replace(task, train_batches=batches)
 
 
-def stopped(task: Task, at: int) -> Task:
-    """The task in a process that gets SIGTERM while step `at` is prepared."""
+def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
+    """The task in a process that is asked to stop while step `at` is prepared."""
 
     def send(batch):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         return batch
 
     return spoiled(task, at, send)
@@ -168,10 +168,10 @@ def test_evaluation_takes_each_held_out_row_once(corpus):
     assert (np.concatenate(labels) >= 0).sum() == rows
 
 
-@pytest.mark.parametrize("at", [2, 7, 9])
-def test_a_stopped_run_goes_on_to_the_same_bits(corpus, whole, tmp_path, at, capfd):
+@pytest.mark.parametrize(("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), (9, signal.SIGHUP)])
+def test_a_stopped_run_goes_on_to_the_same_bits(corpus, whole, tmp_path, at, number, capfd):
     config, task = make(corpus)
-    loop.train(config, stopped(task, at), str(tmp_path))
+    loop.train(config, stopped(task, at, number), str(tmp_path))
     assert f"stopped by a signal at step {at + 1}; saved" in capfd.readouterr().err
     assert find_checkpoint(tmp_path).name == str(at + 1)
     loop.train(config, task, str(tmp_path))
@@ -189,6 +189,22 @@ def test_lines_beyond_the_checkpoint_are_written_again_and_not_twice(corpus, who
     config, task = make(corpus)
     loop.train(config, task, str(tmp_path / "run"))
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+
+
+def test_metric_lines_that_are_torn_or_missing_before_the_checkpoint_are_told(corpus, whole, tmp_path, capfd):
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    config, task = make(corpus)
+    lines = metrics.read_text().splitlines(keepends=True)
+    before = sum(json.loads(line)["step"] <= 12 for line in lines)
+    metrics.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[3:]]))
+    loop.train(config, task, str(tmp_path / "run"))
+    said = capfd.readouterr().err
+    assert f"metrics.jsonl has {before - 2} of the {before} lines that were written up to step 12; 2 are torn" in said
+    # Told once: the next checkpoint knows.
+    loop.train(config, task, str(tmp_path / "run"))
+    assert "torn" not in capfd.readouterr().err
 
 
 def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole):
@@ -236,6 +252,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpo
     with pytest.raises(BertjaxError, match=r"of step 6 is not finite; the last good checkpoint is .*/checkpoints/4\b"):
         loop.train(config, spoiled(task, 5, poison), str(tmp_path))
     assert find_checkpoint(tmp_path).name == "4"
+
+
+def test_an_evaluation_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
+    config, task = make(corpus, eval_every=5)
+
+    def poisoned():
+        for batch in task.eval_batches():
+            yield {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
+
+    evaluations = iter([task.eval_batches, poisoned])
+    spoiled_later = dataclasses.replace(task, eval_batches=lambda: next(evaluations)())
+    with pytest.raises(BertjaxError, match=r"held-out loss at step 5 is not finite; .* is .*/checkpoints/4\b"):
+        loop.train(config, spoiled_later, str(tmp_path))
 
 
 def test_a_diverging_loss_stops_the_run(corpus, tmp_path):

@@ -24,11 +24,28 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def metrics(corpus: Path, folder: Path, processes: int, devices: int, meshes: dict[str, dict[str, int]]) -> dict:
-    """Mesh to the lines of `metrics.jsonl` of six steps on it, by `processes` with so many `devices` each."""
+def started(command: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
+    """The processes of a run, each with the same command."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
+    environment = os.environ | {
+        # The last of two equal flags holds; the others make compilation quick.
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(processes),
+    }
+    return [
+        subprocess.Popen(
+            command, env=environment | {"JAX_PROCESS_ID": str(index)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        for index in range(processes)
+    ]
+
+
+def metrics(corpus: Path, folder: Path, processes: int, devices: int, meshes: dict[str, dict[str, int]]) -> dict:
+    """Mesh to the lines of `metrics.jsonl` of six steps on it, by `processes` with so many `devices` each."""
     folder = folder / f"{processes}x{devices}"
     commands = [
         [
@@ -42,23 +59,7 @@ def metrics(corpus: Path, folder: Path, processes: int, devices: int, meshes: di
         ]
         for name, mesh in meshes.items()
     ]
-    environment = os.environ | {
-        # The last of two equal flags holds; the others make compilation quick.
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
-        "JAX_NUM_PROCESSES": str(processes),
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps(commands)],
-            env=environment | {"JAX_PROCESS_ID": str(index)},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
-        for index in range(processes)
-    ]
-    for process in running:
+    for process in started([sys.executable, "-c", WORKER, json.dumps(commands)], processes, devices):
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()[-2000:]
     return {
@@ -99,3 +100,24 @@ def test_tensor_shards_of_two_processes_get_the_same_rows(corpus, tmp_path, alon
 )
 def test_any_axes_may_lie_across_processes(corpus, tmp_path, alone, processes, devices, meshes):
     assert_same_numbers(alone, metrics(corpus, tmp_path, processes, devices, meshes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1], ids=["the one that coordinates", "another"])
+def test_a_lost_process_is_one_line_and_a_failure_of_the_others(corpus, tmp_path, lost):
+    command = [
+        *(sys.executable, "-m", "bertjax", "train", "--distributed", f"--workdir={tmp_path}"),
+        f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
+        *("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000", "--config.data.seq_len=16"),
+    ]
+    running = started(command, processes=2, devices=1)
+    for line in running[0].stderr:
+        if line.startswith(b"step 2/"):
+            running[lost].kill()
+            break
+    _, said = running[1 - lost].communicate(timeout=180)
+    running[lost].communicate()
+    assert running[1 - lost].returncode == 1
+    *before, last = said.decode().splitlines()
+    assert last.startswith("bertjax: another process of this run is gone (")
+    assert all(line.startswith("step ") for line in before)

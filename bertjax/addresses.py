@@ -1,0 +1,50 @@
+"""Storage by address, such as `gs://bucket/run`: found out at the start whether it answers."""
+
+import re
+import threading
+
+from bertjax.errors import BertjaxError, first_line, shortened
+
+_WAIT_SECONDS = 60
+_ADDRESS = re.compile(r"(gs|s3)://\S+")
+
+
+def is_address(given: object) -> bool:
+    """Whether an argument of a command is an address, and not a text that has one in it."""
+    return isinstance(given, str) and _ADDRESS.fullmatch(given) is not None
+
+
+def check_answer(address: str) -> None:
+    """Asks storage for a file; its libraries would try again for ten minutes.
+
+    Raises:
+      BertjaxError: it does not answer in a minute, or refuses.
+    """
+    from etils import epath
+
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            epath.Path(address).exists()
+        except Exception as error:  # Each kind of storage has exceptions of its own.
+            failures.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_WAIT_SECONDS)
+    if asking.is_alive():
+        raise unusable(address, TimeoutError(f"no answer in {_WAIT_SECONDS} seconds"))
+    if failures:
+        raise unusable(address, failures[0])
+
+
+def is_of_storage(error: Exception) -> bool:
+    """Whether an exception is one that TensorFlow's file systems raise, among others of TensorFlow."""
+    return type(error).__module__.startswith("tensorflow.python.framework.errors")
+
+
+def unusable(address: str, error: Exception) -> BertjaxError:
+    return BertjaxError(
+        f"cannot use {shortened(address)} ({first_line(error)}); check its name, the network and your credentials"
+    )

@@ -1,0 +1,134 @@
+"""What libraries write to standard error: held back while all is well, shown when the process crashes.
+
+Damage, a full disk or a lost machine makes libraries of C++ and their threads write hundreds of lines before the
+exception arrives that becomes our one line. What they write to file descriptor 2 goes into a pipe, at whose other end a
+child process keeps the last of it. The child outlives any crash of its parent and is what tells of it.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from bertjax.errors import shortened
+from bertjax.temporary import remove_temporary_folders
+
+LOST_PROCESS = (
+    "another process of this run is gone ({}); when all of them have ended, the same command on every host goes on "
+    "from the last checkpoint"
+)
+# What `client.h` of JAX's distributed runtime says before it aborts the process.
+_LOST = re.compile(rb"JAX distributed service detected fatal errors.*?absl::Status: ([^\n]*)\n", re.DOTALL)
+# Of faulthandler, at any signal that is a crash.
+_CRASHED = b"Fatal Python error"
+# Their loggers warn of what becomes an error of ours, or of what is as it should be.
+_LIBRARIES = ("absl", "asyncio", "concurrent", "etils", "grpc", "orbax", "py.warnings", "tensorflow")
+_KEPT_BYTES = 1 << 16
+_SHOWN_LINES = 40
+_LAST_WORDS_SECONDS = 0.2
+_WELL = b"."
+
+
+def hold_back(end: Callable[[int], None]) -> Callable[[], None]:
+    """Holds back what libraries write from now on; `sys.stderr` goes where standard error went.
+
+    Call it before there are threads.
+
+    Args:
+      end: called with an exit code, in a thread of its own, when a library aborts the process and this was told.
+
+    Returns:
+      A function to call when the process is about to end as it should; the child tells of any other end.
+    """
+    shown = os.dup(2)
+    source, sink = os.pipe()
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        for descriptor in (0, 1, 2, sink, here.fileno()):
+            os.close(descriptor)
+        _watch(source, there, shown)
+    os.close(source)
+    there.close()
+    os.dup2(sink, 2)
+    os.close(sink)
+    # For as long as there is a process.
+    sys.stderr = open(shown, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    _hold_back_python(open(2, "w", buffering=1, errors="backslashreplace", closefd=False))  # noqa: SIM115
+
+    def end_when_told() -> None:
+        if here.recv(1):
+            end(1)
+
+    threading.Thread(target=end_when_told, daemon=True).start()
+    return lambda: here.sendall(_WELL)
+
+
+def _hold_back_python(held: TextIO) -> None:
+    """The tracebacks of threads and of callbacks from C++, the logs of libraries, and where a crash happened."""
+
+    def hold(kind: Any, error: Any, trace: Any) -> None:
+        traceback.print_exception(kind, error, trace, file=held)
+
+    sys.excepthook = hold
+    threading.excepthook = lambda args: hold(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: hold(args.exc_type, args.exc_value, args.exc_traceback)
+    logging.captureWarnings(True)
+    for name in _LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.addHandler(logging.StreamHandler(held))
+        logger.propagate = False
+    # A thread that aborts sleeps for as many seconds as the number of SIGABRT, time for an end in order. In C: a
+    # handler of the interpreter would run too late. faulthandler hands on to it.
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    faulthandler.enable(held, all_threads=False)
+
+
+def _watch(source: int, parent: socket.socket, shown: int) -> None:
+    """The child: reads until the parent is gone, and says how it went if that was not as it should be."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    kept, well, told, alive = b"", False, False, True
+    while alive:
+        ready, _, _ = select.select([source, parent], [], [])
+        if parent in ready:
+            word = parent.recv(1)
+            well, alive = well or word == _WELL, bool(word)
+        kept = _drained(source, kept)
+        if not told and (_CRASHED in kept or _LOST.search(kept)):
+            told = True
+            time.sleep(_LAST_WORDS_SECONDS)
+            os.write(shown, _ending(_drained(source, kept)).encode())
+            with contextlib.suppress(OSError):
+                parent.sendall(_WELL)
+    if not well and not told:
+        os.write(shown, b"bertjax: ended from outside, or by a library without a word, perhaps for lack of memory\n")
+    remove_temporary_folders()
+    os._exit(0)
+
+
+def _drained(source: int, kept: bytes) -> bytes:
+    while select.select([source], [], [], 0)[0] and (new := os.read(source, _KEPT_BYTES)):
+        kept = (kept + new)[-_KEPT_BYTES:]
+    return kept
+
+
+def _ending(kept: bytes) -> str:
+    """What to say of a crash, from what libraries said."""
+    if lost := _LOST.search(kept):
+        return f"bertjax: {LOST_PROCESS.format(shortened(lost[1].decode(errors='replace')))}\n"
+    lines = kept.decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+    last = "bertjax: a library crashed; above is what was said last, --debug shows it from the beginning\n"
+    return "\n".join(lines) + "\n" + last

@@ -1,0 +1,29 @@
+"""What stands in the one line of an error is bounded, whatever it is made of."""
+
+from bertjax.errors import first_line, listed, quoted, shortened
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end_which_says_why():
+    text = shortened(f"Error writing {'x' * 5000}: No space\nleft on device")
+    assert len(text) <= 200
+    assert text.startswith("Error writing xxx") and text.endswith("No space left on device")
+    assert shortened("a  short\n one") == "a short one"
+
+
+def test_many_names_are_counted_and_long_ones_cut():
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([]) == ""
+    many = listed(f"label_{index}" for index in range(10_000))
+    assert many.startswith("label_0, label_1, ") and many.endswith("label_9, and 9,990 more")
+    assert len(listed(["x" * 80_000] * 10_000)) < 1200
+
+
+def test_a_value_of_a_file_is_escaped_and_cut():
+    assert quoted("\x1b[31mred") == r"'\x1b[31mred'"
+    assert len(quoted("x" * 80_000)) <= 100
+
+
+def test_what_libraries_append_for_programs_is_left_out():
+    error = ValueError("DATA_LOSS: no such checksum [source locations='a.cc:1'] [tensorstore_spec='{...}']\nmore")
+    assert first_line(error) == "DATA_LOSS: no such checksum"
+    assert first_line(KeyError()) == "KeyError"

@@ -1,0 +1,162 @@
+"""How a process ends: asked to, by a failure, or in a crash; and what of libraries is seen then."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+NOISE = """
+import ctypes, logging, threading, warnings
+os.write(2, b"noise of C++\\n")
+logging.getLogger("absl").error("noise of a log")
+warnings.warn("noise of a warning")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+class Noisy:
+    def __del__(self):
+        raise RuntimeError("noise of a finaliser")
+Noisy()
+sys.excepthook(ValueError, ValueError("noise of a callback"), None)
+"""
+# As JAX says it before it aborts the process, here as there in a thread without the interpreter.
+LOST = """
+import ctypes
+os.write(2, b"F1121 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
+    b"See the other logs. absl::Status: UNAVAILABLE: Task 1 heartbeat timeout.\\nRPC: x\\n")
+threading = __import__("threading")
+thread = threading.Thread(target=ctypes.CDLL(None).abort)
+thread.start()
+thread.join()
+"""
+
+
+def start(body: str, folder: Path, debug: bool = False) -> subprocess.Popen:
+    """A process that runs `body` as a command."""
+    (folder / "command.py").write_text(
+        "import os, sys, time\nfrom bertjax import process, temporary\n"
+        f"def command():\n    exec(compile({body!r}, 'command', 'exec'), globals())\nprocess.run(command, {debug})\n"
+    )
+    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "GLIBC_TUNABLES": ""}
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, folder / "command.py"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(body: str, folder: Path, debug: bool = False) -> tuple[int, str]:
+    """Exit code and standard error."""
+    process = start(body, folder, debug)
+    _, error = process.communicate(timeout=60)
+    return process.returncode, error
+
+
+def wait_for_handlers(process: subprocess.Popen) -> None:
+    """Until signals are blocked or handled; before, it is Python that starts."""
+    while process.poll() is None:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        if (int(status["SigBlk"], 16) | int(status["SigCgt"], 16)) >> (signal.SIGHUP - 1) & 1:
+            return
+        time.sleep(0.001)
+
+
+def test_noise_of_libraries_is_held_back_and_shown_with_debug(tmp_path):
+    assert run(NOISE, tmp_path) == (0, "")
+    failing = NOISE + "print('bertjax: our line', file=sys.stderr)\nsys.exit(2)"
+    assert run(failing, tmp_path) == (2, "bertjax: our line\n")
+    code, error = run(NOISE, tmp_path, debug=True)
+    assert code == 0
+    for kind in ("C++", "a log", "a warning", "a finaliser", "a callback"):
+        assert f"noise of {kind}" in error
+    assert "ZeroDivisionError" in error
+
+
+def test_a_crash_is_told_with_what_was_said_last(tmp_path):
+    code, error = run("import faulthandler\nos.write(2, b'the cause\\n')\nfaulthandler._sigsegv()", tmp_path)
+    assert code == -signal.SIGSEGV
+    assert "the cause\nFatal Python error: Segmentation fault" in error
+    assert error.splitlines()[-1].startswith("bertjax: a library crashed")
+
+
+def test_a_kill_is_told_and_leaves_no_temporary_folder(tmp_path):
+    code, error = run("with temporary.temporary_folder():\n    os.kill(os.getpid(), 9)", tmp_path)
+    assert code == -signal.SIGKILL
+    assert error.startswith("bertjax: ended from outside") and error.count("\n") == 1
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_lost_coordinator_is_one_line_and_a_failure_not_an_abort(tmp_path):
+    code, error = run(LOST, tmp_path)
+    assert code == 1
+    assert error.startswith("bertjax: another process of this run is gone (UNAVAILABLE: Task 1 heartbeat timeout.)")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_cleans_up_and_ends_with_130(tmp_path, number):
+    body = "with temporary.temporary_folder() as folder:\n    print(folder, flush=True)\n    time.sleep(60)"
+    process = start(body, tmp_path)
+    assert Path(process.stdout.readline().strip()).is_dir()
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "bertjax: interrupted\n")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("requests", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
+def test_a_request_ends_a_process_that_a_library_does_not_give_back(tmp_path, requests):
+    # The second lock waits for ever, whatever signals come.
+    body = (
+        "import ctypes\nprocess._GRACE_SECONDS = 0.1\nlock = ctypes.CDLL(None).pthread_mutex_lock\n"
+        "mutex = (ctypes.c_long * 8)()\nlock(mutex)\nprint('there', flush=True)\nlock(mutex)"
+    )
+    process = start(body, tmp_path)
+    process.stdout.readline()
+    for number in requests:
+        process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "bertjax: interrupted\n")
+
+
+def test_nohup_is_respected(tmp_path):
+    body = "import signal\nassert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN"
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(body, tmp_path) == (0, "")
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_ctrl_c_twice_ends_with_130_and_no_traceback_at_any_gap(tmp_path):
+    rng = random.Random(0)
+    body = (
+        "import threading\n"
+        "with temporary.temporary_folder() as folder:\n"
+        "    for index in range(50):\n"
+        "        (folder / str(index)).write_text('')\n"
+        "    time.sleep(0.02)\n"
+        "    import email.message, unittest.mock\n"
+    )
+    ended = []
+    for _ in range(12):
+        process = start(body, tmp_path)
+        wait_for_handlers(process)
+        for _ in range(2):
+            time.sleep(rng.uniform(0, 0.12))
+            process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        # 0 was done before the first.
+        assert process.returncode in (0, 130), error
+        assert error == ("bertjax: interrupted\n" if process.returncode == 130 else ""), error
+        assert list((tmp_path / "tmp").iterdir()) == []
+        ended.append(process.returncode)
+    assert 130 in ended

@@ -1,0 +1,31 @@
+"""Lines and progress bars where standard error is no terminal."""
+
+from bertjax import terminal
+
+
+def test_progress_in_a_log_file_is_a_line_from_time_to_time(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress_bar("reading", 200, " rows", after_seconds=2) as bar:
+        for _ in range(9):
+            bar.update(10)
+            bar.set_postfix_str("2 files")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("reading: ") and "\r" not in line for line in lines)
+    assert "30% of 200 rows, 01:00 done, 02:20 left" in lines[1] and "2 files" in lines[1]
+
+
+def test_progress_towards_nobody_knows_how_much_is_told_too(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 40))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress_bar("reading", None, "B") as bar:
+        bar.update(5_000_000)
+    assert capsys.readouterr().err.startswith("reading: 5.00MB in 00:40, 125kB/s")
+
+
+def test_progress_that_is_not_to_be_shown_is_not(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "_LINE_SECONDS", 0)
+    with terminal.progress_bar("reading", 10, " rows", shown=False) as bar:
+        bar.update()
+    assert capsys.readouterr().err == ""

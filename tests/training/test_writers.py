@@ -1,0 +1,42 @@
+"""TensorBoard shows what `metrics.jsonl` has, whatever became of the attempts before."""
+
+import json
+
+from etils import epath
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bertjax.training.writers import METRICS, TIMING, Writers
+
+
+def shown(workdir) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows: steps and values by tag."""
+    events = EventAccumulator(str(workdir)).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def written(workdir) -> dict[str, list[tuple[int, float]]]:
+    """The same of the JSON lines."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for name in (METRICS, TIMING):
+        for line in map(json.loads, (workdir / name).read_text().splitlines()):
+            for tag in line.keys() - {"step"}:
+                found.setdefault(tag, []).append((line["step"], line[tag]))
+    return found
+
+
+def test_after_kills_each_step_is_shown_once_with_the_value_that_counts(tmp_path):
+    killed = []
+    for attempt, goes_on_after, steps in ((1, -1, (0, 1, 2, 3)), (2, -1, (0, 1, 2, 3, 4)), (3, 2, (3, 4, 5))):
+        writers = Writers(epath.Path(tmp_path), goes_on_after)
+        for step in steps:
+            # Halves, which single precision holds as they are.
+            writers.write(METRICS, step, {"loss": attempt + step / 2})
+            writers.write(TIMING, step, {"tokens_per_second": attempt * 100.0})
+            if step == 3:
+                writers.write(METRICS, step, {"eval_loss": attempt + 0.5})
+        # Not closed: a kill leaves no time for that.
+        killed.append(writers)
+        assert shown(tmp_path) == written(tmp_path)
+    assert written(tmp_path)["loss"] == [(0, 2.0), (1, 2.5), (2, 3.0), (3, 4.5), (4, 5.0), (5, 5.5)]
+    for writers in killed:
+        writers.close()
