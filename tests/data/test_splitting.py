@@ -47,9 +47,9 @@ def test_a_share_to_train_on_is_the_same_for_every_run_and_at_least_one():
 @pytest.mark.parametrize("choices", [1, 2])
 def test_a_subset_has_the_examples_it_was_asked_for(choices):
     sequences = [{"input_ids": [i] * (i + 2), "segment_ids": [0] * (i + 1) + [1]} for i in range(6 * choices)]
-    examples = make_examples(sequences, {"labels": np.arange(6)}, choices)
+    examples = make_examples(sequences, {"labels": np.arange(6)}, choices, range(2, 8))
     part = subset(examples, np.array([4, 1]))
-    assert part.rows["labels"].tolist() == [4, 1] and part.choices == choices
+    assert part.rows["labels"].tolist() == [4, 1] and part.choices == choices and part.lines == (6, 3)
     wanted = [sequences[i * choices + c] for i in (4, 1) for c in range(choices)]
     assert part.tokens["input_ids"].tolist() == [token for row in wanted for token in row["input_ids"]]
     assert np.diff(part.offsets).tolist() == [len(row["input_ids"]) for row in wanted]
@@ -60,18 +60,18 @@ def test_a_subset_has_the_examples_it_was_asked_for(choices):
 
 
 WORDS = list("abcdefgh")
-DOCUMENTS = Tagged(WORDS, ["O"] * 8, [2, 3, 5, 8], [3, 8])
+DOCUMENTS = Tagged(WORDS, ["O"] * 8, [2, 3, 5, 8], [3, 8], (1, 4, 7, 10))
 
 
 def test_documents_stay_whole_and_without_any_sentences_do():
     ends = units(DOCUMENTS, documents=True)
     assert unit_texts(DOCUMENTS, ends) == [b"a\nb\nc", b"d\ne\nf\ng\nh"]
     second = subset_of_tagged(DOCUMENTS, ends, np.array([False, True]))
-    assert second == Tagged(list("defgh"), ["O"] * 5, [2, 5], [5])
+    assert second == Tagged(list("defgh"), ["O"] * 5, [2, 5], [5], (7, 10))
     # Sentences where rows are sentences, or where all are in one document.
     ends = units(DOCUMENTS, documents=False)
     some = subset_of_tagged(DOCUMENTS, ends, np.array([True, False, False, True]))
-    assert some == Tagged(list("abfgh"), ["O"] * 5, [2, 5], [2, 5])
+    assert some == Tagged(list("abfgh"), ["O"] * 5, [2, 5], [2, 5], (1, 10))
     alone = Tagged(WORDS, ["O"] * 8, [2, 8], [8])
     assert units(alone, documents=True) == [2, 8]
 

@@ -142,7 +142,7 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint_and_says_so(letter
     assert (tmp_path / "run" / "curves.png").exists()
     assert [child.name for child in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]
     assert "there is nothing to evaluate" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}")
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out")
+    path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")
     assert len(path.read_text().splitlines()) == 8
 
 

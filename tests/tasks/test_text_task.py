@@ -102,9 +102,10 @@ def test_every_row_of_a_file_is_a_line_of_predictions(letters, tmp_path, capfd):
     assert results["accuracy"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
     assert results["baseline"]["accuracy"] == pytest.approx(2 / 3)
     assert sum(row["support"] for row in results["per_class"].values()) == 3
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     lines = path.read_text().split("\n")
     assert len(lines) == 8 and set(lines[1:-1]) <= {r"a\nb", r"c\td\\"}
+    assert [record["line"] for record in records(beside)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_tags_are_scored_where_there_are_any_and_predicted_everywhere(letters, tmp_path, capfd):
@@ -114,7 +115,7 @@ def test_tags_are_scored_where_there_are_any_and_predicted_everywhere(letters, t
     results = train(config, tmp_path / "run", letters, steps=1)
     # Of the sentences with tags: a guess that knows each word is right in all of them.
     assert results["baseline"]["f1"] == 100.0 and results["per_class"]["A"]["support"] == 3
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     lines = path.read_text().split("\n")
     shown = ["zu S-A", "zu S-A", "", "", "zu _", "ba _", "", "", "zu S-A", "pa O", ""]
     assert [line.rpartition(" ")[0] for line in lines] == shown
@@ -156,14 +157,24 @@ def test_any_number_of_labels_a_row(letters, tmp_path, capfd):
     assert results["selected_by"] == "micro_f1" and results["micro_f1"] > 0.9
     assert {"macro_f1", "subset_accuracy", "binary_cross_entropy", "loss"} <= results.keys()
     assert results["per_class"]["bright"]["support"] == 4 and "confusion" not in results
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     predicted = [set(filter(None, line.split(";"))) for line in path.read_text().split("\n")[1:-1]]
     wanted = [set(labels) for labels in LABELS_OF.values() for _ in range(2)]
     assert np.mean([a == b for a, b in zip(predicted, wanted, strict=True)]) == pytest.approx(
         results["subset_accuracy"]
     )
+    found = [json.loads(line) for line in beside.read_text().splitlines()]
+    assert [set(record["prediction"]) for record in found] == predicted
+    for record in found:
+        assert {label for label, p in record["probabilities"].items() if p >= 0.5} == set(record["prediction"])
+    capfd.readouterr()
+    cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", "zu pa", "ke", "--json"])
+    asked = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    for record, index in zip(asked, (4, 6), strict=True):
+        assert record["prediction"] == found[index]["prediction"]
+        assert record["probabilities"] == pytest.approx(found[index]["probabilities"], abs=1e-5)
     # The lower the threshold, the more labels.
-    (path,) = predict(capfd, tmp_path / "run", tmp_path / "low", "--split=dev", "--config.data.threshold=1e-6")
+    path, beside = predict(capfd, tmp_path / "run", tmp_path / "low", "--split=dev", "--config.data.threshold=1e-6")
     assert path.read_text().split("\n")[1:-1] == ["bright;calm;dark"] * 8
     cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'theirs'}", "--format=huggingface"])
     theirs = json.loads((tmp_path / "theirs" / "config.json").read_text())
