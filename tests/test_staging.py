@@ -60,7 +60,9 @@ def test_a_killed_run_is_cleared_away_by_the_next(tmp_path):
     assert names(tmp_path) == ["corpus"]
 
 
-@pytest.mark.parametrize("name", [".corpus.partial", ".corpus.old", files.unfinished_name("corpus")])
+@pytest.mark.parametrize(
+    "name", [".corpus.partial", ".corpus.old", files.unfinished_name("corpus")], ids=["partial", "old", "unfinished"]
+)
 @pytest.mark.parametrize("link", [True, False])
 def test_nothing_that_others_put_there_is_touched(tmp_path, name, link):
     precious = tmp_path / "home"
