@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from bertjax import commands, process
 from bertjax.addresses import check_answer, is_address, is_of_storage, unusable
 from bertjax.errors import BertjaxError, UsageError, first_line, shortened
+from bertjax.held_back import INTERRUPTED
 from bertjax.terminal import show
 
 _ANY_CHECKPOINT = "a workdir, a step in it, a folder of Hugging Face, or a checkpoint of TensorFlow 1"
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _run(list(argv))
     except KeyboardInterrupt:
-        _die("interrupted", process.INTERRUPTED)
+        _die("interrupted", INTERRUPTED)
 
 
 def _run(arguments: list[str]) -> None:

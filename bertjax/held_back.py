@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from bertjax.errors import shortened
-from bertjax.temporary import remove_temporary_folders
 
+INTERRUPTED = 130
 LOST_PROCESS = (
     "another process of this run is gone ({}); when all of them have ended, the same command on every host goes on "
     "from the last checkpoint"
@@ -40,13 +40,15 @@ _LAST_WORDS_SECONDS = 0.2
 _WELL = b"."
 
 
-def hold_back(end: Callable[[int], None]) -> Callable[[], None]:
+def hold_back(end: Callable[[int], object], clean_up: Callable[[], object]) -> Callable[[], None]:
     """Holds back what libraries write from now on; `sys.stderr` goes where standard error went.
 
     Call it before there are threads.
 
     Args:
-      end: called with an exit code, in a thread of its own, when a library aborts the process and this was told.
+      end: called with an exit code, in a thread of its own, when a library aborts the process and this was told; and
+        where nothing but a finaliser got to hear of an interruption.
+      clean_up: called in the child when this process is gone.
 
     Returns:
       A function to call when the process is about to end as it should; the child tells of any other end.
@@ -54,27 +56,34 @@ def hold_back(end: Callable[[int], None]) -> Callable[[], None]:
     shown = os.dup(2)
     source, sink = os.pipe()
     here, there = socket.socketpair()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         for descriptor in (0, 1, 2, sink, here.fileno()):
             os.close(descriptor)
-        _watch(source, there, shown)
+        _watch(source, there, shown, clean_up)
     os.close(source)
     there.close()
     os.dup2(sink, 2)
     os.close(sink)
     # For as long as there is a process.
     sys.stderr = open(shown, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
-    _hold_back_python(open(2, "w", buffering=1, errors="backslashreplace", closefd=False))  # noqa: SIM115
+    _hold_back_python(open(2, "w", buffering=1, errors="backslashreplace", closefd=False), end)  # noqa: SIM115
 
     def end_when_told() -> None:
         if here.recv(1):
             end(1)
 
     threading.Thread(target=end_when_told, daemon=True).start()
-    return lambda: here.sendall(_WELL)
+
+    def well() -> None:
+        here.sendall(_WELL)
+        here.shutdown(socket.SHUT_WR)
+        os.waitpid(child, 0)
+
+    return well
 
 
-def _hold_back_python(held: TextIO) -> None:
+def _hold_back_python(held: TextIO, end: Callable[[int], object]) -> None:
     """The tracebacks of threads and of callbacks from C++, the logs of libraries, and where a crash happened."""
 
     def hold(kind: Any, error: Any, trace: Any) -> None:
@@ -82,7 +91,13 @@ def _hold_back_python(held: TextIO) -> None:
 
     sys.excepthook = hold
     threading.excepthook = lambda args: hold(args.exc_type, args.exc_value, args.exc_traceback)
-    sys.unraisablehook = lambda args: hold(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def hold_unraisable(args: Any) -> None:
+        if issubclass(args.exc_type, KeyboardInterrupt):
+            end(INTERRUPTED)
+        hold(args.exc_type, args.exc_value, args.exc_traceback)
+
+    sys.unraisablehook = hold_unraisable
     logging.captureWarnings(True)
     for name in _LIBRARIES:
         logger = logging.getLogger(name)
@@ -95,7 +110,7 @@ def _hold_back_python(held: TextIO) -> None:
     faulthandler.enable(held, all_threads=False)
 
 
-def _watch(source: int, parent: socket.socket, shown: int) -> None:
+def _watch(source: int, parent: socket.socket, shown: int, clean_up: Callable[[], object]) -> None:
     """The child: reads until the parent is gone, and says how it went if that was not as it should be."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -115,7 +130,7 @@ def _watch(source: int, parent: socket.socket, shown: int) -> None:
                 parent.sendall(_WELL)
     if not well and not told:
         os.write(shown, b"bertjax: ended from outside, or by a library without a word, perhaps for lack of memory\n")
-    remove_temporary_folders()
+    clean_up()
     os._exit(0)
 
 

@@ -8,15 +8,15 @@ import signal
 import stat
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
-from bertjax.held_back import hold_back
-from bertjax.temporary import find_place, remove_temporary_folders
+from bertjax.held_back import INTERRUPTED, hold_back
+from bertjax.temporary import own_place
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INTERRUPTED = 130
 _GRACE_SECONDS = 5
 
 
@@ -27,16 +27,16 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
     first when it is done. Either way the exit code is 130.
 
     Args:
-      command: raises SystemExit with an exit code where it fails, and prints why.
+      command: raises SystemExit with an exit code where it fails, and prints why; of other exceptions, as with
+        --debug, a traceback is shown.
       debug: shows what libraries write, which is held back otherwise.
     """
     # Until there are handlers; a signal that comes in between waits.
     signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     _with_huge_pages()
-    find_place()
-    ending = _Ending()
+    ending = _Ending(own_place())
     if not debug:
-        ending.well = hold_back(ending.now)
+        ending.well = hold_back(ending.now, ending.clean_up)
     ending.watch_requests()
     code: object = None
     try:
@@ -47,9 +47,15 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
             command()
         except SystemExit as end:
             code = end.code
-        ending.begun = True
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        done, ending.begun = not ending.begun, True
     except KeyboardInterrupt:
         # Between two lines of a command's end.
+        done = False
+    if not done:
+        # Libraries make other exceptions of an interruption; whatever the command said last, this is what it was.
         ending.interrupted()
     # Not left to the interpreter, which would put the handlers away first.
     if not code:
@@ -70,11 +76,13 @@ class _Ending:
 
     Attributes:
       begun: a request interrupts nothing any more, and ends the process at once.
+      clean_up: called before any end.
       well: called before any end that is not a crash.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clean_up: Callable[[], None]) -> None:
         self.begun = False
+        self.clean_up = clean_up
         self.well: Callable[[], None] = lambda: None
         self._said = threading.Lock()
 
@@ -85,6 +93,7 @@ class _Ending:
         if self.begun:
             self.interrupted()
         self.begun = True
+        self._say_so()
         raise KeyboardInterrupt
 
     def watch_requests(self) -> None:
@@ -114,15 +123,20 @@ class _Ending:
 
     def interrupted(self) -> NoReturn:
         """Ends the process at once, as interrupted."""
+        self._say_so()
+        self.now(INTERRUPTED)
+
+    def _say_so(self) -> None:
+        """Says once that it is interrupted; the line is the last."""
         if self._said.acquire(blocking=False):
             with contextlib.suppress(OSError, ValueError):
                 # Not print: this may run inside another one.
                 os.write(sys.stderr.fileno(), b"bertjax: interrupted\n")
-        self.now(INTERRUPTED)
+                _write_nowhere(sys.stderr)
 
     def now(self, code: int) -> NoReturn:
         """Ends the process at once, whatever is under way; other processes of a run are not waited for."""
-        remove_temporary_folders()
+        self.clean_up()
         with contextlib.suppress(OSError):
             self.well()
         os._exit(code)
@@ -130,11 +144,15 @@ class _Ending:
 
 def leave_terminal() -> None:
     """Writes nowhere from now on what went to a terminal, which is gone: a run that saves must not fail on it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
-                os.dup2(nowhere, stream.fileno())
+                _write_nowhere(stream)
+
+
+def _write_nowhere(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 

@@ -1,14 +1,34 @@
-"""Temporary folders that are gone when the process is, however it ends."""
+"""Temporary files that are gone when the process is, however it ends."""
 
 import contextlib
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# No other process's, not even of one in another container that shares the place; a forked child knows it too.
-_PREFIX = f"bertjax-{os.urandom(8).hex()}-"
+_PREFIX = "bertjax-"
+_OWN = ".process"
+
+
+def own_place() -> Callable[[], None]:
+    """Makes a folder and has this process, its libraries too, put all temporary files there.
+
+    TensorFlow and others remove theirs at an end that the interpreter sees, not where the process is killed.
+
+    Returns:
+      A function that removes the folder; for this process, or a forked one that outlives it.
+    """
+    with contextlib.suppress(OSError):
+        folder = tempfile.mkdtemp(prefix=_PREFIX, suffix=_OWN)
+        tempfile.tempdir = folder
+        return lambda: shutil.rmtree(folder, ignore_errors=True)
+    return lambda: None
+
+
+def shared_place() -> Path:
+    """The folder for temporary files of all processes."""
+    place = Path(tempfile.gettempdir())
+    return place.parent if place.name.endswith(_OWN) else place
 
 
 @contextlib.contextmanager
@@ -16,16 +36,3 @@ def temporary_folder() -> Iterator[Path]:
     """A folder for as long as the block runs."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def find_place() -> None:
-    """Chooses the place for them, which is tried with a file; later an interruption might leave that behind."""
-    with contextlib.suppress(OSError):
-        tempfile.gettempdir()
-
-
-def remove_temporary_folders() -> None:
-    """Removes all of this process, which ends without leaving its blocks."""
-    with contextlib.suppress(OSError):
-        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            shutil.rmtree(path, ignore_errors=True)

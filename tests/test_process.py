@@ -127,6 +127,27 @@ def test_a_request_ends_a_process_that_a_library_does_not_give_back(tmp_path, re
     assert (process.returncode, error) == (130, "bertjax: interrupted\n")
 
 
+def test_what_libraries_leave_in_temporary_files_is_removed_and_what_runs_share_is_not(tmp_path):
+    body = (
+        "import tempfile\ntempfile.NamedTemporaryFile(delete=False).close()\n"
+        "(temporary.shared_place() / 'kept').write_text('')\nsys.exit(1)"
+    )
+    assert run(body, tmp_path) == (1, "")
+    assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "become", ["raise ImportError('initialization failed')", "print('bertjax: x', file=sys.stderr)"]
+)
+def test_an_interruption_of_which_a_library_makes_something_else_is_one(tmp_path, become):
+    body = f"try:\n    print('there', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    {become}"
+    process = start(body + "\nsys.exit(1)", tmp_path)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "bertjax: interrupted\n")
+
+
 def test_nohup_is_respected(tmp_path):
     body = "import signal\nassert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN"
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)

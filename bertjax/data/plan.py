@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from bertjax.corpus.store import Corpus, Split, array_file
 from bertjax.data.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space, is_ours, read_json, read_whole, replacing, unfinished_files, write_whole
+from bertjax.temporary import shared_place
 from bertjax.terminal import progress_bar
 
 # Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
@@ -133,7 +133,7 @@ def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
     """Where a plan may lie, its files' endings left out: beside the corpus, or in this user's temporary folder."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
-    return corpus.path / "plans" / name, Path(tempfile.gettempdir()) / f"bertjax-plans-{os.getuid()}" / name
+    return corpus.path / "plans" / name, shared_place() / f"bertjax-plans-{os.getuid()}" / name
 
 
 def _is_private(folder: Path) -> bool:

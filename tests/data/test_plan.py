@@ -79,7 +79,7 @@ def test_blocks_bound_memory_and_keep_the_promise(corpus, monkeypatch):
 def test_a_plan_goes_to_the_temporary_folder_where_the_corpus_is_read_only(corpus, tmp_path, monkeypatch):
     # A file where the folder should be: even the superuser cannot write into it.
     (corpus.path / "plans").write_text("")
-    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     made = pair_plan(corpus, "train", 64, 0, 1)
     assert len(list(tmp_path.glob("bertjax-plans-*/*.bin"))) == 1
     again = pair_plan(corpus, "train", 64, 0, 1)
@@ -87,7 +87,7 @@ def test_a_plan_goes_to_the_temporary_folder_where_the_corpus_is_read_only(corpu
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -100,7 +100,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, mon
 
 
 def test_a_plan_without_room_is_not_begun(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(BertjaxError, match="the plan of 1,000,000,000,000 passes: .*lower config.data.pair_passes"):
         pair_plan(corpus, "train", 64, 0, 10**12)
     assert not files(corpus)
@@ -110,7 +110,7 @@ def test_a_plan_without_room_is_not_begun(corpus, tmp_path, monkeypatch):
 def test_nothing_is_taken_from_a_temporary_folder_that_is_not_this_users_alone(corpus, tmp_path, monkeypatch, planted):
     # A file where the folder should be: even the superuser cannot write into it.
     (corpus.path / "plans").write_text("")
-    monkeypatch.setattr(plan.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     made = pair_plan(corpus, "train", 64, 0, 1)
     folder = made.path.parent
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700

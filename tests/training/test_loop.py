@@ -257,12 +257,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpo
 def test_an_evaluation_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
     config, task = make(corpus, eval_every=5)
 
-    def poisoned():
-        for batch in task.eval_batches():
+    def poisoned(share):
+        for batch in task.eval_batches(share):
             yield {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
 
     evaluations = iter([task.eval_batches, poisoned])
-    spoiled_later = dataclasses.replace(task, eval_batches=lambda: next(evaluations)())
+    spoiled_later = dataclasses.replace(task, eval_batches=lambda share: next(evaluations)(share))
     with pytest.raises(BertjaxError, match=r"held-out loss at step 5 is not finite; .* is .*/checkpoints/4\b"):
         loop.train(config, spoiled_later, str(tmp_path))
 
