@@ -34,6 +34,7 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
     # Until there are handlers; a signal that comes in between waits.
     signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     _with_huge_pages()
+    _open_closed_streams()
     ending = _Ending(own_place())
     if not debug:
         ending.well = hold_back(ending.now, ending.clean_up)
@@ -154,6 +155,15 @@ def _write_nowhere(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def _open_closed_streams() -> None:
+    """Has the standard streams that the process was started without lead nowhere, and not into the next open file."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            # The lowest one that is free.
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
 def _with_huge_pages() -> None:

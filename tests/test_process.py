@@ -148,6 +148,16 @@ def test_an_interruption_of_which_a_library_makes_something_else_is_one(tmp_path
     assert (process.returncode, error) == (130, "bertjax: interrupted\n")
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_process_without_standard_streams_does_its_work(tmp_path, closed):
+    script = "import sys, time; from bertjax import process; process.run(lambda: open(sys.argv[1], 'w').close(), False)"
+    code = (
+        f"import os, sys\nfor fd in {closed}: os.close(fd)\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "-c", script, tmp_path / "done"], timeout=60)
+    assert done.returncode == 0 and (tmp_path / "done").exists()
+
+
 def test_nohup_is_respected(tmp_path):
     body = "import signal\nassert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN"
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
