@@ -1,5 +1,6 @@
 """Model FLOPs and the peaks they are held against, for model-FLOPs utilisation (MFU)."""
 
+import functools
 import time
 
 import jax
@@ -41,8 +42,9 @@ def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0) -> 
     return body + attention + head
 
 
+@functools.cache
 def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
-    """What this machine's CPUs reach in a float32 NumPy matrix product: the best of some repeats."""
+    """What this machine's CPUs reach in a float32 NumPy matrix product: the best of some repeats, measured once."""
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
     seconds = []
     for _ in range(repeats):

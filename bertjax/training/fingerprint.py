@@ -5,7 +5,6 @@ Since mixing is far from linear, changes do not cancel each other: not the flipp
 elements that have changed places. No shield against someone who sets out to find two trees of one hash.
 """
 
-import functools
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +24,8 @@ def fingerprint(tree: Any) -> str:
     Args:
       tree: of arrays with elements of 4 bytes.
     """
-    return _digits(jax.device_get(_sum_of_tree(tree)))
+    sums = [_leaf_sum(leaf, seeds, np.uint32(0)) for seeds, leaf in _with_seeds(tree)]
+    return _digits(np.sum(jax.device_get(sums), axis=0, dtype=np.uint32))
 
 
 def fingerprint_on_host(tree: Any) -> str:
@@ -35,7 +35,7 @@ def fingerprint_on_host(tree: Any) -> str:
         rows = max(1, _SLICE_BYTES * len(leaf) // leaf.nbytes)
         for row in range(0, len(leaf), rows):
             first = np.uint32(row * (leaf.size // len(leaf)) % 2**32)
-            total += jax.device_get(_slice_sum(leaf[row : row + rows], seeds, first))
+            total += jax.device_get(_leaf_sum(leaf[row : row + rows], seeds, first))
     return _digits(total)
 
 
@@ -51,12 +51,8 @@ def _with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
         yield np.frombuffer(digest, "<u4").astype(np.uint32), leaf
 
 
+# For each array by itself: moments have the shapes of parameters, and most models most shapes of another.
 @jax.jit
-def _sum_of_tree(tree: Any) -> jax.Array:
-    sums = (_leaf_sum(leaf, seeds, np.uint32(0)) for seeds, leaf in _with_seeds(tree))
-    return functools.reduce(jnp.add, sums, jnp.zeros(_LANES, jnp.uint32))
-
-
 def _leaf_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
     """uint32 [lanes] of an array, or of a slice of one that begins at element `first`."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
@@ -66,9 +62,6 @@ def _leaf_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
         place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= bits.shape[axis]
     return jnp.stack([jnp.sum(_mixed(bits ^ _mixed(place ^ seeds[lane])), dtype=jnp.uint32) for lane in range(_LANES)])
-
-
-_slice_sum = jax.jit(_leaf_sum)
 
 
 def _mixed(x: jax.Array) -> jax.Array:

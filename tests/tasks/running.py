@@ -27,6 +27,9 @@ def overrides(letters: Path | None, **fields) -> list[str]:
 
 
 def train(experiment: str, workdir: Path, letters: Path, *arguments: str, **fields) -> dict:
+    if steps := fields.get("steps"):
+        # Once an epoch would be at every step of so small data.
+        fields = {"eval_every": steps, "checkpoint_every": steps, **fields}
     cli.main(
         [
             "train",
