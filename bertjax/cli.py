@@ -10,12 +10,14 @@ from typing import Any, NoReturn
 
 from bertjax import commands, process
 from bertjax.addresses import check_answer, is_address, is_of_storage, unusable
-from bertjax.errors import BertjaxError, UsageError, first_line, shortened
+from bertjax.errors import BertjaxError, UsageError, first_line, lacking_field, shortened
 from bertjax.held_back import INTERRUPTED
 from bertjax.terminal import show
 
 _ANY_CHECKPOINT = "a workdir, a step in it, a folder of Hugging Face, or a checkpoint of TensorFlow 1"
 _PATHS = ("DIR", "FILE", "CKPT", "SRC", "DST")
+# Of a whole number on the command line.
+_MOST = 2**31 - 1
 # Of an error; what is listed in one is bounded where it is made.
 _MOST_CHARACTERS = 2000
 _CONFIG_HELP = "experiment file, typed arguments after a colon: experiments/pretrain.py:size=base,seq_len=128"
@@ -76,6 +78,8 @@ def _run(arguments: list[str]) -> None:
     except Exception as error:
         if debug:
             raise
+        if lacking := lacking_field(error):
+            _die(f"the config has no field {lacking}, which `bertjax {args.command}` needs; see bertjax.fields", 2)
         if addresses and is_of_storage(error):
             _die(str(unusable(" or ".join(addresses), error)), 1)
         text = str(error).strip()
@@ -100,13 +104,22 @@ def _path(text: str) -> str:
     return text
 
 
+def _whole_number(text: str) -> int:
+    number = int(text)
+    if abs(number) > _MOST:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is beyond {_MOST:,}")
+    return number
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in the one line that every error of the program is; refuses empty paths."""
+    """Says what is wrong in the one line that every error of the program is; refuses empty paths, absurd numbers."""
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
         """What is shown as one of `_PATHS` names a file or a folder."""
         if settings.get("metavar", "").partition("[")[0] in _PATHS:
             settings.setdefault("type", _path)
+        if settings.get("type") is int:
+            settings["type"] = _whole_number
         return super().add_argument(*names, **settings)
 
     def error(self, message: str) -> NoReturn:

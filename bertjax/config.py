@@ -104,6 +104,8 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
         raise
     except SyntaxError as error:
         raise UsageError(f"the config file {file} is not valid Python: {error}") from error
+    except SystemExit as error:
+        raise UsageError(f"the config of {file} cannot be made: it ends the program") from error
     except Exception as error:  # What a user's own `get_config` raises is anything.
         detail = shortened(error) or type(error).__name__
         raise UsageError(f"the config of {file} cannot be made: {detail}") from error

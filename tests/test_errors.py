@@ -1,5 +1,8 @@
 """What stands in the one line of an error is bounded, whatever it is made of."""
 
+import pytest
+
+from bertjax import cli
 from bertjax.errors import first_line, listed, quoted, shortened
 
 
@@ -27,3 +30,45 @@ def test_what_libraries_append_for_programs_is_left_out():
     error = ValueError("DATA_LOSS: no such checksum [source locations='a.cc:1'] [tensorstore_spec='{...}']\nmore")
     assert first_line(error) == "DATA_LOSS: no such checksum"
     assert first_line(KeyError()) == "KeyError"
+
+
+GONE = """
+from bertjax.fields import finetuning_config
+def get_config(arguments=None):
+    return finetuning_config("glue", "L1_H16")
+"""
+ENDS = """
+import sys
+def get_config(arguments=None):
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "says"),
+    [
+        (GONE, ["describe"], "the config has no field task"),
+        (GONE, ["bench", "step", "--steps=1"], "the config has no field task"),
+        (ENDS, ["describe"], "it ends the program"),
+        (GONE, ["inspect", f"--steps={10**30}"], "is beyond 2,147,483,647"),
+    ],
+)
+def test_what_a_config_lacks_or_does_is_wrong_use(config, arguments, says, tmp_path, capfd):
+    (tmp_path / "config.py").write_text(config)
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, f"--config={tmp_path}/config.py"])
+    assert end.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_link_to_itself_is_no_surprise(tmp_path, capfd):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for arguments in (
+        ["convert", f"{tmp_path}/loop", f"{tmp_path}/out"],
+        ["fill", f"--checkpoint={tmp_path}/loop", "[MASK]"],
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        (line,) = capfd.readouterr().err.splitlines()
+        assert "unexpected" not in line and "loop" in line

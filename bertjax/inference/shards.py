@@ -81,6 +81,7 @@ def _passed_over(file: Path, texts: Iterator[str]) -> int:
 @contextlib.contextmanager
 def _claimed(folder: Path, about: dict[str, Any]) -> Iterator[None]:
     """Makes the folder, or takes one that was made for the same, for this process alone."""
+    there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -105,6 +106,12 @@ def _claimed(folder: Path, about: dict[str, Any]) -> Iterator[None]:
         if found is None:
             _write_about(folder, about)
         yield
+    except UsageError:
+        if not there and [path.name for path in folder.iterdir()] == [ABOUT]:
+            # Nothing came of it.
+            (folder / ABOUT).unlink()
+            folder.rmdir()
+        raise
     finally:
         os.close(handle)
 

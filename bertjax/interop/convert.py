@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
     if "://" in destination:
         raise UsageError(f"{destination} is not on this machine; convert to a folder and copy it there")
     # Resolved, so that no link and no `..` hides that both are one.
-    target, given = (Path(path).expanduser().resolve() for path in (destination, source))
+    # Not Path.resolve, which a link to itself is an error of its own for.
+    target, given = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     if "://" not in source and (target == given or target in given.parents or given in target.parents):
         raise UsageError(f"{destination} and {source} lie in each other; choose another place")
     found = detect(source)

@@ -5,7 +5,8 @@ import zipfile
 from pathlib import Path
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import TABLE_BYTES, read_text, write_whole
+from bertjax.files import TABLE_BYTES, read_whole, write_whole
+from bertjax.plain_text import refuse_utf16, with_newlines
 
 # Every file of a submission, and the rows of its test set.
 TEST_ROWS = {
@@ -27,6 +28,15 @@ _WNLI_MAJORITY = "0"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
+def _content(path: Path) -> str:
+    data = read_whole(path, TABLE_BYTES)
+    refuse_utf16(path, data)
+    try:
+        return with_newlines(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 at byte {error.start}; write it anew with `bertjax predict`") from error
+
+
 def collect(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
     """Packs the prediction files of a folder.
 
@@ -45,7 +55,7 @@ def collect(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -
       BertjaxError: the submission is not whole, which the server does not take, or the archive cannot be written.
     """
     found = {name: folder / name for name in TEST_ROWS if (folder / name).is_file()}
-    contents = {name: read_text(path, TABLE_BYTES) for name, path in found.items()}
+    contents = {name: _content(path) for name, path in found.items()}
     if not contents:
         raise UsageError(
             f"{folder} has none of {', '.join(TEST_ROWS)}; `bertjax predict --output {folder}` writes them"

@@ -130,7 +130,9 @@ def _divided(
 
 
 def _file(folder: Path, name: str) -> Path:
-    for candidate in (Path(name), folder / name, *sorted(folder.glob(f"{name}*.json*"))):
+    # Not a glob of the name: it may be whole paths, and what a pattern means in a file's name is itself.
+    named = sorted(path for path in folder.glob("*.json*") if path.name.startswith(name))
+    for candidate in (Path(name), folder / name, *named):
         if candidate.is_file():
             return candidate
     raise UsageError(f"there is no {folder / name}*.json; name it with --config.data.train_file or data.eval_file")

@@ -6,6 +6,7 @@ makes the directory appear under its name only when it is complete. What is dama
 """
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,7 @@ def absolute(path: str | Path) -> epath.Path:
     Raises:
       UsageError: checkpoints would be lost under it.
     """
-    whole = epath.Path(path) if "://" in str(path) else epath.Path(path).expanduser().resolve()
+    whole = epath.Path(path) if "://" in str(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
     odd = sorted(_PATTERN_CHARACTERS & {*str(whole)})
     if odd:
         raise UsageError(

@@ -21,6 +21,7 @@ from bertjax.tasks.selection import is_out_of_patience, score
 from bertjax.tasks.task import Task
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
+from bertjax.training.identity import sealed
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.workdir import started_from
 from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, rounded
@@ -174,7 +175,7 @@ class Progress:
             **self._task.report,
             "config": self._config.to_dict(),
         }
-        write_whole(self._workdir / RESULTS, json.dumps(results, indent=1) + "\n")
+        write_whole(self._workdir / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
         before = self._first_evaluation if self._task.schedule.eval_first else {}
         width = 2 + max(map(len, [*values, "held out"]))
         say(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")

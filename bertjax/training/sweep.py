@@ -21,6 +21,7 @@ from bertjax.tasks.selection import score
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, saved_fingerprint
+from bertjax.training.identity import unsealed
 from bertjax.training.progress import RESULTS
 from bertjax.training.workdir import other_numbers
 
@@ -68,7 +69,7 @@ def run_sweep(
                 "one off the training data with --config.data.dev_share=0.1"
             )
         data_hash = task.data_hash
-        if finished[0] and read_json(folders[0] / RESULTS)["data_sha256"] != data_hash:
+        if finished[0] and results_of(folders[0])["data_sha256"] != data_hash:
             raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
@@ -104,7 +105,7 @@ def _run(trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_fro
         task = build_task(config, train=True)
         if loop.train(config, task, os.fspath(folder), init_from)["stopped"]:
             return None
-        return _outcome(trial, read_json(folder / RESULTS))
+        return _outcome(trial, results_of(folder))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         say(f"the trial failed: {text}")
@@ -117,13 +118,28 @@ def _finished(
     """The outcome of a trial that was run before; None where it was not, or not to its end."""
     if not (folder / RESULTS).exists():
         return None
-    results = read_json(folder / RESULTS)
+    results = results_of(folder)
     shown = other_numbers(results["config"], config.to_dict())
     if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
         shown = "it started from other parameters than those of --init_from"
     if shown:
         raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
     return _outcome(trial, results)
+
+
+def results_of(folder: epath.Path) -> dict[str, Any]:
+    """What a trial came to, as it was written.
+
+    Raises:
+      BertjaxError: it has been damaged since.
+    """
+    file = folder / RESULTS
+    try:
+        return unsealed(read_json(file))
+    except (OSError, ValueError, BertjaxError) as error:
+        raise BertjaxError(
+            f"{file} is damaged ({first_line(error)}); remove it, and the same command ends that trial again"
+        ) from error
 
 
 def _outcome(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:

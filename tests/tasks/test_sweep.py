@@ -3,11 +3,14 @@
 import json
 import re
 
+import pytest
+from etils import epath
 from running import EXPERIMENTS, overrides, refused
 
 from bertjax import cli
 from bertjax.building import experiment_config
-from bertjax.training import loop
+from bertjax.errors import BertjaxError
+from bertjax.training import loop, sweep
 from bertjax.training.step import make_train_step
 from bertjax.training.sweep import name_of, run_sweep
 
@@ -113,3 +116,22 @@ def test_a_trial_is_one_folder_whatever_its_values_are():
     assert name_of({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
     assert "/" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
     assert "[" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.replace(b'"seed": 0', b'"seed": 1'),
+        lambda content: b"[" * 100_000,
+        lambda content: b"\xff" + content,
+        lambda content: b"",
+    ],
+)
+def test_damaged_results_of_a_finished_trial_are_named(damage, cola, tmp_path):
+    (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
+    with pytest.raises(BertjaxError, match="results.json is damaged .*; remove it, and the same command ends"):
+        sweep.results_of(epath.Path(tmp_path))
+
+
+def test_whole_results_of_a_finished_trial_are_taken(cola):
+    assert sweep.results_of(epath.Path(cola))["seed"] == 0
