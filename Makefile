@@ -10,10 +10,10 @@ demo: $(VENV)/.installed
 	launch/demo.sh $(BIN) $(DEMO)
 
 test: lint
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow"
 
 test-all: lint $(VENV)/.installed-parity
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -87,7 +87,9 @@ def _hold_back_python(held: TextIO, end: Callable[[int], object]) -> None:
     """The tracebacks of threads and of callbacks from C++, the logs of libraries, and where a crash happened."""
 
     def hold(kind: Any, error: Any, trace: Any) -> None:
-        traceback.print_exception(kind, error, trace, file=held)
+        # Also while the process ends and has put away what this needs: a hook that fails would be shown instead.
+        with contextlib.suppress(Exception):
+            traceback.print_exception(kind, error, trace, file=held)
 
     sys.excepthook = hold
     threading.excepthook = lambda args: hold(args.exc_type, args.exc_value, args.exc_traceback)
