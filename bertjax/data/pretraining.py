@@ -200,6 +200,8 @@ def _mapped(
     indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch], parallel_calls: int | None
 ) -> tf.data.Dataset:
     calls = tf.data.AUTOTUNE if parallel_calls is None else parallel_calls
+    # There is no Python in it to be converted, which would take a second a dataset and leave files.
+    make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = indices.map(make_batch, num_parallel_calls=calls, deterministic=True)
     options = tf.data.Options()
     # Batches are made in parallel; operations within one that also spread over the cores only get in their way.
