@@ -268,6 +268,8 @@ def features(args: argparse.Namespace) -> None:
 
     if not args.text and not args.input:
         raise UsageError("give texts, or a file of them with --input")
+    if not 0 <= args.show <= sys.maxsize:
+        raise UsageError(f"--show is {args.show}; it must be at least 0, and a number that fits in 64 bits")
     layers = parse_layers(args.layers)
     texts = chain(args.text, lines_of(args.input) if args.input else ())
     config, params, vocabulary = _encoder_and(args)
