@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all attack lint clean
 
 demo: $(VENV)/.installed
 	launch/demo.sh $(BIN) $(DEMO)
@@ -14,6 +14,11 @@ test: lint
 
 test-all: lint $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -n auto --dist loadfile
+
+# Hours; the same command goes on where it was stopped. Another seed: make attack SEED=1
+SEED ?= 0
+attack: $(VENV)/.installed-dev
+	$(BIN)/python tests/attack/run.py --seed $(SEED) --log runs/attack-$(SEED).jsonl
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from attack.oracle import checkpoint_arrays, checkpoint_entries, newest_checkpoint
 from made_up_text import make_corpus
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
@@ -97,19 +98,6 @@ def train_command(corpus: Path, workdir: Path, steps: int) -> list[str]:
     ]
 
 
-def checkpoint_entries(workdir: Path, unfinished: bool) -> list[str]:
-    """Names under `checkpoints`: of whole checkpoints, or of those being written."""
-    try:
-        names = os.listdir(workdir / "checkpoints")
-    except FileNotFoundError:
-        return []
-    return [name for name in names if ("tmp" in name) == unfinished and name[0].isdigit()]
-
-
-def newest_checkpoint(workdir: Path) -> int | None:
-    return max(map(int, checkpoint_entries(workdir, unfinished=False)), default=None)
-
-
 def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual: dict[str, float]) -> None:
     """Waits for a moment of the given kind and kills the run in it.
 
@@ -144,22 +132,6 @@ def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual
     run.kill()
 
 
-def checkpoint_arrays(workdir: Path, step: int) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Name to dtype, shape and bytes of every array in a checkpoint."""
-    import jax
-    import numpy as np
-    import orbax.checkpoint as ocp
-
-    arrays = {}
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        for item in ("params", "training"):
-            tree = checkpointer.restore(workdir / "checkpoints" / str(step) / item)
-            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-                value = np.asarray(leaf)
-                arrays[f"{item}{jax.tree_util.keystr(path)}"] = (str(value.dtype), value.shape, value.tobytes())
-    return arrays
-
-
 def compare(alone: Path, killed: Path) -> str:
     """What is equal, in words.
 
@@ -169,10 +141,10 @@ def compare(alone: Path, killed: Path) -> str:
     steps = newest_checkpoint(alone), newest_checkpoint(killed)
     if steps[0] is None or steps[0] != steps[1]:
         raise Failure(f"the last checkpoints are of steps {steps[0]} and {steps[1]}")
-    left, right = checkpoint_arrays(alone, steps[0]), checkpoint_arrays(killed, steps[0])
+    left, right = (checkpoint_arrays(workdir / "checkpoints" / str(steps[0])) for workdir in (alone, killed))
     differing = sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
     if differing:
-        raise Failure(f"{len(differing)} of {len(left)} arrays differ, such as {differing[0]}")
+        raise Failure(f"{len(differing)} of {len(left)} stored values differ, such as {differing[0]}")
     for name in ("metrics.jsonl", "results.json"):
         if (alone / name).read_bytes() != (killed / name).read_bytes():
             raise Failure(f"{name} differs")
@@ -180,9 +152,9 @@ def compare(alone: Path, killed: Path) -> str:
         raise Failure("a kill left a damaged checkpoint under a whole one's name")
     if left_over := checkpoint_entries(killed, unfinished=True):
         raise Failure(f"{', '.join(left_over)} was left behind")
-    size = sum(len(data) for _, _, data in left.values())
+    arrays, size = sum(name.endswith(".zarray") for name in left), sum(map(len, left.values()))
     lines = len((alone / "metrics.jsonl").read_bytes().splitlines())
-    return f"{len(left)} arrays ({size:,} bytes) and {lines} metric lines are identical"
+    return f"{arrays} arrays ({size:,} bytes stored) and {lines} metric lines are identical"
 
 
 def kill_and_compare(folder: Path, kills: int, steps: int, seed: int, deadline: float) -> str:

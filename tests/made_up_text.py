@@ -4,10 +4,8 @@ import random
 from pathlib import Path
 
 
-def make_corpus(folder: Path) -> Path:
-    """Prepares 60 short documents, each with words of its own, and a vocabulary trained on them."""
-    from bertjax.corpus.prepare import prepare
-
+def write_text(file: Path) -> None:
+    """Writes 60 short documents, each with words of its own."""
     rng = random.Random(0)
     all_words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
     documents = []
@@ -15,7 +13,14 @@ def make_corpus(folder: Path) -> Path:
         words = rng.sample(all_words, 6)
         sentences = [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(rng.randint(4, 12))]
         documents.append("\n".join(sentences))
-    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+    file.write_text("\n\n".join(documents) + "\n")
+
+
+def make_corpus(folder: Path) -> Path:
+    """Prepares those documents, and a vocabulary trained on them."""
+    from bertjax.corpus.prepare import prepare
+
+    write_text(folder / "text.txt")
     prepare(
         [f"text:{folder}/text.txt"],
         folder / "corpus",
