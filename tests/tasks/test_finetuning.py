@@ -191,7 +191,9 @@ def test_neither_size_nor_checkpoint_is_refused(glue, tmp_path, capfd):
     assert "fine-tuning starts from a checkpoint" in refused(capfd, "train", config, f"--workdir={tmp_path}")
 
 
-@pytest.mark.parametrize("experiment", ["glue", "squad", "ner", "swag", "text"])
+@pytest.mark.parametrize(
+    "experiment", ["glue", "squad", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ner", "swag", "text"))]
+)
 def test_a_model_is_described_and_timed_without_data(experiment, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}.py:size=L1_H16,quick=true"
     cli.main(["describe", config])

@@ -6,7 +6,7 @@ from finetuning_data import conll_files
 from running import predict, records, refused, train
 
 
-@pytest.mark.parametrize("context", ["document", "sentence"])
+@pytest.mark.parametrize("context", ["document", pytest.param("sentence", marks=pytest.mark.slow)])
 def test_ner(context, letters, tmp_path, capfd):
     files = conll_files(tmp_path / "conll")
     workdir = tmp_path / "run"

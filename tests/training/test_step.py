@@ -63,7 +63,7 @@ def assert_states_close(a, b, atol: float = 2e-6):
         np.testing.assert_allclose(b.sums[name], [total, weight], rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("mesh_sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("mesh_sizes", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), (1, 4, 2)])
 def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
     state = run(mesh_sizes, 1, CONFIG)
     assert_states_close(alone, state)
@@ -74,7 +74,7 @@ def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
         assert moment.sharding == kernel.sharding
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_accumulated_gradients_are_those_of_the_whole_batch(accumulate):
     config = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
     whole = jax.device_get(run((1, 1, 1), 1, config))

@@ -56,7 +56,7 @@ def is_frozen(path: tuple[str, ...]) -> bool:
     return path[:2] == ("encoder", "embeddings") or path[:3] == ("encoder", "layers", "mlp_norm")
 
 
-@pytest.mark.parametrize("name", ["bert_adam", "lamb"])
+@pytest.mark.parametrize("name", ["bert_adam", pytest.param("lamb", marks=pytest.mark.slow)])
 def test_frozen_parameters_are_the_same_bits_and_have_no_state(name):
     before, state = train(name=name, weight_decay=0.1, **WITHOUT_EMBEDDINGS)
     trained = 0
@@ -85,6 +85,7 @@ def test_what_is_left_is_trained_as_it_would_be_with_the_others_at_rate_zero():
         np.testing.assert_allclose(after, wanted, atol=2e-6, err_msg=str(path))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_path):
     _, state = train(**WITHOUT_EMBEDDINGS)
     mesh = make_mesh(MeshConfig(2, 2, 2))
