@@ -24,8 +24,12 @@ def fingerprint(tree: Any) -> str:
     Args:
       tree: of arrays with elements of 4 bytes.
     """
-    sums = [_leaf_sum(leaf, seeds, np.uint32(0)) for seeds, leaf in _with_seeds(tree)]
-    return _digits(np.sum(jax.device_get(sums), axis=0, dtype=np.uint32))
+    total = np.zeros(_LANES, np.uint32)
+    for seeds, leaf in _with_seeds(tree):
+        # Fetched before the next begins: sums of many arrays over many devices of one CPU, all under way at once, may
+        # wait for each other until XLA gives up.
+        total += jax.device_get(_leaf_sum(leaf, seeds, np.uint32(0)))
+    return _digits(total)
 
 
 def fingerprint_on_host(tree: Any) -> str:

@@ -213,7 +213,8 @@ def test_what_a_kill_loses_or_leaves_is_found(monkeypatch, script, fault):
 
 def test_a_forked_child_gets_signals_and_exit_codes_as_the_program_does(sandbox):
     case = sandbox.case("signals")
-    running, _ = sandbox.start(sandbox.zygote, case, ["bench", "input", *sandboxes.config("pretrain"), "--seconds=600"])
+    command = [sandbox.filled(item) for item in ("bench", "input", *sandboxes.config("pretrain"), "--seconds=600")]
+    running, _ = sandbox.start(sandbox.zygote, case, command)
     assert running.wait(0.1) is None
     running.send(signal.SIGKILL)
     assert running.wait(20) == -signal.SIGKILL
