@@ -15,6 +15,8 @@ from sandbox import LIMIT_SECONDS, Sandbox, config, prepare, rng_of, sweep
 from zygote import Running, Starter
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# In which a run that does not end is hit.
+_ENDLESS_SECONDS = 3.0
 # Of the time that the first run of a shape takes.
 _WITHOUT_COMPILING = 0.4
 # Of one run, from its first start to its end.
@@ -37,12 +39,14 @@ class Scene:
     Attributes:
       piece: of the sandbox that the same command has made, if there is one.
       at_once: what it writes appears when it is whole, and is not written again.
+      endless: it writes nothing, and ends when it is told to.
     """
 
     argv: tuple[str, ...]
     output: str = "out"
     piece: str = ""
     at_once: bool = False
+    endless: bool = False
 
 
 SCENES = {
@@ -60,6 +64,8 @@ SCENES = {
     "convert from tensorflow": Scene(("convert", "{tensorflow}", "out"), at_once=True),
     "features": Scene(("features", "--checkpoint={huggingface}", "--input={texts}/lines.txt", "--output=out")),
     "predict": Scene(("predict", "--checkpoint={glue}", "--output=out")),
+    # A request that a library keeps to itself would show as a run that goes on.
+    "bench input": Scene(("bench", "input", *config("pretrain"), "--seconds=600"), endless=True),
 }
 # Runs that save and go on have more moments worth a kill than those that begin anew.
 _SHARES = {"train": 6, "fine-tune": 4, "fine-tune from theirs": 2, "sweep": 3, "prepare": 4}
@@ -79,6 +85,8 @@ class References:
           RuntimeError: the command, left alone, does not end well.
         """
         with self._locks[name]:
+            if SCENES[name].endless:
+                return {}, _ENDLESS_SECONDS
             if name not in self._found and SCENES[name].piece:
                 made = sandbox.piece(SCENES[name].piece)
                 self._found[name] = state(made), sandbox.seconds[SCENES[name].piece] * _WITHOUT_COMPILING
@@ -116,7 +124,7 @@ class Kills:
         argv = tuple(sandbox.filled(item) for item in scene.argv)
         output = case / "work" / scene.output
         story, faults, hits = [], [], 0
-        for attempt in range(self.most + 1):
+        for attempt in range(self.most + (not scene.endless)):
             blow = attempt < self.most
             number, aimed, group = rng.choice(SIGNALS), rng.random() < 0.4, rng.random() < 0.5
             before = {path.name for path in (case / "work").iterdir()}
