@@ -17,7 +17,9 @@ from bertjax.held_back import INTERRUPTED, hold_back
 from bertjax.temporary import own_place
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# For the interpreter to hear of a request, and for a command to clean up once it has.
 _GRACE_SECONDS = 5
+_CLEAN_UP_SECONDS = 10
 
 
 def run(command: Callable[[], None], debug: bool) -> NoReturn:
@@ -101,24 +103,27 @@ class _Ending:
         """Ends the process at a second Ctrl-C, and where a request does not get through to the interpreter.
 
         A handler runs when a library gives the interpreter back, which takes minutes where XLA compiles or storage
-        does not answer; this is a thread of its own.
+        does not answer, and a library may keep to itself the exception that it raises; this is a thread of its own.
         """
         source, sink = os.pipe()
         os.set_blocking(sink, False)
         signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
 
         def watch() -> None:
-            requests = 0
+            requests, patience_seconds = 0, None
             while True:
-                waiting = requests > 0 and not self.begun and signal.getsignal(signal.SIGTERM) == self.requested
-                if not select.select([source], [], [], _GRACE_SECONDS if waiting else None)[0]:
-                    if not self.begun:
+                if not select.select([source], [], [], patience_seconds)[0]:
+                    if not self.begun or patience_seconds == _CLEAN_UP_SECONDS:
                         self.interrupted()
+                    patience_seconds = _CLEAN_UP_SECONDS
                     continue
                 number = os.read(source, 1)[0]
                 requests += number in REQUESTS
                 if requests > 1 and number == signal.SIGINT:
                     self.interrupted()
+                # Training has handlers of its own, and takes its time to save.
+                if requests and signal.getsignal(signal.SIGTERM) == self.requested:
+                    patience_seconds = _GRACE_SECONDS
 
         threading.Thread(target=watch, daemon=True).start()
 

@@ -68,16 +68,22 @@ def _check_free(output: Path, overwrite: bool, what: str, is_one: Callable[[Path
 def _staging(output: Path) -> Iterator[Path]:
     """A new directory beside `output`, locked; the lock ends with this process, however it ends."""
     staging = output.parent / unfinished_name(output.name)
-    # It may not be there before, and nobody else may put anything into it.
-    staging.mkdir(mode=0o700)
-    lock = _open_folder(staging)
+    lock = None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (staging / _MARKER).touch()
+        # It may not be there before, and nobody else may put anything into it.
+        staging.mkdir(mode=0o700)
+        try:
+            lock = _open_folder(staging)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (staging / _MARKER).touch()
+        except (BlockingIOError, FileNotFoundError):
+            # Another run took it for an empty one that was left.
+            raise _in_use(output) from None
         yield staging
     finally:
         _clear(staging, output)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _clear_leftovers(output: Path, except_for: Path | None = None) -> None:
@@ -96,13 +102,18 @@ def _clear_leftovers(output: Path, except_for: Path | None = None) -> None:
         except OSError:  # Gone meanwhile, a link, or no folder.
             continue
         try:
-            if is_ours(os.fstat(handle)) and _is_marked(handle):
+            # A run that is killed before it marks its directory leaves it empty.
+            if is_ours(os.fstat(handle)) and (_is_marked(handle) or not os.listdir(handle)):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _clear(found, output)
         except BlockingIOError:
-            raise UsageError(f"another process is writing {output} at this moment; wait for it") from None
+            raise _in_use(output) from None
         finally:
             os.close(handle)
+
+
+def _in_use(output: Path) -> UsageError:
+    return UsageError(f"another process is writing {output} at this moment; wait for it")
 
 
 def _is_marked(folder: int) -> bool:

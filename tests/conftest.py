@@ -1,6 +1,7 @@
 """Set before JAX is imported anywhere: eight fake devices on the CPU, quick compilation, and a quiet TensorFlow."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -17,12 +18,16 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
     ]
 )
-# Many tests start a run of their own with the same shapes: all but the first find it compiled.
-_compiled = tempfile.TemporaryDirectory(prefix="bertjax-compiled-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+# Many tests start a run of their own with the same shapes: all but the first find it compiled, whatever worker they
+# run in.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _compiled = tempfile.TemporaryDirectory(prefix="bertjax-compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# `nohup` has it ignored, by all that is started here too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

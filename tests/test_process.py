@@ -127,6 +127,18 @@ def test_a_request_ends_a_process_that_a_library_does_not_give_back(tmp_path, re
     assert (process.returncode, error) == (130, "bertjax: interrupted\n")
 
 
+def test_a_request_that_a_library_keeps_to_itself_ends_the_process(tmp_path):
+    body = (
+        "process._GRACE_SECONDS = process._CLEAN_UP_SECONDS = 0.1\nprint('there', flush=True)\n"
+        "while True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        pass"
+    )
+    process = start(body, tmp_path)
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, "bertjax: interrupted\n")
+
+
 def test_what_libraries_leave_in_temporary_files_is_removed_and_what_runs_share_is_not(tmp_path):
     body = (
         "import tempfile\ntempfile.NamedTemporaryFile(delete=False).close()\n"

@@ -56,8 +56,25 @@ def test_a_killed_run_is_cleared_away_by_the_next(tmp_path):
     assert subprocess.run(command).returncode == 9
     (left,) = tmp_path.glob(".corpus-*")
     assert (left / "new" / "half").exists() and (tmp_path / "corpus" / "file").exists()
+    # And one that was killed before it wrote anything.
+    (tmp_path / files.unfinished_name("corpus")).mkdir()
     make(tmp_path / "corpus", overwrite=True)
     assert names(tmp_path) == ["corpus"]
+
+
+@pytest.mark.parametrize("interrupted", ["mkdir", "touch"])
+def test_an_interruption_at_the_first_moment_leaves_nothing(tmp_path, monkeypatch, interrupted):
+    method = getattr(type(tmp_path), interrupted)
+
+    def then_interrupt(path, *args, **kwargs):
+        method(path, *args, **kwargs)
+        if path.name.startswith((".corpus-", "bertjax-unfinished")):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(tmp_path), interrupted, then_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "corpus")
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(

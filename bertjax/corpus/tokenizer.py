@@ -143,6 +143,11 @@ def _wordpiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"the vocabulary {path} is not UTF-8 text at byte {error.start}") from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(
+            f"the vocabulary {path} holds a NUL byte on line {line}, as a damaged file does; copy it again"
+        )
     return tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
 
 

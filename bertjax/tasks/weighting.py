@@ -109,7 +109,7 @@ def _given(config: ConfigDict) -> dict[str, float] | str:
             raise ValueError
         if not all(type(value) in (int, float) and 0 < value < math.inf for value in given.values()):
             raise ValueError
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(
             f"config.data.class_weights is {text[:100]!r}; give {_BALANCED}, or a weight above 0 for the classes that "
             """have not 1, as JSON: '{"rare": 5, "usual": 0.5}'"""

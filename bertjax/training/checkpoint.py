@@ -25,6 +25,8 @@ from bertjax.training.step import TrainState
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
+# Of an array that several devices hold whole, each writes a part, unless the whole is smaller than this.
+_LEAST_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 _METRIC_LINES = "metric_lines"
 # The library under Orbax takes a path with one of these for a pattern, and finds nothing there.
@@ -66,7 +68,12 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options)
+        handlers = {
+            "params": _array_handler(),
+            "training": _array_handler(),
+            "meta": ocp.JsonCheckpointHandler(),
+        }
+        self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers)
 
     def path(self, step: int) -> epath.Path:
         return self._workdir / CHECKPOINTS / str(step)
@@ -100,8 +107,8 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                training=ocp.args.StandardSave(training),
+                params=ocp.args.PyTreeSave(params),
+                training=ocp.args.PyTreeSave(training),
                 meta=ocp.args.JsonSave(meta),
             ),
             metrics=metrics,
@@ -173,9 +180,7 @@ class Checkpoints:
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(params),
-                training=ocp.args.StandardRestore(training),
-                meta=ocp.args.JsonRestore(),
+                params=_restored_as(params), training=_restored_as(training), meta=ocp.args.JsonRestore()
             ),
         )
         meta = unsealed(restored["meta"])
@@ -190,6 +195,16 @@ class Checkpoints:
                 aside.rmtree()
             self.path(step).rename(aside)
         self._manager.reload()
+
+
+def _array_handler() -> ocp.PyTreeCheckpointHandler:
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_SHARED_BYTES)
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+
+
+def _restored_as(abstract: Any) -> ocp.args.PyTreeRestore:
+    return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
 
 
 def check_fingerprint(found: str, meta: dict[str, Any], name: str) -> None:

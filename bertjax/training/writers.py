@@ -26,7 +26,7 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     for line in read_whole(path, TABLE_BYTES).decode(errors="replace").splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)

@@ -211,6 +211,9 @@ def test_unusable_vocabularies(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
     with pytest.raises(UsageError, match="not UTF-8"):
         load_vocabulary(tmp_path / "bad.txt")
+    (tmp_path / "bad.txt").write_bytes(b"[PAD]\n[UNK]\nwo\0\0rd\n")
+    with pytest.raises(UsageError, match="NUL byte on line 3"):
+        load_vocabulary(tmp_path / "bad.txt")
     (tmp_path / "bad.model").write_bytes(b"no model")
     with pytest.raises(UsageError, match="not a SentencePiece model"):
         load_vocabulary(tmp_path / "bad.model")

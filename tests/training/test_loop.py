@@ -198,7 +198,8 @@ def test_metric_lines_that_are_torn_or_missing_before_the_checkpoint_are_told(co
     config, task = make(corpus)
     lines = metrics.read_text().splitlines(keepends=True)
     before = sum(json.loads(line)["step"] <= 12 for line in lines)
-    metrics.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[3:]]))
+    # One torn, one nested deeper than JSON is read.
+    metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
     loop.train(config, task, str(tmp_path / "run"))
     said = capfd.readouterr().err
     assert f"metrics.jsonl has {before - 2} of the {before} lines that were written up to step 12; 2 are torn" in said
