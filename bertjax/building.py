@@ -18,7 +18,7 @@ from bertjax.tasks.splits import SPLITS
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.identity import CONFIG
+from bertjax.training.identity import CONFIG, architecture_of, read_meta
 from bertjax.training.starting_point import adopt
 
 _PATHS = ("corpus", "path", "vocabulary", "labels")
@@ -117,15 +117,16 @@ def _checked_module(config: ConfigDict) -> Any:
     return module
 
 
-def checkpoint_model(checkpoint: epath.Path, vocab_size: int) -> ModelConfig:
-    """The model of a checkpoint.
+def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
+    """The model of a checkpoint: the architecture that is sealed into it, all else as in its workdir's config.
 
     Raises:
       UsageError: its config does not tell.
+      BertjaxError: it is damaged.
     """
     config = checkpoint_config(checkpoint, [])
     try:
-        return ModelConfig(**{**config.model, "vocab_size": vocab_size})
+        return ModelConfig(**{**config.model, **vars(architecture_of(read_meta(checkpoint)))})
     except TypeError as error:
         raise UsageError(f"{workdir_of(checkpoint) / CONFIG} does not tell the model: {error}") from error
 

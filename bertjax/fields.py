@@ -10,12 +10,12 @@ from ml_collections import ConfigDict
 
 from bertjax.data.settings import Masking, Phase, check_objective
 from bertjax.errors import UsageError, shortened
-from bertjax.model.config import SIZES, ModelConfig, size_fields
+from bertjax.model.architecture import ARCHITECTURE_FIELDS, size_fields
+from bertjax.model.config import ModelConfig
 from bertjax.training.optimizer import OptimizerConfig
 from bertjax.training.sharding import MeshConfig
 
 BATCH_READINGS = ("tokens", "sequences")
-# What a fine-tuning run takes from the checkpoint it starts from, where its config leaves them 0 or empty.
 # Of integer fields; those that are not here fit into 32 bits, as the counters on the device do.
 _MOST = {
     "seed": 2**32 - 1,
@@ -26,7 +26,6 @@ _MOST = {
     "long_phase.seq_len": 1 << 20,
 }
 _MOST_INTEGER = 2**31 - 1
-FROM_CHECKPOINT = (*SIZES, "activation", "layer_norm_eps")
 
 
 def _common_config() -> ConfigDict:
@@ -134,7 +133,8 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     if size:
         config.model.update({**size_fields(size), "vocab_size": 0})
     else:
-        config.model.update({name: type(config.model[name])() for name in FROM_CHECKPOINT})
+        # 0 and empty: the checkpoint's.
+        config.model.update({name: type(config.model[name])() for name in ARCHITECTURE_FIELDS})
     config.optimizer.learning_rate = 5e-5
     config.optimizer.warmup_steps = -1  # -1: a tenth of all steps, as in google-research/bert
     return config

@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import check_space
-from bertjax.interop import huggingface, names, tensorflow, their_weights, workdir
+from bertjax.interop import foreign_weights, huggingface, names, tensorflow, workdir
 from bertjax.interop.portable import Portable
 from bertjax.staging import staged
 from bertjax.temporary import temporary_folder
@@ -31,7 +31,7 @@ def detect(path: str | epath.Path) -> str:
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
-    if their_weights.has_weights(local):
+    if foreign_weights.has_weights(local):
         return HUGGINGFACE
     if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
         return BERTJAX

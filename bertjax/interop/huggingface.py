@@ -10,11 +10,11 @@ import numpy as np
 from bertjax.errors import UsageError, listed
 from bertjax.files import read_json
 from bertjax.interop import names
+from bertjax.interop.foreign_config import check_vocabulary, foreign_fields, model_of, read_config
+from bertjax.interop.foreign_tokenizer import FILES as TOKENIZER_FILES
+from bertjax.interop.foreign_tokenizer import read_tokenizer, write_tokenizer
+from bertjax.interop.foreign_weights import WEIGHTS, read_arrays
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
-from bertjax.interop.their_tokenizer import FILES as TOKENIZER_FILES
-from bertjax.interop.their_tokenizer import read_tokenizer, write_tokenizer
-from bertjax.interop.their_weights import WEIGHTS, read_arrays
 from bertjax.tasks.output_layer import MULTILABEL
 
 CONFIG = "config.json"
@@ -123,7 +123,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
     architecture = _architecture(portable)
     notes = _unused(architecture, portable.parts)
     table = names.parameters(portable.model, _classifier(portable.output, portable.labels, portable.outputs))
-    config = _their_config(portable, architecture)
+    config = _config_file(portable, architecture)
     tensors = dict(names.export_params(table, portable.model.num_layers, names.HUGGINGFACE, portable.params))
     if architecture == "BertModel":
         tensors = {name.removeprefix("bert."): array for name, array in tensors.items()}
@@ -223,12 +223,12 @@ def _unused(architecture: str, there: set[str]) -> list[str]:
     ]
 
 
-def _their_config(portable: Portable, architecture: str) -> dict[str, Any]:
+def _config_file(portable: Portable, architecture: str) -> dict[str, Any]:
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config = {
         "architectures": [architecture],
         "model_type": "bert",
-        **their_fields(portable.model),
+        **foreign_fields(portable.model, names.HUGGINGFACE),
         "layer_norm_eps": portable.model.layer_norm_eps,
         "hidden_act": activations[portable.model.activation],
         "pad_token_id": portable.vocabulary.pad_id if portable.vocabulary else 0,

@@ -48,7 +48,7 @@ class Parameter:
     def is_layered(self) -> bool:
         return self.ours.startswith("encoder/layers/")
 
-    def their_shape(self, form: str) -> tuple[int, ...]:
+    def foreign_shape(self, form: str) -> tuple[int, ...]:
         """What it has elsewhere."""
         if self.inputs:
             sides = (int(np.prod(self.shape[: self.inputs])), int(np.prod(self.shape[self.inputs :])))
@@ -62,7 +62,7 @@ class Parameter:
         if self.inputs:
             matrix = array.reshape(int(np.prod(self.shape[: self.inputs])), -1)
             return np.ascontiguousarray(matrix.T if form in self.transposed else matrix)
-        return np.ascontiguousarray(array[: self.rows] if self.rows else array.reshape(self.their_shape(form)))
+        return np.ascontiguousarray(array[: self.rows] if self.rows else array.reshape(self.foreign_shape(form)))
 
     def to_ours(self, array: np.ndarray, form: str) -> np.ndarray:
         """One layer's array, from what it is elsewhere; padding rows are 0."""
@@ -196,7 +196,7 @@ def import_params(
     parts = {ENCODER} | {parameter.part for parameter in table if parameter.part == CLASSIFIER}
     parts |= {parameter.part for parameter in table if any(name in shapes for name in names[parameter.ours])}
     taken = [parameter for parameter in table if parameter.part in parts]
-    wanted = {name: parameter.their_shape(form) for parameter in taken for name in names[parameter.ours]}
+    wanted = {name: parameter.foreign_shape(form) for parameter in taken for name in names[parameter.ours]}
     others = {name: tuple(shapes[name]) for name in wanted if name in shapes and tuple(shapes[name]) != wanted[name]}
     problems = [
         *_listed("lacks", [name for name in wanted if name not in shapes]),

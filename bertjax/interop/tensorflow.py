@@ -16,8 +16,8 @@ from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import JSON_BYTES, read_text
 from bertjax.interop import names
+from bertjax.interop.foreign_config import check_vocabulary, foreign_fields, model_of, read_config
 from bertjax.interop.portable import CLASSES, SPANS, Portable
-from bertjax.interop.their_config import check_vocabulary, model_of, read_config, their_fields
 
 CONFIG = "bert_config.json"
 # All that `write` leaves in a folder.
@@ -146,7 +146,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
     _save(names.export_params(table, layers, names.TENSORFLOW, portable.params), folder / _PREFIX)
     notes = []
     model = portable.model
-    config = their_fields(model)
+    config = foreign_fields(model, names.TENSORFLOW)
     if model.activation == "gelu_erf":
         config["hidden_act"] = "gelu"
         config[_OUR_ACTIVATION] = model.activation

@@ -39,7 +39,7 @@ def read(path: Path | epath.Path) -> Portable:
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
     vocabulary = workdir_vocabulary(workdir)
-    model = checkpoint_model(checkpoint, vocabulary.size)
+    model = checkpoint_model(checkpoint)
     output, labels = "", ()
     if (workdir / OUTPUT_LAYER).exists():
         try:
@@ -74,7 +74,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = output_layer("", portable.labels, portable.output)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    save_params(epath.Path(folder), portable.params, identity_of(portable.model, files))
+    save_params(epath.Path(folder), portable.params, identity_of(portable.model.architecture, files))
     return []
 
 

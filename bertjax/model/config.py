@@ -1,124 +1,67 @@
-"""The model's hyper-parameters and its named sizes."""
+"""A model as configs describe it: its architecture, its layout, and what its training adds to both."""
 
 import dataclasses
 import math
-import re
 
 from bertjax.errors import UsageError
+from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 
-_NAMED_SIZES = {
-    "tiny": (2, 128),
-    "mini": (4, 256),
-    "small": (4, 512),
-    "medium": (8, 512),
-    "base": (12, 768),
-    "large": (24, 1024),
-}
-_HEAD_SIZE = 64
-ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "dots", "full")
-# Beyond what anyone has trained by far; without limits a mistyped size ends in an error of a library, minutes later.
-_MOST = {
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 17,
-    "num_layers": 1 << 12,
-    "num_heads": 1 << 12,
-    "mlp_size": 1 << 19,
-    "max_positions": 1 << 20,
-    "num_segments": 1 << 16,
-    "vocab_multiple": 1 << 16,
-}
-SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_positions", "num_segments")
+ATTENTIONS = ("auto", "plain")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Everything that fixes the function a model computes, and how it is laid out on the device.
+class Layout:
+    """How the function is computed; any checkpoint loads with any layout, and it never travels with one.
 
     Attributes:
-      vocab_size: pieces in the vocabulary.
-      hidden_size: D, width of the residual stream.
-      num_layers: Transformer layers.
-      num_heads: H, attention heads; divides `hidden_size`.
-      mlp_size: F, width of the feed-forward layer, 4 D in the paper.
-      max_positions: learned position embeddings, 512 in the paper.
-      num_segments: segment embeddings, 2 in the paper (`type_vocab_size` elsewhere).
-      hidden_dropout: rate after the embeddings and each sub-layer.
-      attention_dropout: rate on the attention probabilities.
-      activation: `gelu_tanh` is what google-research/bert computes (`modeling.py`, `gelu`).
-      layer_norm_eps: 1e-12 in google-research/bert.
-      initializer_range: standard deviation of the truncated normal all matrices start from.
-      vocab_multiple: the token table is padded to a multiple of this many rows for the matrix unit; padding rows
-        have probability zero.
       dtype: of the computation; parameters, softmax and LayerNorm statistics are float32 always.
       scan_layers: compile one layer and loop over it, or unroll all of them; the same parameters either way.
       remat: what the backward pass recomputes: `none`, all but matrix products (`dots`), or each layer (`full`).
+      attention: `plain`, or `auto`, which takes the fastest implementation that can compute what is asked for.
+
+    Raises:
+      UsageError: there is no such value.
     """
 
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    mlp_size: int = 3072
-    max_positions: int = 512
-    num_segments: int = 2
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    activation: str = "gelu_tanh"
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
-    vocab_multiple: int = 128
     dtype: str = "bfloat16"
     scan_layers: bool = True
     remat: str = "none"
+    attention: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if getattr(self, name) < 1:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-            if getattr(self, name) > most:
-                raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {most:,}")
-        if self.hidden_size % self.num_heads:
-            raise UsageError(f"model.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
-        for name in ("layer_norm_eps", "initializer_range"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be a number of at least 0")
-        for name, known in (("activation", ACTIVATIONS), ("dtype", DTYPES), ("remat", REMAT_POLICIES)):
+        for name, known in (("dtype", DTYPES), ("remat", REMAT_POLICIES), ("attention", ATTENTIONS)):
             if getattr(self, name) not in known:
                 raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
 
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
 
-    @property
-    def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Architecture, Layout):
+    """An architecture and a layout side by side, as `config.model` has them, and how the model is trained.
 
-
-def size_fields(size: str) -> dict[str, int]:
-    """Layers, width, heads and feed-forward width of a named size.
-
-    Args:
-      size: `tiny mini small medium base large`, or `L4_H512` with H/64 heads (the 24 small models of
-        google-research/bert), or `L6_H768_A3` with the heads given (Table 6 of the paper).
+    Attributes:
+      hidden_dropout: rate after the embeddings and each sub-layer.
+      attention_dropout: rate on the attention probabilities.
+      initializer_range: standard deviation of the truncated normal all matrices start from.
 
     Raises:
-      UsageError: no such size.
+      UsageError: a value is out of its range.
     """
-    if size in _NAMED_SIZES:
-        layers, hidden = _NAMED_SIZES[size]
-        heads = hidden // _HEAD_SIZE
-    else:
-        match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
-        if not match:
-            raise UsageError(
-                f"unknown size {size!r}; known: {', '.join(_NAMED_SIZES)}, L4_H512, L6_H768_A3 and the like"
-            )
-        layers, hidden = int(match[1]), int(match[2])
-        heads = int(match[3]) if match[3] else max(1, hidden // _HEAD_SIZE)
-    return {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "mlp_size": 4 * hidden}
+
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        Architecture.__post_init__(self)
+        Layout.__post_init__(self)
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not 0 <= self.initializer_range < math.inf:
+            raise UsageError(f"model.initializer_range is {self.initializer_range}; it must be a number of at least 0")
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})

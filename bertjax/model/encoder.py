@@ -13,7 +13,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.attention import AttentionFn, dot_product_attention
+from bertjax.model.attention.mask import AttentionMask
+from bertjax.model.attention.resolver import AttentionFn, resolve
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import Dense, LayerNorm, activation, dropout, kernel_init
 
@@ -67,9 +68,10 @@ class SelfAttention(nn.Module):
             query,
             key,
             value,
-            sequence_ids,
+            AttentionMask(config.attention_direction, sequence_ids),
             dropout_rate=config.attention_dropout,
             dropout_key=None if deterministic else self.make_rng("dropout"),
+            mesh=jax.sharding.get_abstract_mesh(),
         )
         shape = (config.num_heads, config.head_size, config.hidden_size)
         return Dense(config, shape, ("heads", "head", "embed"), inputs=2, name="output")(context)
@@ -116,7 +118,6 @@ class Encoder(nn.Module):
     """
 
     config: ModelConfig
-    attention: AttentionFn = dot_product_attention
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config)
@@ -143,7 +144,7 @@ class Encoder(nn.Module):
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32, which sequence of the row a token belongs to; 0 is padding.
-          position_ids: [B, L] int32, position within the sequence; 0, 1, 2, ... by default.
+          position_ids: [B, L] int32, position within the sequence; for rows of one sequence 0, 1, 2, ... by default.
           deterministic: no dropout; otherwise a `dropout` rng is needed.
           collect_layers: also return the embeddings' and each layer's output.
 
@@ -151,6 +152,7 @@ class Encoder(nn.Module):
           [B, L, D] and None, or [B, L, D] and [N + 1, B, L, D], in the config's dtype.
         """
         config = self.config
+        attention = resolve(config, several_sequences=position_ids is not None)
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
@@ -161,11 +163,11 @@ class Encoder(nn.Module):
             lower = len(jax.tree.leaves(self.get_variable("params", FROZEN_LAYERS))[0])
         for name, length in ((FROZEN_LAYERS, lower), (LAYERS, config.num_layers - lower)):
             if length:
-                x, states = self._stack(name, length, deterministic, collect_layers)(x, sequence_ids)
+                x, states = self._stack(name, length, attention, deterministic, collect_layers)(x, sequence_ids)
                 outputs.append(states)
         return x, jnp.concatenate(outputs) if collect_layers else None
 
-    def _stack(self, name: str, length: int, deterministic: bool, collect: bool) -> nn.Module:
+    def _stack(self, name: str, length: int, attention: AttentionFn, deterministic: bool, collect: bool) -> nn.Module:
         config = self.config
         layer = Layer
         if config.remat != "none":
@@ -180,7 +182,7 @@ class Encoder(nn.Module):
             unroll=1 if config.scan_layers else length,
             metadata_params={nn.PARTITION_NAME: LAYERS},
         )
-        return layers(config, self.attention, deterministic, collect, name=name)
+        return layers(config, attention, deterministic, collect, name=name)
 
 
 class Pooler(nn.Module):

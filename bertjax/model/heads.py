@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.attention import AttentionFn, dot_product_attention
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder, Pooler
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
@@ -50,7 +49,6 @@ class PretrainingModel(nn.Module):
     """Encoder, pooler and both pre-training heads."""
 
     config: ModelConfig
-    attention: AttentionFn = dot_product_attention
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +61,7 @@ class PretrainingModel(nn.Module):
         Returns:
           float32 [B, P, V] and [B, 2].
         """
-        encoder = Encoder(self.config, self.attention, name="encoder")
+        encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         # Gathered before the projection: 15 % of positions is all that the largest matrix of the model sees.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
@@ -80,16 +78,13 @@ class SequenceModel(nn.Module):
 
     config: ModelConfig
     outputs: int
-    attention: AttentionFn = dot_product_attention
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., outputs]; [B, C, L] to [B, C]."""
         *leading, length = batch["input_ids"].shape
         ids, mask, segments = (batch[name].reshape(-1, length) for name in ("input_ids", "input_mask", "segment_ids"))
-        hidden, _ = Encoder(self.config, self.attention, name="encoder")(
-            ids, segments, mask, deterministic=deterministic
-        )
+        hidden, _ = Encoder(self.config, name="encoder")(ids, segments, mask, deterministic=deterministic)
         pooled = Pooler(self.config, name="pooler")(hidden[:, 0])
         pooled = dropout(pooled, self.config.hidden_dropout, None if deterministic else self.make_rng("dropout"))
         logits = Dense(self.config, (self.config.hidden_size, self.outputs), ("embed", None), name="classifier")(pooled)
@@ -107,12 +102,11 @@ class TokenModel(nn.Module):
     config: ModelConfig
     outputs: int
     head_dropout: bool
-    attention: AttentionFn = dot_product_attention
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, outputs]."""
-        encoder = Encoder(self.config, self.attention, name="encoder")
+        encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         if self.head_dropout and not deterministic:
             hidden = dropout(hidden, self.config.hidden_dropout, self.make_rng("dropout"))

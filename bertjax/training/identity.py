@@ -5,6 +5,7 @@ vocabulary, and what its output layer tells. The workdir's own files say the sam
 where the two differ, somebody has edited or exchanged one of them, and the answers would be wrong without a word.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,27 +15,37 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError
-from bertjax.fields import FROM_CHECKPOINT
 from bertjax.files import read_json
-from bertjax.model.config import ModelConfig
+from bertjax.model.architecture import Architecture
 from bertjax.tasks.output_layer import OUTPUT_LAYER
 from bertjax.tasks.vocabulary_files import ENTRY
 
 CONFIG = "config.json"
-# Configs leave it to the vocabulary, whose hash is compared.
-_COMPARED = tuple(name for name in FROM_CHECKPOINT if name != "vocab_size")
+_ARCHITECTURE = "architecture"
 _SEAL = "seal"
 
 
-def identity_of(model: ModelConfig, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What is sealed into a checkpoint, file of the workdir to content.
+def identity_of(architecture: Architecture, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What is sealed into a checkpoint: its architecture, and files of the workdir with their content.
 
     Args:
-      model: whose parameters are saved.
+      architecture: whose parameters are saved.
       files: name to content of what the workdir keeps beside its checkpoints.
     """
     kept = {name: json.loads(files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in files}
-    return {CONFIG: {name: getattr(model, name) for name in _COMPARED}, **kept}
+    return {_ARCHITECTURE: dataclasses.asdict(architecture), **kept}
+
+
+def architecture_of(meta: dict[str, Any]) -> Architecture:
+    """The architecture that was sealed into a checkpoint.
+
+    Raises:
+      BertjaxError: it does not say one that this version knows.
+    """
+    try:
+        return Architecture(**meta["identity"][_ARCHITECTURE])
+    except (KeyError, TypeError) as error:
+        raise BertjaxError("the checkpoint does not tell its architecture, as those of earlier versions") from error
 
 
 def sealed(meta: dict[str, Any]) -> dict[str, Any]:
@@ -81,11 +92,13 @@ def check_identity(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
       BertjaxError: one of them has been changed, or is gone.
     """
     workdir = checkpoint.parent.parent
-    for name, expected in meta["identity"].items():
+    for part, expected in meta["identity"].items():
+        name = CONFIG if part == _ARCHITECTURE else part
         try:
             found = read_json(workdir / name)
             if name == CONFIG:
-                found = {field: found["model"].get(field) for field in _COMPARED}
+                # What a config leaves 0 or empty is the vocabulary's or the checkpoint's.
+                found = {field: found["model"][field] or value for field, value in expected.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise BertjaxError(

@@ -63,7 +63,7 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
     if init_from:
         check_vocabulary(task, find_checkpoint(init_from))
         start = saved_fingerprint(find_checkpoint(init_from))
-    identity = identity_of(task.objective.model.config, task.files)
+    identity = identity_of(task.objective.model.config.architecture, task.files)
     optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:

@@ -7,13 +7,12 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.fields import FROM_CHECKPOINT
 from bertjax.files import read_json
 from bertjax.tasks.output_layer import MULTILABEL, OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import workdir_of
-from bertjax.training.identity import CONFIG
+from bertjax.training.identity import architecture_of, read_meta
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
@@ -86,29 +85,24 @@ def _shown(value: str | list[str]) -> str:
 
 
 def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """The config with the fields it leaves to the checkpoint: the model's sizes, and the path of the vocabulary.
+    """The config with what it leaves to the checkpoint: its architecture, whole, and the path of the vocabulary.
 
     Raises:
-      UsageError: the checkpoint's workdir has no config, or the config wants another model.
+      UsageError: the config wants another architecture.
+      BertjaxError: the checkpoint is damaged.
     """
-    workdir = workdir_of(checkpoint)
-    try:
-        saved = read_json(workdir / CONFIG)["model"]
-        wanted = {name: saved[name] for name in (*FROM_CHECKPOINT, "vocab_multiple")}
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{checkpoint} has no readable {workdir / CONFIG} ({error}), which tells its sizes") from error
-    except KeyError as error:
-        raise UsageError(f"{workdir / CONFIG} has no field {error}, which tells a size of {checkpoint}") from error
     whole = config.copy_and_resolve_references()
-    for name in FROM_CHECKPOINT:
-        if not whole.model[name]:
-            whole.model[name] = wanted[name]
-        elif whole.model[name] != wanted[name]:
+    for name, value in vars(architecture_of(read_meta(checkpoint))).items():
+        if name == "vocab_size" and not whole.model[name]:
+            # The vocabulary's, whose hash is compared.
+            continue
+        # How far the token table is padded is nobody's wish, and must be as it was saved.
+        if whole.model[name] and whole.model[name] != value and name != "vocab_multiple":
             raise UsageError(
-                f"config.model.{name} is {whole.model[name]}, {checkpoint} has {wanted[name]}; leave size= out of the "
+                f"config.model.{name} is {whole.model[name]}, {checkpoint} has {value}; leave size= out of the "
                 "config, or give what the checkpoint has"
             )
-    whole.model.vocab_multiple = wanted["vocab_multiple"]
+        whole.model[name] = value
     if "vocabulary" in whole.data and not whole.data.vocabulary:
-        whole.data.vocabulary = str(workdir / ENTRY)
+        whole.data.vocabulary = str(workdir_of(checkpoint) / ENTRY)
     return whole

@@ -20,10 +20,10 @@ from bertjax.files import read_json, write_whole
 from bertjax.tasks.selection import score
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
-from bertjax.training.checkpoint import CHECKPOINTS, absolute, find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import unsealed
 from bertjax.training.progress import RESULTS
-from bertjax.training.workdir import other_numbers
+from bertjax.training.workdir import other_numbers, place
 
 SWEEP = "sweep.json"
 _TRIALS = "trials"
@@ -55,7 +55,7 @@ def run_sweep(
       UsageError: a trial's config, or the data of the first, cannot be used; or a trial finished with another config.
       BertjaxError: every trial failed.
     """
-    workdir = absolute(path)
+    workdir = place(path)
     # All of them before any trial, so that a wrong field does not show after hours.
     configs = [configure(trial) for trial in trials]
     folders = [workdir / _TRIALS / name_of(trial) for trial in trials]

@@ -35,13 +35,29 @@ _MAY_CHANGE = (
 _SHOWN_DIFFERENCES = 5
 
 
+def place(path: str) -> epath.Path:
+    """Where a workdir is to be.
+
+    Raises:
+      UsageError: no run may live there.
+    """
+    workdir = absolute(path)
+    if workdir == workdir.parent:
+        raise UsageError(
+            f"the workdir is {workdir}, the root of the file system, as where a variable of the shell is empty; choose "
+            "another --workdir"
+        )
+    return workdir
+
+
 def make(path: str) -> epath.Path:
     """Makes the workdir where there is none, and finds out whether it can be written.
 
     Raises:
-      BertjaxError: it cannot.
+      UsageError: no run may live there.
+      BertjaxError: it cannot be written.
     """
-    workdir = absolute(path)
+    workdir = place(path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         check_writable(workdir)
@@ -61,13 +77,16 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
       state: abstract, for the size of a checkpoint.
 
     Raises:
-      UsageError: the checkpoints are of another config, or of other data at the same path.
+      UsageError: the checkpoints are of another config, or of other data at the same path; or there is a config of
+        something else.
       BertjaxError: the disk is too full for two checkpoints.
     """
     # A run that failed before its first checkpoint has left nothing to protect from the command that puts it right.
     begun = any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
-    old = _read(workdir / CONFIG) if begun else None
-    shown = "" if old is None else other_numbers(old, config)
+    old = _read(workdir / CONFIG)
+    if old is not None and not {"task", "data", "model"} <= old.keys():
+        raise UsageError(f"{workdir / CONFIG} is of something else than a run; choose another --workdir")
+    shown = other_numbers(old, config) if begun and old is not None else ""
     if shown:
         raise UsageError(
             f"the workdir {workdir} belongs to a run with another config ({shown}); choose another "

@@ -11,7 +11,7 @@ from checkpoints import WIDTH, assert_equal, google_checkpoint, portable, quiet,
 
 from bertjax import cli
 from bertjax.errors import UsageError
-from bertjax.interop import huggingface
+from bertjax.interop import huggingface, workdir
 from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
 from bertjax.interop.portable import CLASSES, SPANS, TAGS
 from bertjax.tasks.output_layer import MULTILABEL
@@ -88,6 +88,16 @@ def test_google_s_gelu_is_the_tanh_form_and_hugging_face_s_the_exact_one(letters
     config["hidden_act"] = "gelu"
     (tmp_path / HUGGINGFACE / "config.json").write_text(json.dumps(config))
     assert read(tmp_path / HUGGINGFACE).model.activation == "gelu_erf"
+
+
+@pytest.mark.parametrize("form", [HUGGINGFACE, TENSORFLOW])
+def test_an_architecture_that_a_format_cannot_say_is_refused_and_ours_keeps_it(form, letters, tmp_path):
+    (tmp_path / "ours").mkdir()
+    workdir.write(portable(letters, attention_direction="left"), tmp_path / "ours")
+    assert workdir.read(tmp_path / "ours").model.attention_direction == "left"
+    with pytest.raises(UsageError, match=f"attention_direction left, which the format {form} has no place for"):
+        convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), form, False, quiet)
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_a_checkpoint_without_heads_says_what_is_new(letters, tmp_path):

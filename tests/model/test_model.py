@@ -10,7 +10,6 @@ import pytest
 from reference_bert import encode_row, pretraining_logits
 
 from bertjax.data.settings import Phase
-from bertjax.model.attention import dot_product_attention
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
@@ -156,18 +155,6 @@ def test_packed_sequences_equal_rows_of_their_own(params):
         )
         np.testing.assert_allclose(packed[0, start : start + n], alone[0, :n], atol=2e-5)
         start += n
-
-
-def test_attention_can_be_replaced(params, batch):
-    calls = []
-
-    def spy(query, key, value, sequence_ids, **options):
-        calls.append(query.shape)
-        return dot_product_attention(query, key, value, sequence_ids, **options)
-
-    replaced = jax.jit(PretrainingModel(CONFIG, attention=spy).apply)({"params": params}, batch)
-    np.testing.assert_allclose(replaced[0], run(CONFIG, params, batch)[0], atol=1e-5)
-    assert set(calls) == {(4, 24, 2, 8)}
 
 
 def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):

@@ -6,7 +6,8 @@ import pytest
 
 from bertjax.data.settings import Phase
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.architecture import size_fields
+from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.pretraining import abstract_batch
 

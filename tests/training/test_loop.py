@@ -234,6 +234,16 @@ def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_righ
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 
+def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_path):
+    config, task = make(corpus)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UsageError, match="config.json is of something else than a run"):
+        loop.train(config, task, str(tmp_path))
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
+    with pytest.raises(UsageError, match="the root of the file system"):
+        loop.train(config, task, "/")
+
+
 def _fail_early(batch):
     raise RuntimeError("early")
 

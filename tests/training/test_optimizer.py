@@ -9,7 +9,8 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.architecture import size_fields
+from bertjax.model.config import ModelConfig
 from bertjax.tasks import pretraining, squad, swag
 from bertjax.training.optimizer import NAMES, LearningRate, OptimizerConfig, decay_mask, make_optimizer
 from bertjax.training.sharding import MeshConfig, make_mesh

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import read_json
-from bertjax.interop.their_tokenizer import VOCABULARY
+from bertjax.interop.foreign_tokenizer import VOCABULARY
 
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")

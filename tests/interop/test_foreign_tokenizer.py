@@ -10,7 +10,7 @@ from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
 from bertjax.interop import huggingface
 from bertjax.interop.convert import read
-from bertjax.interop.their_tokenizer import read_tokenizer
+from bertjax.interop.foreign_tokenizer import read_tokenizer
 
 
 @pytest.fixture

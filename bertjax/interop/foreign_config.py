@@ -6,6 +6,7 @@ from typing import Any
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.files import read_json
+from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 from bertjax.model.config import ModelConfig
 
 # Theirs to ours; the first five have no default.
@@ -21,6 +22,8 @@ FIELDS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "initializer_range",
 }
+# Each format has names of its own for these, or none that is needed.
+_NAMED_APART = ("activation", "layer_norm_eps", "vocab_multiple")
 _NEEDED = list(FIELDS)[:5]
 _WHOLE = list(FIELDS)[:7]
 
@@ -66,8 +69,17 @@ def model_of(config: dict[str, Any], file: Path, defaults: dict[str, Any], **our
         raise UsageError(f"{file}: {error}") from error
 
 
-def their_fields(model: ModelConfig) -> dict[str, Any]:
-    """The settings of a model under their names."""
+def foreign_fields(model: ModelConfig, form: str) -> dict[str, Any]:
+    """The settings of a model under the names that both have.
+
+    Raises:
+      UsageError: the architecture is one that `form` has no place for.
+    """
+    usual = Architecture()
+    for name in ARCHITECTURE_FIELDS:
+        value = getattr(model, name)
+        if name not in (*FIELDS.values(), *_NAMED_APART) and value != getattr(usual, name):
+            raise UsageError(f"the checkpoint has model.{name} {value}, which the format {form} has no place for")
     return {theirs: getattr(model, ours) for theirs, ours in FIELDS.items()}
 
 

@@ -1,0 +1,115 @@
+"""What function a model computes: all that travels with its parameters, and the named sizes of the paper."""
+
+import dataclasses
+import math
+import re
+
+from bertjax.errors import UsageError
+from bertjax.model.attention.mask import DIRECTIONS
+
+_NAMED_SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+_HEAD_SIZE = 64
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
+# Beyond what anyone has trained by far; without limits a mistyped size ends in an error of a library, minutes later.
+_MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "num_layers": 1 << 12,
+    "num_heads": 1 << 12,
+    "mlp_size": 1 << 19,
+    "max_positions": 1 << 20,
+    "num_segments": 1 << 16,
+    "vocab_multiple": 1 << 16,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What fixes the function that parameters stand for; saved whole with them and taken over whole.
+
+    Attributes:
+      vocab_size: pieces in the vocabulary.
+      hidden_size: D, width of the residual stream.
+      num_layers: Transformer layers.
+      num_heads: H, attention heads; divides `hidden_size`.
+      mlp_size: F, width of the feed-forward layer, 4 D in the paper.
+      max_positions: learned position embeddings, 512 in the paper.
+      num_segments: segment embeddings, 2 in the paper (`type_vocab_size` elsewhere).
+      activation: `gelu_tanh` is what google-research/bert computes (`modeling.py`, `gelu`); or `gelu_erf`, `relu`.
+      layer_norm_eps: 1e-12 in google-research/bert.
+      attention_direction: what a token attends to: `both` directions as in BERT, what is `left` of it and itself, or
+        what is `right` of it and itself.
+      vocab_multiple: the token table is padded to a multiple of this many rows for the matrix unit; padding rows
+        have probability zero.
+
+    Raises:
+      UsageError: a value is out of its range.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    mlp_size: int = 3072
+    max_positions: int = 512
+    num_segments: int = 2
+    activation: str = "gelu_tanh"
+    layer_norm_eps: float = 1e-12
+    attention_direction: str = "both"
+    vocab_multiple: int = 128
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            if getattr(self, name) < 1:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+            if getattr(self, name) > most:
+                raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {most:,}")
+        if self.hidden_size % self.num_heads:
+            raise UsageError(f"model.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if not 0 <= self.layer_norm_eps < math.inf:
+            raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")
+        for name, known in (("activation", ACTIVATIONS), ("attention_direction", DIRECTIONS)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architecture))
+
+
+def size_fields(size: str) -> dict[str, int]:
+    """Layers, width, heads and feed-forward width of a named size.
+
+    Args:
+      size: `tiny mini small medium base large`, or `L4_H512` with H/64 heads (the 24 small models of
+        google-research/bert), or `L6_H768_A3` with the heads given (Table 6 of the paper).
+
+    Raises:
+      UsageError: no such size.
+    """
+    if size in _NAMED_SIZES:
+        layers, hidden = _NAMED_SIZES[size]
+        heads = hidden // _HEAD_SIZE
+    else:
+        match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
+        if not match:
+            raise UsageError(
+                f"unknown size {size!r}; known: {', '.join(_NAMED_SIZES)}, L4_H512, L6_H768_A3 and the like"
+            )
+        layers, hidden = int(match[1]), int(match[2])
+        heads = int(match[3]) if match[3] else max(1, hidden // _HEAD_SIZE)
+    return {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "mlp_size": 4 * hidden}

@@ -1,0 +1,77 @@
+"""Masks as descriptions, and which implementation computes what."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.errors import UsageError
+from bertjax.model.attention import resolver
+from bertjax.model.attention.mask import DIRECTIONS, AttentionMask
+from bertjax.model.attention.plain import allowed, plain_attention
+from bertjax.model.attention.resolver import Implementation, resolve
+from bertjax.model.config import ModelConfig
+from bertjax.model.encoder import Encoder
+from bertjax.training.sharding import MeshConfig, make_mesh
+from bertjax.training.step import in_mesh
+
+# Two sequences and a position of padding.
+SEQUENCES = jnp.array([[1, 1, 1, 2, 2, 0]])
+MODEL = ModelConfig(
+    vocab_size=20, hidden_size=16, num_layers=2, num_heads=2, mlp_size=32, max_positions=12, dtype="float32"
+)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_position_sees_its_own_sequence_in_the_direction_of_the_mask(direction):
+    query, key = np.arange(5)[:, None], np.arange(6)
+    expected = np.asarray(SEQUENCES)[0, :5, None] == np.asarray(SEQUENCES)[0]
+    if direction != "both":
+        expected &= key <= query if direction == "left" else key >= query
+    seen = np.asarray(allowed(AttentionMask(direction, SEQUENCES)))[0, 0]
+    np.testing.assert_array_equal(seen[:5], expected)
+    assert not seen[:, 5].any()
+
+
+@pytest.mark.parametrize(("direction", "moved"), [("both", range(6)), ("left", range(3, 6)), ("right", range(4))])
+def test_another_token_moves_the_states_that_may_see_it_and_no_other(direction, moved):
+    config = dataclasses.replace(MODEL, attention_direction=direction)
+    ids, ones = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
+    encoder = Encoder(config)
+    params = encoder.init(jax.random.key(0), ids, 0 * ids, ones)
+    before, after = (encoder.apply(params, tokens, 0 * ids, ones)[0][0] for tokens in (ids, ids.at[0, 3].set(15)))
+    assert set(np.flatnonzero(np.any(before != after, axis=-1))) == {*moved}
+
+
+def test_an_implementation_is_taken_for_what_it_can_and_gets_the_mesh(monkeypatch):
+    calls = []
+
+    def narrow(*args, mesh, **options):
+        calls.append(mesh)
+        return plain_attention(*args, mesh=mesh, **options)
+
+    able = Implementation(narrow, ("both",), dropout=False, several_sequences=False)
+    monkeypatch.setattr(resolver, "_IMPLEMENTATIONS", resolver._IMPLEMENTATIONS | {"narrow": able})
+    monkeypatch.setattr(resolver, "_BY_SPEED", ("narrow", "plain"))
+    config = dataclasses.replace(MODEL, attention_dropout=0.0)
+    for asked, several in [
+        (config, False),
+        (MODEL, False),
+        (dataclasses.replace(config, attention_direction="left"), False),
+        (config, True),
+    ]:
+        wanted = narrow if asked is config and not several else plain_attention
+        assert resolve(asked, several) is wanted
+        if wanted is plain_attention:
+            # Past the check of configs, to which it is not known.
+            named = dataclasses.replace(asked)
+            object.__setattr__(named, "attention", "narrow")
+            with pytest.raises(UsageError, match="model.attention=narrow has no (attention_d|several sequences)"):
+                resolve(named, several)
+
+    mesh = make_mesh(MeshConfig(data=8))
+    ids = jnp.ones((1, 6), jnp.int32)
+    jax.eval_shape(in_mesh(Encoder(config).init, mesh), jax.random.key(0), ids, ids, ids)
+    assert calls and all(given == mesh.abstract_mesh for given in calls)
