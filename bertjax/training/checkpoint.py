@@ -54,6 +54,7 @@ class Checkpoints:
 
         Raises:
           UsageError: a file lies where a checkpoint may belong.
+          BertjaxError: the checkpoints cannot be listed.
         """
         self._workdir, self._identity = workdir, identity
         for child in (workdir / CHECKPOINTS).iterdir() if (workdir / CHECKPOINTS).is_dir() else ():
@@ -73,7 +74,13 @@ class Checkpoints:
             "training": _array_handler(),
             "meta": ocp.JsonCheckpointHandler(),
         }
-        self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers)
+        try:
+            self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers)
+        except Exception as error:  # Of damage in what Orbax notes of a step, which it reads here.
+            raise BertjaxError(
+                f"{workdir / CHECKPOINTS} cannot be listed ({first_line(error)}); move the newest step elsewhere if it "
+                "is damaged, or choose another --workdir"
+            ) from error
 
     def path(self, step: int) -> epath.Path:
         return self._workdir / CHECKPOINTS / str(step)

@@ -103,6 +103,13 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, 
     assert (tmp_path / DAMAGED / "3").is_dir()
 
 
+def test_checkpoints_that_cannot_be_listed_are_one_error(tmp_path):
+    saved(tmp_path, steps=(1,))
+    (tmp_path / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[" * 100_000)
+    with pytest.raises(BertjaxError, match="checkpoints cannot be listed"):
+        restored(tmp_path)
+
+
 def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path):
     saved(tmp_path)
     for step in (1, 2, 3):
