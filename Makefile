@@ -7,7 +7,7 @@ DEMO := runs/demo
 .PHONY: demo test test-all attack lint clean
 
 demo: $(VENV)/.installed
-	launch/demo.sh $(BIN) $(DEMO)
+	demo/run.sh $(BIN) $(DEMO)
 
 test: lint
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow"

@@ -10,13 +10,13 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.config import load_config, load_saved_config
+from bertjax.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError
 from bertjax.fields import check_parts
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.output_layer import OUTPUT_LAYER
-from bertjax.tasks.splits import SPLITS
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.finetuning.splits import SPLITS
 from bertjax.tasks.task import Task
-from bertjax.tasks.vocabulary_files import ENTRY
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.identity import CONFIG, architecture_of, read_meta
 from bertjax.training.starting_point import adopt

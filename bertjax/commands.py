@@ -92,8 +92,8 @@ def prepare(args: argparse.Namespace) -> None:
 def inspect(args: argparse.Namespace) -> None:
     from bertjax.building import build_task
     from bertjax.corpus.store import open_corpus
+    from bertjax.corpus.vocabulary_files import open_vocabulary
     from bertjax.data.inspect import format_example, format_row, write_batches
-    from bertjax.tasks.vocabulary_files import open_vocabulary
 
     config = _config(args)
     task = build_task(config, train=True)
@@ -147,7 +147,7 @@ def sweep(args: argparse.Namespace) -> None:
     from bertjax.building import check_config, experiment_config
     from bertjax.config import grid_values, load_trials
     from bertjax.fields import cross_product
-    from bertjax.training.sweep import run_sweep
+    from bertjax.sweeps import run_sweep
 
     if args.seeds < 1:
         raise UsageError(f"--seeds is {args.seeds}; it must be at least 1")
@@ -238,7 +238,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
 
 
 def submission(args: argparse.Namespace) -> None:
-    from bertjax.tasks.glue_submission import collect
+    from bertjax.inference.glue_submission import collect
 
     for line in collect(Path(args.predictions), Path(args.output), not args.own_wnli, args.partial):
         show(line, file=sys.stderr)
@@ -343,8 +343,8 @@ def bench_step(args: argparse.Namespace) -> None:
 
 def bench_input(args: argparse.Namespace) -> None:
     from bertjax.corpus.store import open_corpus
-    from bertjax.data.bench import bench_input as run
-    from bertjax.data.settings import Masking
+    from bertjax.data.pretraining.bench import bench_input as run
+    from bertjax.data.pretraining.settings import Masking
     from bertjax.fields import check_pretraining, phases
 
     config = _config(args)

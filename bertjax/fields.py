@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bertjax.data.settings import Masking, Phase, check_objective
+from bertjax.data.pretraining.settings import Masking, Phase, check_objective
 from bertjax.errors import UsageError, shortened
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, size_fields
 from bertjax.model.config import ModelConfig

@@ -16,7 +16,7 @@ LARGE on held-out text (Table 6).
 from ml_collections import ConfigDict
 
 from bertjax.config import parse_arguments
-from bertjax.data.settings import check_shape
+from bertjax.data.pretraining.settings import check_shape
 from bertjax.errors import UsageError
 from bertjax.fields import pretraining_config
 

@@ -12,10 +12,10 @@ from etils import epath
 
 from bertjax import files
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.questions import read_questions
-from bertjax.data.tables import Reading
+from bertjax.corpus.vocabulary_files import open_vocabulary
+from bertjax.data.finetuning.questions import read_questions
+from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.tasks.vocabulary_files import open_vocabulary
 
 
 @pytest.mark.parametrize("kind", [lambda path: path, epath.Path])
@@ -115,7 +115,7 @@ def test_files_that_are_too_large_for_their_kind_are_refused(tmp_path, monkeypat
         files.read_whole(tmp_path / "a.bin", 1000)
     # Small on the disk, large when unpacked.
     (tmp_path / "train.json.xz").write_bytes(lzma.compress(bytes(1 << 22)))
-    monkeypatch.setattr("bertjax.data.questions.TABLE_BYTES", 1 << 20)
+    monkeypatch.setattr("bertjax.data.finetuning.questions.TABLE_BYTES", 1 << 20)
     with pytest.raises(UsageError, match=r"train\.json\.xz has more than 1 MB"):
         read_questions(tmp_path / "train.json.xz", Reading("a"), training=True)
 

@@ -4,8 +4,8 @@ import pytest
 
 from bertjax.corpus.prepare import prepare
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.tables import Reading, read_table
-from bertjax.data.tagged import read_tagged
+from bertjax.data.finetuning.tables import Reading, read_table
+from bertjax.data.finetuning.tagged import read_tagged
 from bertjax.errors import UsageError
 from bertjax.plain_text import refuse_utf16
 

@@ -1,1 +1,1 @@
-"""From a tokenised corpus to batches: online, in tf.data."""
+"""From a tokenised corpus, or from a task's files, to batches."""

@@ -9,19 +9,20 @@ import jax
 import numpy as np
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import Examples, encode_pair, make_examples
-from bertjax.data.questions import Question, make_windows
-from bertjax.data.tables import Reading
-from bertjax.data.tagged import Tagged, make_rows, of_words
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.questions import Question, make_windows
+from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tagged import Tagged, make_rows, of_words
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
 from bertjax.inference.habits import Habits
 from bertjax.inference.texts import PAIR
 from bertjax.interop.portable import CHOICES, SPANS, TAGS, Portable
 from bertjax.model.heads import SequenceModel, TokenModel
-from bertjax.tasks import records, squad_answers
-from bertjax.tasks.output_layer import MULTILABEL
-from bertjax.tasks.records import Record
+from bertjax.tasks.finetuning import records
+from bertjax.tasks.finetuning import spans as squad_answers
+from bertjax.tasks.finetuning.output_layer import MULTILABEL
+from bertjax.tasks.finetuning.records import Record
 from bertjax.training.parameters import nested
 
 # Texts in memory at a time.
@@ -49,7 +50,7 @@ def check_model(portable: Portable, checkpoint: str, context: str | None) -> Non
 def answers(
     portable: Portable, habits: Habits, texts: Iterable[str], *, context: str = "", logits: bool = False
 ) -> Iterator[Record]:
-    """A record of `bertjax.tasks.records` for each text, in order; a bounded number of texts is in memory at a time.
+    """A record of `tasks/finetuning/records.py` for each text, in order; few texts are in memory at a time.
 
     Args:
       portable: the model.

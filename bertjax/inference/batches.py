@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bertjax.data.examples import Batching, Examples, assemble
+from bertjax.data.finetuning.examples import Batching, Examples, assemble
 from bertjax.data.share import WHOLE
 
 # Of a batch with its padding: enough to keep a processor busy, little beside the parameters of BASE.

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from bertjax.corpus.offsets import encode_with_offsets
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
-from bertjax.data.examples import make_examples, truncated_lengths
+from bertjax.data.finetuning.examples import make_examples, truncated_lengths
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
 from bertjax.inference.texts import PAIR

@@ -11,7 +11,7 @@ from bertjax.files import read_json
 from bertjax.interop.convert import BERTJAX, detect
 from bertjax.interop.workdir import is_converted
 from bertjax.tasks import glue
-from bertjax.tasks.output_layer import OUTPUT_LAYER
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.progress import RESULTS
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import replacing
-from bertjax.tasks.records import FIELDS, FileRecords, Record
+from bertjax.tasks.finetuning.records import FIELDS, FileRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params
 from bertjax.training.loop import predict

@@ -15,7 +15,7 @@ from bertjax.interop.foreign_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.interop.foreign_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.interop.foreign_weights import WEIGHTS, read_arrays
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.tasks.output_layer import MULTILABEL
+from bertjax.tasks.finetuning.output_layer import MULTILABEL
 
 CONFIG = "config.json"
 # All that `write` leaves in a folder.

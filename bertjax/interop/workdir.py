@@ -7,13 +7,13 @@ from typing import Any
 from etils import epath
 
 from bertjax.building import checkpoint_model
+from bertjax.corpus.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.fields import finetuning_config, pretraining_config
 from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.tasks.output_layer import MULTILABEL, OUTPUT_LAYER, output_layer
-from bertjax.tasks.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
+from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, output_layer
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.identity import CONFIG, identity_of
 from bertjax.training.parameters import load_all_params, save_params

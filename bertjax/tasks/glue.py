@@ -8,19 +8,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import Examples, in_input_order, joined
-from bertjax.data.tables import Reading
-from bertjax.data.tfds_rows import PREFIX
+from bertjax.data.finetuning.examples import Examples, in_input_order, joined
+from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, of_classes
-from bertjax.tasks import finetuning, objectives, splits, weighting
-from bertjax.tasks.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
-from bertjax.tasks.records import FileRecords, Record, of_class, of_number
-from bertjax.tasks.synthetic import synthetic_task
+from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning import splits, weighting
+from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
+from bertjax.tasks.finetuning.records import FileRecords, Record, of_class, of_number
+from bertjax.tasks.finetuning.synthetic import synthetic_task
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
+from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Task
-from bertjax.tasks.weighting import PLAIN, Weighting, weighting_of
 
 # Suffix of the diagnostic set's metrics.
 _AX = "_ax"

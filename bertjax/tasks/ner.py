@@ -5,12 +5,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from bertjax.data.tables import Reading
-from bertjax.data.tagged import Tagged, read_tagged
+from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tagged import Tagged, read_tagged
 from bertjax.errors import UsageError
-from bertjax.tasks import finetuning
-from bertjax.tasks.synthetic import synthetic_task
-from bertjax.tasks.tagging import objective, tagging_task
+from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning.synthetic import synthetic_task
+from bertjax.tasks.finetuning.tagging import objective, tagging_task
 from bertjax.tasks.task import Task
 
 _CONTEXTS = ("document", "sentence")

@@ -10,15 +10,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.store import Corpus, open_corpus
-from bertjax.data.settings import Masking, Phase
+from bertjax.corpus.vocabulary_files import vocabulary_files
+from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
 from bertjax.fields import check_pretraining, model_config, phases
 from bertjax.model.config import ModelConfig
+from bertjax.model.flops import flops_per_token
 from bertjax.model.heads import PretrainingModel
-from bertjax.planning.flops import flops_per_token
 from bertjax.tasks.task import Batch, NumpyBatch, Objective, Outputs, Schedule, Sums, Task, Work
-from bertjax.tasks.vocabulary_files import vocabulary_files
 
 METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
 LOSSES = ("mlm_loss", "nsp_loss")
@@ -95,7 +95,7 @@ def _needed(corpus: Corpus | None) -> Corpus:
 
 
 def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
-    from bertjax.data.baseline import context_free_baseline
+    from bertjax.data.pretraining.baseline import context_free_baseline
 
     # It counts the tokens of the whole corpus.
     _needed(corpus).verification.verify_all()
@@ -104,8 +104,8 @@ def _baseline(config: ConfigDict, corpus: Corpus | None) -> dict[str, float]:
 
 def _train_batches(config: ConfigDict, corpus: Corpus | None, start_step: int, share: Share) -> Iterator[NumpyBatch]:
     # Imported here, so that models are described and timed where TensorFlow is not installed.
-    from bertjax.data.pretraining import train_dataset
-    from bertjax.data.verified import watched
+    from bertjax.data.pretraining.batches import train_dataset
+    from bertjax.data.pretraining.verified import watched
 
     for phase in phases(config):
         if start_step < phase.stop_step:
@@ -127,7 +127,7 @@ def _check_data(config: ConfigDict, corpus: Corpus | None, steps: int | None) ->
     corpus = _needed(corpus)
     corpus.verification.check()
     if steps is not None:
-        from bertjax.data.verified import verify_evaluation, verify_training
+        from bertjax.data.pretraining.verified import verify_evaluation, verify_training
 
         verify_evaluation(corpus, phases(config)[0].seq_len, config.data.objective)
         verify_training(
@@ -141,8 +141,8 @@ def _check_data(config: ConfigDict, corpus: Corpus | None, steps: int | None) ->
 
 
 def _eval_batches(config: ConfigDict, corpus: Corpus | None, share: Share) -> Iterator[NumpyBatch]:
-    from bertjax.data.pretraining import eval_dataset
-    from bertjax.data.verified import verify_evaluation, watched
+    from bertjax.data.pretraining.batches import eval_dataset
+    from bertjax.data.pretraining.verified import verify_evaluation, watched
 
     phase = phases(config)[0]
     dataset = eval_dataset(

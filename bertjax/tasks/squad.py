@@ -13,18 +13,20 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.questions import Question, make_windows, read_questions
-from bertjax.data.splitting import share_of
-from bertjax.data.tables import Reading
+from bertjax.data.finetuning.questions import Question, make_windows, read_questions
+from bertjax.data.finetuning.splitting import share_of
+from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks import finetuning, objectives, splits, weighting
-from bertjax.tasks.records import RECORDS, FileRecords, Record
-from bertjax.tasks.squad_answers import Answer, best_answers, record, with_probabilities
-from bertjax.tasks.synthetic import synthetic_task
+from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning import splits, weighting
+from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record
+from bertjax.tasks.finetuning.spans import Answer, best_answers, record, with_probabilities
+from bertjax.tasks.finetuning.synthetic import synthetic_task
+from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 _VERSIONS = ("1.1", "2.0")

@@ -8,19 +8,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import Examples, encode_pair, in_input_order, make_examples
-from bertjax.data.tables import Reading, Row, read_table
-from bertjax.data.tfds_rows import PREFIX, read_tfds
+from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
+from bertjax.data.finetuning.tables import Reading, Row, read_table
+from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
-from bertjax.tasks import finetuning, objectives, splits, weighting
-from bertjax.tasks.records import RECORDS, FileRecords, Record, of_choice
-from bertjax.tasks.synthetic import synthetic_task
+from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning import splits, weighting
+from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_choice
+from bertjax.tasks.finetuning.synthetic import synthetic_task
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
+from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
-from bertjax.tasks.weighting import PLAIN, Weighting
 
 CHOICES = 4
 _ENDINGS = tuple(f"ending{index}" for index in range(CHOICES))

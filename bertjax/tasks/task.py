@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax.data.share import Share
 from bertjax.metrics.report import ClassReport
-from bertjax.tasks.records import FileRecords
+from bertjax.tasks.finetuning.records import FileRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]

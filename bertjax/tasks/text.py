@@ -8,10 +8,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
-from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.labelled_text import Target, encode_rows, label_of, labels_of
-from bertjax.data.tables import FORMATS, Reading, Row, one_line, read_table
-from bertjax.data.tagged import Tagged, tagged_rows
+from bertjax.data.finetuning.examples import Examples, in_input_order
+from bertjax.data.finetuning.labelled_text import Target, encode_rows, label_of, labels_of
+from bertjax.data.finetuning.tables import FORMATS, Reading, Row, one_line, read_table
+from bertjax.data.finetuning.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
@@ -19,12 +19,14 @@ from bertjax.metrics import report
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
-from bertjax.tasks import finetuning, objectives, splits, tagging, weighting
-from bertjax.tasks.output_layer import saved_labels
-from bertjax.tasks.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
-from bertjax.tasks.synthetic import synthetic_task
+from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning import splits, tagging, weighting
+from bertjax.tasks.finetuning.output_layer import saved_labels
+from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
+from bertjax.tasks.finetuning.synthetic import synthetic_task
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
+from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
-from bertjax.tasks.weighting import PLAIN, Weighting, weighting_of
 
 KINDS = ("classes", "number", "tags", "multilabel")
 # Defaults of what kind=multilabel takes.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.planning.flops import peak_flops_per_second
+from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
 from bertjax.terminal import say
 from bertjax.training.loop import check_batches

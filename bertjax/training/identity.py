@@ -14,11 +14,11 @@ from typing import Any
 from etils import epath
 
 from bertjax.config import differences
+from bertjax.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError
 from bertjax.files import read_json
 from bertjax.model.architecture import Architecture
-from bertjax.tasks.output_layer import OUTPUT_LAYER
-from bertjax.tasks.vocabulary_files import ENTRY
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 
 CONFIG = "config.json"
 _ARCHITECTURE = "architecture"

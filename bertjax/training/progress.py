@@ -14,13 +14,13 @@ from ml_collections import ConfigDict
 
 from bertjax.files import write_whole
 from bertjax.metrics.report import ClassReport
-from bertjax.planning.flops import peak_flops_per_second
-from bertjax.report.confusion import draw_confusion
-from bertjax.report.curves import draw_curves
-from bertjax.tasks.selection import is_out_of_patience, score
+from bertjax.model.flops import peak_flops_per_second
+from bertjax.tasks.finetuning.selection import is_out_of_patience, score
 from bertjax.tasks.task import Task
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
+from bertjax.training.confusion import draw_confusion
+from bertjax.training.curves import draw_curves
 from bertjax.training.identity import sealed
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.workdir import started_from

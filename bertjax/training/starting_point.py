@@ -6,11 +6,11 @@ from collections.abc import Callable
 from etils import epath
 from ml_collections import ConfigDict
 
+from bertjax.corpus.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.files import read_json
-from bertjax.tasks.output_layer import MULTILABEL, OUTPUT_LAYER
+from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER
 from bertjax.tasks.task import Task
-from bertjax.tasks.vocabulary_files import ENTRY, workdir_vocabulary
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.identity import architecture_of, read_meta
 

@@ -277,16 +277,6 @@ def _become(request: dict[str, Any]) -> None:
 def _import_everything() -> None:
     import tensorflow  # noqa: F401
 
-    import bertjax.building
-    import bertjax.cli
-    import bertjax.commands
-    import bertjax.corpus.prepare
-    import bertjax.data.pretraining
-    import bertjax.interop.convert
-    import bertjax.training.evaluation
-    import bertjax.training.loop
-    import bertjax.training.sweep  # noqa: F401
-
 
 if __name__ == "__main__":
     # As `bertjax.cli` does before TensorFlow is imported.

@@ -7,8 +7,8 @@ import tensorflow as tf
 from small_corpora import write_pieces
 
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.assembly import assembled, truncated
-from bertjax.data.rows import Spans
+from bertjax.data.pretraining.assembly import assembled, truncated
+from bertjax.data.pretraining.rows import Spans
 
 
 def spans(a_start, a_length, b_start, b_length, label=0) -> Spans:

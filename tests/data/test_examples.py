@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.data.examples import (
+from bertjax.data.finetuning.examples import (
     Batching,
     TrainPlan,
     encode_pair,

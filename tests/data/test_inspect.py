@@ -7,9 +7,9 @@ import pytest
 from small_corpora import write_pieces
 
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.bench import bench_input
 from bertjax.data.inspect import format_example, write_batches
-from bertjax.data.settings import Masking, Phase
+from bertjax.data.pretraining.bench import bench_input
+from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.errors import BertjaxError, UsageError
 
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 from small_corpora import write_pieces
 
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.masking import masker, uniforms_per_row
-from bertjax.data.settings import Masking
+from bertjax.data.pretraining.masking import masker, uniforms_per_row
+from bertjax.data.pretraining.settings import Masking
 from bertjax.errors import UsageError
 
 VOCABULARY_SIZE = 64

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_corpora import random_documents
 
-from bertjax.data.pairs import document_pairs, target_lengths
+from bertjax.data.pretraining.pairs import document_pairs, target_lengths
 from bertjax.errors import BertjaxError
 
 

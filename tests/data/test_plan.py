@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from small_corpora import random_documents
 
-from bertjax.data import pairs, plan
-from bertjax.data.plan import pair_plan
+from bertjax.data.pretraining import pairs, plan
+from bertjax.data.pretraining.plan import pair_plan
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import unfinished_name
 
@@ -141,7 +141,8 @@ def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(co
 
 def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
     code = (
-        "import sys, hashlib; from bertjax.corpus.store import open_corpus; from bertjax.data.plan import pair_plan;"
+        "import sys, hashlib; from bertjax.corpus.store import open_corpus;"
+        "from bertjax.data.pretraining.plan import pair_plan;"
         "corpus = open_corpus(sys.argv[1]); print('ready', flush=True); sys.stdin.readline();"
         "print(hashlib.sha256(pair_plan(corpus, 'train', 32, 0, 8).records.tobytes()).hexdigest())"
     )

@@ -11,10 +11,10 @@ import pytest
 from bertjax.corpus.mapping import map_file
 from bertjax.corpus.store import read_manifest
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.plan import pair_plan
-from bertjax.data.pretraining import eval_dataset, train_dataset
-from bertjax.data.rows import epoch_order, stream_key, without_copy
-from bertjax.data.settings import Masking, Phase
+from bertjax.data.pretraining.batches import eval_dataset, train_dataset
+from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
+from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bertjax.corpus.tokenizer import Tokenizer, load_vocabulary
-from bertjax.data.questions import make_windows, read_questions
-from bertjax.data.tables import Reading
+from bertjax.data.finetuning.questions import make_windows, read_questions
+from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import UsageError
 
 CONTEXT = "Ann (born 1990) lives in Caf\u00e9 Town, near Bob. " * 3

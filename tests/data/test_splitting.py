@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from bertjax.data.examples import make_examples
-from bertjax.data.splitting import first_texts, held_out, share_of, subset, subset_of_tagged, unit_texts, units
-from bertjax.data.tagged import Tagged
+from bertjax.data.finetuning.examples import make_examples
+from bertjax.data.finetuning.splitting import (
+    first_texts,
+    held_out,
+    share_of,
+    subset,
+    subset_of_tagged,
+    unit_texts,
+    units,
+)
+from bertjax.data.finetuning.tagged import Tagged
 
 
 def texts(count):

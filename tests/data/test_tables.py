@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax.data.tables import Reading, read_table
+from bertjax.data.finetuning.tables import Reading, read_table
 from bertjax.errors import UsageError
 
 

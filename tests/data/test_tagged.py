@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bertjax.corpus.tokenizer import Tokenizer, load_vocabulary
-from bertjax.data.tables import Reading, Row
-from bertjax.data.tagged import make_rows, read_tagged, tagged_rows
+from bertjax.data.finetuning.tables import Reading, Row
+from bertjax.data.finetuning.tagged import make_rows, read_tagged, tagged_rows
 from bertjax.errors import UsageError
 
 FILE = """-DOCSTART- -X- O O

@@ -10,9 +10,9 @@ import pytest
 from small_corpora import random_documents
 
 from bertjax.corpus import blocks, store
-from bertjax.data import verified
-from bertjax.data.pretraining import eval_dataset, train_dataset
-from bertjax.data.settings import Masking, Phase
+from bertjax.data.pretraining import verified
+from bertjax.data.pretraining.batches import eval_dataset, train_dataset
+from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 

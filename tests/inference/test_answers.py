@@ -17,7 +17,7 @@ from bertjax.inference.habits import Habits
 from bertjax.interop import huggingface
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS
 from bertjax.model.heads import SequenceModel, TokenModel
-from bertjax.tasks.records import softmax
+from bertjax.tasks.finetuning.records import softmax
 from bertjax.training.parameters import nested
 
 LABELS = {CLASSES: ("bad", "good", "so"), TAGS: ("O", "B-X", "I-X")}

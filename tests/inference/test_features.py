@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertjax import cli
-from bertjax.data.examples import make_examples
+from bertjax.data.finetuning.examples import make_examples
 from bertjax.files import unfinished_name
 from bertjax.inference import features
 from bertjax.inference.batches import BATCH_TOKENS, batches

@@ -14,7 +14,7 @@ from bertjax.errors import UsageError
 from bertjax.interop import huggingface, workdir
 from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
 from bertjax.interop.portable import CLASSES, SPANS, TAGS
-from bertjax.tasks.output_layer import MULTILABEL
+from bertjax.tasks.finetuning.output_layer import MULTILABEL
 
 
 @pytest.mark.parametrize("slots", [False, True])

@@ -6,11 +6,11 @@ import pytest
 from etils import epath
 
 from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.corpus.vocabulary_files import workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.interop.convert import BERTJAX, HUGGINGFACE, convert, read
 from bertjax.model.encoder import Encoder, Pooler
 from bertjax.model.heads import MaskedLmHead, NextSentenceHead
-from bertjax.tasks.vocabulary_files import workdir_vocabulary
 from bertjax.training.parameters import nested
 
 WHY = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"

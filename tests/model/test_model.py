@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reference_bert import encode_row, pretraining_logits
 
-from bertjax.data.settings import Phase
+from bertjax.data.pretraining.settings import Phase
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import pytest
 
-from bertjax.data.settings import Phase
+from bertjax.data.pretraining.settings import Phase
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
 from bertjax.model.config import ModelConfig

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from bertjax import cli
 from bertjax.data.share import WHOLE
-from bertjax.tasks.glue_submission import TEST_ROWS
+from bertjax.inference.glue_submission import TEST_ROWS
 
 
 def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):

@@ -10,10 +10,10 @@ from running import EXPERIMENTS, overrides, refused
 from bertjax import cli
 from bertjax.building import build_task, experiment_config
 from bertjax.errors import UsageError
-from bertjax.tasks.selection import is_error, is_out_of_patience, score
+from bertjax.sweeps import summary
+from bertjax.tasks.finetuning.selection import is_error, is_out_of_patience, score
 from bertjax.training import loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.sweep import summary
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_nothing_to_add_up_is_no_loss():
 
 
 def test_a_metric_unknown_to_all_is_named():
-    from bertjax.tasks.selection import check_metric
+    from bertjax.tasks.finetuning.selection import check_metric
 
     with pytest.raises(UsageError, match="metrics of this task are a, b"):
         check_metric("c", ["b", "a"])

@@ -11,8 +11,9 @@ from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.building import build_task, experiment_config
 from bertjax.data.share import WHOLE
-from bertjax.tasks import objectives, tagging
-from bertjax.tasks.weighting import Weighting
+from bertjax.tasks.finetuning import tagging
+from bertjax.tasks.finetuning.weighting import Weighting
+from bertjax.tasks.objectives import classes as objectives
 
 # Of each task, the rows of its training file.
 TASKS = {

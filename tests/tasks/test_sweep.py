@@ -8,11 +8,12 @@ from etils import epath
 from running import EXPERIMENTS, overrides, refused
 
 from bertjax import cli
+from bertjax import sweeps as sweep
 from bertjax.building import experiment_config
 from bertjax.errors import BertjaxError
-from bertjax.training import loop, sweep
+from bertjax.sweeps import name_of, run_sweep
+from bertjax.training import loop
 from bertjax.training.step import make_train_step
-from bertjax.training.sweep import name_of, run_sweep
 
 
 def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):
@@ -77,7 +78,7 @@ def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue,
         seen.extend((trial, configure(trial)) for trial in trials)
         return {}
 
-    monkeypatch.setattr("bertjax.training.sweep.run_sweep", noting)
+    monkeypatch.setattr("bertjax.sweeps.run_sweep", noting)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     command = ["sweep", config, f"--workdir={tmp_path}", f"--config.data.vocabulary={letters}"]
     grid = ["--grid=optimizer.learning_rate=1e-4,3e-4", "--grid", "data.batch_size=16,32", "--grid=model.remat=full"]

@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.tasks import objectives, tagging
-from bertjax.tasks.weighting import PLAIN, Weighting, check, weighting_of
+from bertjax.tasks.finetuning import tagging
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, check, weighting_of
+from bertjax.tasks.objectives import classes as objectives
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
 from bertjax.training.sharding import MeshConfig, make_mesh, put_batch
 from bertjax.training.step import init_state, make_train_step

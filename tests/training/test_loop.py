@@ -17,7 +17,7 @@ from bertjax.config import load_config
 from bertjax.corpus import blocks
 from bertjax.corpus.prepare import prepare
 from bertjax.corpus.store import open_corpus
-from bertjax.data.plan import pair_plan
+from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.fields import check_pretraining as check

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.data.settings import Phase
+from bertjax.data.pretraining.settings import Phase
 from bertjax.model.config import ModelConfig
 from bertjax.tasks import pretraining
 from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer

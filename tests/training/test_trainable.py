@@ -11,7 +11,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 
 from bertjax.config import load_saved_config
-from bertjax.data.settings import Phase
+from bertjax.data.pretraining.settings import Phase
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks import pretraining

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.examples import in_input_order
-from bertjax.data.questions import Question, Windows
-from bertjax.tasks.records import Record, short
+from bertjax.data.finetuning.examples import in_input_order
+from bertjax.data.finetuning.questions import Question, Windows
+from bertjax.tasks.finetuning.records import Record, short
 
 # More than any difference of logits, and still a number in JSON.
 _ODDS_WITHOUT_SPAN = 1e9

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from bertjax.corpus.datasets import open_builder
 from bertjax.corpus.datasets import reading as reading_dataset
-from bertjax.data.tables import Reading, Row
+from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.errors import UsageError, listed
 
 PREFIX = "tfds:"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job in small: docstrings of the installed libraries -> corpus and vocabulary -> a tiny BERT -> its numbers,
 # and what it is worth on a task.
-# Usage: launch/demo.sh BIN_DIRECTORY OUTPUT_DIRECTORY
+# Usage: demo/run.sh BIN_DIRECTORY OUTPUT_DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bertjax="$1/bertjax"
@@ -24,7 +24,7 @@ echo "== 4. Fill in the [MASK]"
   "The [MASK] of the input array must be positive."
 echo
 echo "== 5. Fine-tune: which library is a docstring of?"
-"$1/python" launch/docstring_labels.py "$out/labels"
+"$1/python" demo/docstring_labels.py "$out/labels"
 text=(--config "experiments/text.py:train=$out/labels/train.tsv,dev=$out/labels/dev.tsv,size=tiny"
   --config.data.seq_len=64 --config.model.dtype=float32 --config.optimizer.learning_rate=3e-4 --config.log_every=125)
 "$bertjax" train "${text[@]}" --init_from "$out/tiny" --workdir "$out/libraries" > /dev/null

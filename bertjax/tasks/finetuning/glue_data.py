@@ -10,10 +10,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import Examples
-from bertjax.data.labelled_text import Target, encode_rows
-from bertjax.data.tables import Reading, Row, read_table
-from bertjax.data.tfds_rows import PREFIX, read_tfds
+from bertjax.data.finetuning.examples import Examples
+from bertjax.data.finetuning.labelled_text import Target, encode_rows
+from bertjax.data.finetuning.tables import Reading, Row, read_table
+from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from bertjax.data.share import Share
 from bertjax.errors import UsageError
 from bertjax.fields import model_config
 from bertjax.model.config import ModelConfig
-from bertjax.planning.flops import flops_per_token
+from bertjax.model.flops import flops_per_token
 from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
 
 _DEFAULT_VOCAB_SIZE = 30522

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from bertjax.corpus.blocks import blocks_of
 from bertjax.corpus.store import Corpus, array_file
-from bertjax.data.pairs import RECORD
-from bertjax.data.plan import pair_plan, verify_read_plan
-from bertjax.data.pretraining import EVAL_SEED, train_lookup
-from bertjax.data.settings import Phase
+from bertjax.data.pretraining.batches import EVAL_SEED, train_lookup
+from bertjax.data.pretraining.pairs import RECORD
+from bertjax.data.pretraining.plan import pair_plan, verify_read_plan
+from bertjax.data.pretraining.settings import Phase
 from bertjax.errors import BertjaxError
 
 _POSITIONS_AT_ONCE = 1 << 16

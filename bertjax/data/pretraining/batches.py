@@ -14,11 +14,19 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus, Split
-from bertjax.data.assembly import assembled, truncated
-from bertjax.data.masking import masker, uniforms_per_row
-from bertjax.data.plan import pair_plan
-from bertjax.data.rows import Spans, epoch_order, pair_lookup, stream_key, tile_count, tile_lookup, without_copy
-from bertjax.data.settings import Masking, Phase, check_objective, check_shape
+from bertjax.data.pretraining.assembly import assembled, truncated
+from bertjax.data.pretraining.masking import masker, uniforms_per_row
+from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining.rows import (
+    Spans,
+    epoch_order,
+    pair_lookup,
+    stream_key,
+    tile_count,
+    tile_lookup,
+    without_copy,
+)
+from bertjax.data.pretraining.settings import Masking, Phase, check_objective, check_shape
 from bertjax.data.share import Share
 from bertjax.errors import UsageError
 

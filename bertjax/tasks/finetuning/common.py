@@ -12,19 +12,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
+from bertjax.corpus.vocabulary_files import open_vocabulary, vocabulary_files
+from bertjax.data.finetuning.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
+from bertjax.data.finetuning.tables import Reading
 from bertjax.data.share import WHOLE
-from bertjax.data.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.fields import check_common, check_length, model_config
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
-from bertjax.planning.flops import flops_per_token
-from bertjax.tasks import selection, splits, synthetic, weighting
-from bertjax.tasks.output_layer import OUTPUT_LAYER, output_layer
-from bertjax.tasks.records import FileRecords
+from bertjax.model.flops import flops_per_token
+from bertjax.tasks.finetuning import selection, splits, synthetic, weighting
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, output_layer
+from bertjax.tasks.finetuning.records import FileRecords
 from bertjax.tasks.task import Objective, Schedule, Task, Work
-from bertjax.tasks.vocabulary_files import open_vocabulary, vocabulary_files
 
 # Top-level parameters that never come from a checkpoint: all else does.
 NEW_LAYER = ("classifier",)

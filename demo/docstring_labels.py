@@ -1,6 +1,6 @@
 """Labelled text that every machine has: paragraphs of docstrings, and the library each one is of.
 
-    python launch/docstring_labels.py OUTPUT_DIRECTORY
+    python demo/docstring_labels.py OUTPUT_DIRECTORY
 
 Writes train.tsv and dev.tsv with the columns `text` and `label`, as many rows of each library. A module's paragraphs
 are all in one of the two files, and no paragraph is in both.

@@ -6,7 +6,7 @@ B rows of a batch, S tokens a row.
 import tensorflow as tf
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.rows import Spans
+from bertjax.data.pretraining.rows import Spans
 
 _EXACT_BITS = 64
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import Examples, encode_pair, make_examples
-from bertjax.data.tables import Reading, Row
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.errors import UsageError, listed, quoted
 
 _UNLABELLED = "with an empty label"

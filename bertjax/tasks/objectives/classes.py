@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
-from bertjax.tasks.weighting import PLAIN, Weighting
 
 
 def abstract_row() -> dict[str, jax.ShapeDtypeStruct]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.tables import Row
+from bertjax.data.finetuning.tables import Row
 
 Record = dict[str, Any]
 # The file they are written to, where the task does not write several.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from bertjax.data.examples import Examples
-from bertjax.data.splitting import first_texts, held_out, share_of, subset
-from bertjax.data.tables import Reading
+from bertjax.data.finetuning.examples import Examples
+from bertjax.data.finetuning.splitting import first_texts, held_out, share_of, subset
+from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import UsageError
 
 # What a task's files may have, and `predict` takes.

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.settings import Masking
+from bertjax.data.pretraining.settings import Masking
 
 # How many words too long for what is left of a row's predictions are passed over before choosing stops.
 _SKIPPED_WORDS = 2

@@ -16,8 +16,8 @@ import numpy as np
 
 from bertjax.corpus.offsets import encode_with_offsets
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.examples import Examples, make_examples
-from bertjax.data.tables import Reading, whole_characters
+from bertjax.data.finetuning.examples import Examples, make_examples
+from bertjax.data.finetuning.tables import Reading, whole_characters
 from bertjax.errors import UsageError, quoted
 from bertjax.files import TABLE_BYTES, open_regular, read_stream
 from bertjax.terminal import progress_bar

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.store import Corpus
-from bertjax.data.pretraining import train_dataset
-from bertjax.data.settings import Masking, Phase
+from bertjax.data.pretraining.batches import train_dataset
+from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.verified import verify_training, watched
 from bertjax.data.share import WHOLE
-from bertjax.data.verified import verify_training, watched
 from bertjax.errors import UsageError
 
 _WARM_UP_BATCHES = 10

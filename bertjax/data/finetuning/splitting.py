@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertjax.data.examples import Examples
-from bertjax.data.tagged import Tagged
+from bertjax.data.finetuning.examples import Examples
+from bertjax.data.finetuning.tagged import Tagged
 
 
 def held_out(contents: Sequence[bytes], share: float, seed: int) -> np.ndarray:

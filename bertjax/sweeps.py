@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from bertjax.building import build_task
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import read_json, write_whole
-from bertjax.tasks.selection import score
+from bertjax.tasks.finetuning.selection import score
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint

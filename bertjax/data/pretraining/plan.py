@@ -21,7 +21,7 @@ import numpy as np
 from bertjax.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
 from bertjax.corpus.mapping import map_file
 from bertjax.corpus.store import Corpus, Split, array_file
-from bertjax.data.pairs import RECORD, document_pairs, target_lengths
+from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space, is_ours, read_json, read_whole, replacing, unfinished_files, write_whole
 from bertjax.temporary import shared_place

@@ -13,20 +13,22 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
-from bertjax.data.examples import Examples, in_input_order
-from bertjax.data.splitting import share_of, subset_of_tagged, unit_texts, units
-from bertjax.data.tables import Reading, Row
-from bertjax.data.tagged import OUTSIDE, Tagged, make_rows, of_words
+from bertjax.data.finetuning.examples import Examples, in_input_order
+from bertjax.data.finetuning.splitting import share_of, subset_of_tagged, unit_texts, units
+from bertjax.data.finetuning.tables import Reading, Row
+from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
 from bertjax.files import write_whole
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, of_classes, of_entities
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks import finetuning, objectives, splits
-from bertjax.tasks.output_layer import saved_labels
-from bertjax.tasks.records import RECORDS, FileRecords, Record, of_sentence
+from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning import splits
+from bertjax.tasks.finetuning.output_layer import saved_labels
+from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_sentence
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
+from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
-from bertjax.tasks.weighting import PLAIN, Weighting, weighting_of
 
 
 def tags_of(tagged: Tagged) -> list[str]:

@@ -1,1 +1,0 @@
-"""What a job costs, before and while it runs."""

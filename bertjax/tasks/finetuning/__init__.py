@@ -1,0 +1,1 @@
+"""What fine-tuning tasks have in common."""

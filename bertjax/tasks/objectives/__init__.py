@@ -1,0 +1,1 @@
+"""What a step computes: pure functions of model, parameters and batch."""
