@@ -1,10 +1,7 @@
 """Configs, of an experiment's file or of a checkpoint's workdir, and the tasks they describe."""
 
-import importlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -12,11 +9,12 @@ from ml_collections import ConfigDict
 from bertjax.config import load_config, load_saved_config
 from bertjax.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError
-from bertjax.fields import check_parts
 from bertjax.model.config import ModelConfig
+from bertjax.settings.fields import from_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
-from bertjax.tasks.finetuning.splits import SPLITS
-from bertjax.tasks.task import Task
+from bertjax.tasks.finetuning.settings import SPLITS
+from bertjax.tasks.run import settings_class
+from bertjax.tasks.settings import RunSettings
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.identity import CONFIG, architecture_of, read_meta
 from bertjax.training.starting_point import adopt
@@ -38,7 +36,11 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
       UsageError: the config or the checkpoint cannot be used.
     """
     config = load_config(experiment, overrides)
-    check_parts(config, experiment.partition(":")[0])
+    if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
+        raise UsageError(
+            f"the config of {experiment.partition(':')[0]} has no data or no model; begin with the defaults, see "
+            "bertjax/experiment.py"
+        )
     _make_absolute(config.data)
     return config if start is None else adopt(config, find_checkpoint(start))
 
@@ -83,38 +85,15 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
     return config
 
 
-def build_task(config: ConfigDict, train: bool | None = False) -> Task:
-    """The task of a config.
-
-    Args:
-      train: it needs its training data; None is where the config names data.
-
-    Raises:
-      UsageError: there is no such task, or a value or the data cannot be used.
-    """
-    module = _checked_module(config)
-    return module.build(config, module.has_data(config) if train is None else train)
-
-
-def check_config(config: ConfigDict) -> None:
-    """Refuses values no run can start with, without looking at the data.
+def settings_of(config: ConfigDict) -> RunSettings:
+    """The settings that a config gives, all of them checked.
 
     Raises:
       UsageError: there is no such task, or names the field and its value.
     """
-    _checked_module(config)
-
-
-def _checked_module(config: ConfigDict) -> Any:
-    # Not a registry: the name is that of the one file that knows the task.
-    name = str(config.task)
-    if not name.isidentifier() or not (Path(__file__).parent / "tasks" / f"{name}.py").is_file():
-        raise UsageError(f"config.task is {config.task!r}; there is no bertjax/tasks/{name}.py")
-    module = importlib.import_module(f"bertjax.tasks.{config.task}")
-    if not hasattr(module, "build"):
-        raise UsageError(f"config.task is {config.task!r}, which is no task")
-    module.check(config)
-    return module
+    if "task" not in config:
+        raise UsageError("the config has no task; begin with the defaults, see bertjax/experiment.py")
+    return from_config(settings_class(config.task), config)
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from bertjax import commands, process
 from bertjax.addresses import check_answer, is_address, is_of_storage, unusable
-from bertjax.errors import BertjaxError, UsageError, first_line, lacking_field, shortened
+from bertjax.errors import BertjaxError, UsageError, first_line, shortened
 from bertjax.held_back import INTERRUPTED
 from bertjax.terminal import show
 
@@ -78,8 +78,6 @@ def _run(arguments: list[str]) -> None:
     except Exception as error:
         if debug:
             raise
-        if lacking := lacking_field(error):
-            _die(f"the config has no field {lacking}, which `bertjax {args.command}` needs; see bertjax.fields", 2)
         if addresses and is_of_storage(error):
             _die(str(unusable(" or ".join(addresses), error)), 1)
         text = str(error).strip()

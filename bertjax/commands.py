@@ -90,63 +90,56 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def inspect(args: argparse.Namespace) -> None:
-    from bertjax.building import build_task
-    from bertjax.corpus.store import open_corpus
-    from bertjax.corpus.vocabulary_files import open_vocabulary
-    from bertjax.data.inspect import format_example, format_row, write_batches
+    from itertools import islice
 
-    config = _config(args)
-    task = build_task(config, train=True)
+    from bertjax.building import settings_of
+    from bertjax.data.share import WHOLE
+    from bertjax.data.showing import write_batches
+    from bertjax.tasks.run import build_task
+
+    task = build_task(settings_of(_config(args)), train=True)
     if args.steps < 1 or args.steps > task.schedule.steps:
         raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
-    batches = _first_batches(task, args.steps)
-    task.check_data(args.steps)
-    if "corpus" in config.data:
-        vocabulary, as_text = open_corpus(config.data.corpus).vocabulary(), format_example
-    else:
-        vocabulary, as_text = open_vocabulary(config.data.vocabulary), format_row
-    for step, batch in enumerate(batches):
+    batches = []
+    for step, batch in enumerate(islice(task.train_batches(0, WHOLE), args.steps)):
         for row in range(min(args.rows, len(batch["input_ids"]))):
-            show(f"step {step}, row {row}\n{as_text(batch, row, vocabulary)}\n")
+            show(f"step {step}, row {row}\n{task.show(batch, row)}\n")
+        if args.npz:
+            batches.append(batch)
+    task.check_data(args.steps)
     if args.npz:
         write_batches(batches, args.npz)
         show(f"wrote the batches of {args.steps} step(s) to {args.npz}")
 
 
-def _first_batches(task: Any, count: int) -> list[dict[str, Any]]:
-    from itertools import islice
-
-    from bertjax.data.share import WHOLE
-
-    return list(islice(task.train_batches(0, WHOLE), count))
-
-
 def describe(args: argparse.Namespace) -> None:
-    from bertjax.building import build_task
+    from bertjax.building import settings_of
     from bertjax.report.describe import describe_task
+    from bertjax.tasks.run import build_task
 
-    config = _config(args)
-    show(describe_task(config, build_task(config, train=None)))
+    settings = settings_of(_config(args))
+    show(describe_task(settings, build_task(settings, train=None)))
 
 
 def train(args: argparse.Namespace) -> None:
-    from bertjax.building import build_task
+    from bertjax.building import settings_of
+    from bertjax.tasks.run import build_task
     from bertjax.training.loop import train as run
     from bertjax.training.processes import join_the_others, naming_a_lost_process
 
     if args.distributed:
         join_the_others()
     with naming_a_lost_process(), _start(args) as start:
-        config = _config(args, start)
-        print(json.dumps(run(config, build_task(config, train=True), args.workdir, start)))
+        settings = settings_of(_config(args, start))
+        print(json.dumps(run(settings, build_task(settings, train=True), args.workdir, start)))
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from bertjax.building import check_config, experiment_config
+    from bertjax.building import experiment_config, settings_of
     from bertjax.config import grid_values, load_trials
-    from bertjax.fields import cross_product
+    from bertjax.experiment import cross_product, trials_of
     from bertjax.sweeps import run_sweep
 
     if args.seeds < 1:
@@ -160,31 +153,34 @@ def sweep(args: argparse.Namespace) -> None:
             return experiment_config(args.config, [*overrides, *given], start)
 
         def configure(trial: dict[str, Any]) -> Any:
-            config = overridden([f"--config.{field}={value}" for field, value in trial.items()])
-            check_config(config)
-            return config
+            return settings_of(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
 
-        grid = cross_product(grid_values(args.grid, given, overridden)) if args.grid else load_trials(args.config)
+        if args.grid:
+            grid = cross_product(grid_values(args.grid, given, overridden))
+        else:
+            grid = load_trials(args.config, trials_of)
         trials = [{**trial, "seed": first + seed} for trial in grid for seed in range(args.seeds)]
         print(json.dumps(run_sweep(configure, trials, args.workdir, start)))
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    from bertjax.building import build_task
+    from bertjax.building import settings_of
+    from bertjax.tasks.run import build_task
     from bertjax.terminal import say
     from bertjax.training.checkpoint import absolute
     from bertjax.training.evaluation import evaluate_checkpoint
 
     with _checkpoint(args) as checkpoint:
-        config = _checkpoint_config(args, checkpoint)
-        values = evaluate_checkpoint(config, build_task(config), checkpoint)
+        settings = settings_of(_checkpoint_config(args, checkpoint))
+        values = evaluate_checkpoint(settings, build_task(settings), checkpoint)
         say(f"of checkpoint {checkpoint if checkpoint.is_relative_to(absolute(args.checkpoint)) else args.checkpoint}")
         print(json.dumps(values))
 
 
 def predict(args: argparse.Namespace) -> None:
-    from bertjax.building import build_task, choose_split
+    from bertjax.building import choose_split, settings_of
     from bertjax.inference.predictions import write_predictions
+    from bertjax.tasks.run import build_task
 
     if args.given or args.text:
         _predict_texts(args)
@@ -198,8 +194,8 @@ def predict(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} is for texts; the task's data has its own")
     columns = [name for name in (args.columns or "").split(",") if name]
     with _checkpoint(args) as checkpoint:
-        config = choose_split(_checkpoint_config(args, checkpoint), args.split or "test")
-        for path in write_predictions(config, build_task(config), checkpoint, args.output, args.logits, columns):
+        settings = settings_of(choose_split(_checkpoint_config(args, checkpoint), args.split or "test"))
+        for path in write_predictions(settings, build_task(settings), checkpoint, args.output, args.logits, columns):
             show(path)
 
 
@@ -332,37 +328,34 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def bench_step(args: argparse.Namespace) -> None:
-    from bertjax.building import build_task
+    from bertjax.building import settings_of
+    from bertjax.tasks.run import build_task
     from bertjax.training.bench import bench_step as run
 
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
-    config = _config(args)
-    print(json.dumps(run(config, build_task(config, train=None), args.steps)))
+    settings = settings_of(_config(args))
+    print(json.dumps(run(settings, build_task(settings, train=None), args.steps)))
 
 
 def bench_input(args: argparse.Namespace) -> None:
+    from bertjax.building import settings_of
     from bertjax.corpus.store import open_corpus
     from bertjax.data.pretraining.bench import bench_input as run
-    from bertjax.data.pretraining.settings import Masking
-    from bertjax.fields import check_pretraining, phases
+    from bertjax.tasks.pretraining import Settings
 
-    config = _config(args)
-    if "corpus" not in config.data:
-        raise UsageError(f"`bench input` times the input of pre-training; the config's task is {config.task}")
-    if not config.data.corpus:
+    settings = settings_of(_config(args))
+    if not isinstance(settings, Settings):
+        raise UsageError(f"`bench input` times the input of pre-training; the config's task is {settings.task}")
+    if not settings.has_data:
         raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
-    check_pretraining(config)
-    print(
-        json.dumps(
-            run(
-                open_corpus(config.data.corpus),
-                phases(config)[0],
-                objective=config.data.objective,
-                masking=Masking(**config.data.masking),
-                seed=config.seed,
-                pair_passes=config.data.pair_passes,
-                seconds=args.seconds,
-            )
-        )
+    figures = run(
+        open_corpus(settings.data.corpus),
+        settings.phases[0],
+        source=settings.source,
+        masking=settings.data.masking,
+        seed=settings.seed,
+        pair_passes=settings.data.pair_passes,
+        seconds=args.seconds,
     )
+    print(json.dumps(figures))

@@ -112,7 +112,7 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
     if rest:
         raise UsageError(f"unexpected argument {rest[0]!r}; fields of the config are set with --config.FIELD=VALUE")
     if not isinstance(config, ConfigDict) or "task" not in config:
-        raise UsageError(f"get_config of {file} must return a ConfigDict as those of bertjax.fields")
+        raise UsageError(f"get_config of {file} must return a ConfigDict as those of bertjax/experiment.py")
     return config
 
 
@@ -131,20 +131,28 @@ def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:
             node = node[name]
 
 
-def load_trials(config: str) -> list[dict[str, Any]]:
+def load_trials(
+    config: str, named: Callable[[Callable[..., ConfigDict], str], list[dict[str, Any]] | None]
+) -> list[dict[str, Any]]:
     """The trials of a sweep: what `sweep(arguments)` of the config's file yields, fields and their values.
 
+    Args:
+      config: `FILE[:ARGUMENTS]`.
+      named: (the file's `get_config`, arguments) to the trials of a file without that function; None without any.
+
     Raises:
-      UsageError: the file has no such function, or that fails, or gives something else.
+      UsageError: there are none, or `sweep` fails, or gives something else.
     """
     file, _, arguments = config.partition(":")
     try:
-        sweep = runpy.run_path(file).get("sweep")
-        if sweep is None:
+        experiment = runpy.run_path(file)
+        sweep = experiment.get("sweep")
+        found = sweep(arguments) if sweep else named(experiment["get_config"], arguments)
+        if found is None:
             raise UsageError(
-                f"{file} has no function sweep(arguments); write one that yields dictionaries of fields and values"
+                f"{file} has no argument grid and no function sweep(arguments); write one that yields dictionaries of "
+                "fields and values, or give --grid FIELD=VALUE,VALUE"
             )
-        found = sweep(arguments)
         trials = list(found) if isinstance(found, Iterable) else [found]
     except UsageError:
         raise

@@ -43,15 +43,6 @@ def quoted(value: object) -> str:
     return shortened(repr(value), _MOST_CHARACTERS // 2)
 
 
-def lacking_field(error: BaseException) -> str:
-    """The field that a config was asked for and has not, "" where the error is another."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    asked = trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ml_collections")
-    return str(error).strip("\"'") if asked and isinstance(error, (AttributeError, KeyError)) else ""
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, short enough to stand inside one of ours."""
     text = str(error).strip().splitlines()

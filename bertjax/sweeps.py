@@ -1,5 +1,6 @@
 """Many runs of one config with other fields: each kept when it is done, selected on dev (section A.3 of the paper)."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -12,12 +13,12 @@ from typing import Any
 from urllib.parse import quote
 
 from etils import epath
-from ml_collections import ConfigDict
 
-from bertjax.building import build_task
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import read_json, write_whole
 from bertjax.tasks.finetuning.selection import score
+from bertjax.tasks.run import build_task
+from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
@@ -32,7 +33,7 @@ _PLAIN = "+,()' "
 
 
 def run_sweep(
-    configure: Callable[[dict[str, Any]], ConfigDict],
+    configure: Callable[[dict[str, Any]], RunSettings],
     trials: Sequence[dict[str, Any]],
     path: str,
     init_from: str | None,
@@ -43,7 +44,7 @@ def run_sweep(
     begins. Of all finished trials, the best alone keeps its checkpoints.
 
     Args:
-      configure: a trial's fields to its config.
+      configure: a trial's fields to its settings.
       trials: fields and their values; those that differ in `seed` alone are restarts of one setting.
       path: the workdir of the sweep.
       init_from: checkpoint that each trial starts from.
@@ -52,17 +53,17 @@ def run_sweep(
       What `sweep.json` holds: all trials, the settings with mean, deviation and best, and the best trial.
 
     Raises:
-      UsageError: a trial's config, or the data of the first, cannot be used; or a trial finished with another config.
+      UsageError: a trial's settings, or the data of the first, cannot be used; or a trial finished with another config.
       BertjaxError: every trial failed.
     """
     workdir = place(path)
     # All of them before any trial, so that a wrong field does not show after hours.
-    configs = [configure(trial) for trial in trials]
+    runs = [configure(trial) for trial in trials]
     folders = [workdir / _TRIALS / name_of(trial) for trial in trials]
-    finished = [_finished(*each, init_from) for each in zip(trials, configs, folders, strict=True)]
+    finished = [_finished(*each, init_from) for each in zip(trials, runs, folders, strict=True)]
     if not all(finished):
         # Also refuses data that cannot be used, before any trial.
-        task = build_task(configs[0], train=True)
+        task = build_task(runs[0], train=True)
         if not task.best_by:
             raise UsageError(
                 "a sweep selects by what its trials reach on dev, and they are not evaluated; give a dev set, or cut "
@@ -74,14 +75,14 @@ def run_sweep(
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
     with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
-        for number, (trial, config, folder, outcome) in enumerate(
-            zip(trials, configs, folders, finished, strict=True), 1
+        for number, (trial, settings, folder, outcome) in enumerate(
+            zip(trials, runs, folders, finished, strict=True), 1
         ):
             if outcome is None:
                 left = f", about {duration(statistics.mean(spent) * (len(trials) - number + 1))} left" if spent else ""
                 say(f"trial {number} of {len(trials)}: {name_of(trial)}{left}")
                 start = time.monotonic()
-                outcome = _run(trial, config, folder, init_from)
+                outcome = _run(trial, settings, folder, init_from)
                 if outcome is None:
                     say(f"the sweep stopped in trial {number} of {len(trials)}; the same command goes on from here")
                     return {"stopped": True, "trials": outcomes}
@@ -98,12 +99,14 @@ def run_sweep(
     return {"stopped": False, **whole}
 
 
-def _run(trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_from: str | None) -> dict[str, Any] | None:
+def _run(
+    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None
+) -> dict[str, Any] | None:
     """What became of a trial; None where a signal stopped it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        task = build_task(config, train=True)
-        if loop.train(config, task, os.fspath(folder), init_from)["stopped"]:
+        task = build_task(settings, train=True)
+        if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
             return None
         return _outcome(trial, results_of(folder))
     except Exception as error:  # Whatever ends one trial, the next may do better.
@@ -113,13 +116,13 @@ def _run(trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_fro
 
 
 def _finished(
-    trial: dict[str, Any], config: ConfigDict, folder: epath.Path, init_from: str | None
+    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None
 ) -> dict[str, Any] | None:
     """The outcome of a trial that was run before; None where it was not, or not to its end."""
     if not (folder / RESULTS).exists():
         return None
     results = results_of(folder)
-    shown = other_numbers(results["config"], config.to_dict())
+    shown = other_numbers(results["config"], dataclasses.asdict(settings))
     if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
         shown = "it started from other parameters than those of --init_from"
     if shown:

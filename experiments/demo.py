@@ -10,13 +10,12 @@ is that of the installed libraries, so other versions give other digits.
 
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
-from bertjax.fields import pretraining_config
+from bertjax.experiment import arguments, pretraining_config
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(size="tiny", corpus="", steps=3000, quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `size=tiny,corpus=DIR,steps=3000,quick=false`."""
-    given = parse_arguments(arguments, size="tiny", corpus="", steps=3000, quick=False)
     config = pretraining_config(given.size)
     config.steps = 10 if given.quick else given.steps
     config.data.corpus = given.corpus

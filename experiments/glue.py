@@ -15,29 +15,17 @@ Hardware and time: MRPC, 3 epochs at size 4/256 in float32, 2 min 41 s on two CP
 Expected: BERT BASE on dev (Table 5 and 6 of the paper): MRPC 86.7 accuracy, SST-2 92.7, QNLI 88.4, MNLI-m 84.4.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, grid, make_quick
+from bertjax.experiment import arguments, finetuning_config, make_quick
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(task="mrpc", path="", size="", grid="glue", quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `task=mrpc,path=DIR,size=SIZE,grid=glue,quick=false`."""
-    given = _arguments(arguments)
     config = finetuning_config("glue", given.size)
     config.data.task = given.task
     config.data.path = given.path
     if given.quick:
         make_quick(config, seq_len=32)
     return config
-
-
-def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
-    """The trials of `grid=glue`, or `one`, `a3` or `small`; see `bertjax.fields.grid`."""
-    return grid(_arguments(arguments).grid)
-
-
-def _arguments(text: str | None) -> ConfigDict:
-    return parse_arguments(text, task="mrpc", path="", size="", grid="glue", quick=False)

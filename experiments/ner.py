@@ -11,34 +11,19 @@ too. BASE on a TPU is not measured.
 Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8, means of 5 restarts (Table 7).
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, grid, make_quick
+from bertjax.experiment import arguments, finetuning_config, make_quick
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(path="", context="document", size="", grid="a3", quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `path=DIR,context=document,size=SIZE,grid=a3,quick=false`."""
-    given = _arguments(arguments)
     config = finetuning_config("ner", given.size)
     config.data.path = given.path
     config.data.context = given.context
-    config.data.train_file = "eng.train"
-    config.data.dev_file = "eng.testa"
-    config.data.test_file = "eng.testb"
     config.data.seq_len = 512 if given.context == "document" else 128
     config.data.batch_size = 16
     if given.quick:
         make_quick(config, seq_len=64)
     return config
-
-
-def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
-    """The trials of `grid=a3`, or `one`, `glue` or `small`; see `bertjax.fields.grid`."""
-    return grid(_arguments(arguments).grid)
-
-
-def _arguments(text: str | None) -> ConfigDict:
-    return parse_arguments(text, path="", context="document", size="", grid="a3", quick=False)

@@ -15,20 +15,17 @@ LARGE on held-out text (Table 6).
 
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
 from bertjax.data.pretraining.settings import check_shape
 from bertjax.errors import UsageError
-from bertjax.fields import pretraining_config
+from bertjax.experiment import arguments, pretraining_config
 
 _TOKENS_A_BATCH = 131_072
 _ROWS_A_BATCH = 256
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(size="base", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `size=base,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
-    given = parse_arguments(
-        arguments, size="base", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False
-    )
     check_shape(given.seq_len, batch_size=1, max_predictions=1)
     if given.phases not in (1, 2):
         raise UsageError(f"phases={given.phases}; known: 1, and 2 for the paper's schedule")

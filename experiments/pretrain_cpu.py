@@ -18,13 +18,12 @@ stopped after 300 or 1,200 steps.
 
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
-from bertjax.fields import pretraining_config
+from bertjax.experiment import arguments, pretraining_config
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(size="L2_H256", corpus="", steps=24000, quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `size=L2_H256,corpus=DIR,steps=24000,quick=false`."""
-    given = parse_arguments(arguments, size="L2_H256", corpus="", steps=24000, quick=False)
     config = pretraining_config(given.size)
     config.data.corpus = given.corpus
     config.data.seq_len = 64

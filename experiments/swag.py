@@ -11,17 +11,14 @@ Hardware and time: not measured; the data was not at hand.
 Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test (Table 4).
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, grid, make_quick
+from bertjax.experiment import arguments, finetuning_config, make_quick
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(path="", size="", grid="a3", quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `path=DIR,size=SIZE,grid=a3,quick=false`."""
-    given = _arguments(arguments)
     config = finetuning_config("swag", given.size)
     config.data.path = given.path
     config.data.batch_size = 16
@@ -30,12 +27,3 @@ def get_config(arguments: str | None = None) -> ConfigDict:
     if given.quick:
         make_quick(config, seq_len=32)
     return config
-
-
-def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
-    """The trials of `grid=a3`, or `one`, `glue` or `small`; see `bertjax.fields.grid`."""
-    return grid(_arguments(arguments).grid)
-
-
-def _arguments(text: str | None) -> ConfigDict:
-    return parse_arguments(text, path="", size="", grid="a3", quick=False)

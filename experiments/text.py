@@ -14,42 +14,24 @@ Hardware and time: whatever the data is; `bertjax bench step` with the same conf
 Expected: the table at the end has the most frequent class beside the result.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from bertjax.config import parse_arguments
-from bertjax.fields import finetuning_config, grid, make_quick
+from bertjax.experiment import arguments, finetuning_config, make_quick
 
 
-def get_config(arguments: str | None = None) -> ConfigDict:
+@arguments(train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False)
+def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes`.
 
     And for `size=SIZE,grid=a3,quick=false`, as in the other experiments.
     """
-    given = _arguments(arguments)
     config = finetuning_config("text", given.size)
     config.data.train_file = given.train
     config.data.dev_file = given.dev
-    config.data.test_file = ""
     config.data.text = given.text
     config.data.second_text = given.second
     config.data.label = given.label
     config.data.kind = given.kind
-    # Of kind=multilabel: between the labels of a row, and the probability from which on a label is given.
-    config.data.label_separator = ","
-    config.data.threshold = 0.5
     if given.quick:
         make_quick(config, seq_len=32)
     return config
-
-
-def sweep(arguments: str | None = None) -> list[dict[str, Any]]:
-    """The trials of `grid=a3`, or `one`, `glue` or `small`; see `bertjax.fields.grid`."""
-    return grid(_arguments(arguments).grid)
-
-
-def _arguments(text: str | None) -> ConfigDict:
-    return parse_arguments(
-        text, train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False
-    )

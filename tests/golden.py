@@ -28,7 +28,8 @@ import numpy as np
 
 import bertjax
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+# Those of the code that is tried, whichever commit it is of.
+EXPERIMENTS = Path(bertjax.__file__).parents[1] / "experiments"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Name to experiment and overrides; {data} is a folder of data sets, {corpus} a prepared corpus.
 PRETRAINING = {

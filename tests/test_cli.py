@@ -220,7 +220,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
     obeyed = "\x1b[31mred\x9b2J\u202e\r"
     monkeypatch.setattr("bertjax.commands._encoder_and", lambda *_: (None, None, None))
     monkeypatch.setattr("bertjax.inference.fill.fill", lambda *_: [[(obeyed, 0.5)]])
-    monkeypatch.setattr("bertjax.data.inspect.format_example", lambda *_: f"A: ä\t{obeyed}")
+    monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_: f"A: ä\t{obeyed}")
     cli.main(["fill", "--checkpoint=x", "a [MASK]"])
     cli.main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     say(f"labels {obeyed}")
@@ -234,17 +234,20 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
 @pytest.mark.parametrize(
     ("returned", "named"),
     [
-        ("ConfigDict({'task': 'pretraining'})", "has no accumulate, .*data, .*; begin with one of bertjax.fields"),
-        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task of .* is 5; it must be a name"),
+        ("ConfigDict({'task': 'pretraining'})", "has no data or no model; begin with the defaults, see bertjax/exp"),
+        (
+            "ConfigDict(pretraining_config().to_dict() | {'task': 5})",
+            "config.task is 5; there is no bertjax/tasks/5",
+        ),
         (
             "ConfigDict(pretraining_config().to_dict() | {'data': 'x'})",
-            "config.data of .* is 'x'; it must be a section",
+            "has no data or no model",
         ),
-        ("ConfigDict(pretraining_config().to_dict() | {'steps': None})", "config.steps of .* is None; .* a number"),
+        ("ConfigDict(pretraining_config().to_dict() | {'steps': None})", "config.steps is None; .* a whole number"),
     ],
 )
 def test_a_config_that_is_none_of_ours_is_refused_with_the_field(capfd, tmp_path, returned, named):
-    code = "from ml_collections import ConfigDict\nfrom bertjax.fields import pretraining_config\n"
+    code = "from ml_collections import ConfigDict\nfrom bertjax.experiment import pretraining_config\n"
     (tmp_path / "own.py").write_text(f"{code}def get_config(arguments=None):\n    return {returned}\n")
     assert re.search(named, refused(capfd, "describe", "--config", tmp_path / "own.py"))
 

@@ -33,9 +33,11 @@ def test_what_libraries_append_for_programs_is_left_out():
 
 
 GONE = """
-from bertjax.fields import finetuning_config
+from bertjax.experiment import finetuning_config
 def get_config(arguments=None):
-    return finetuning_config("glue", "L1_H16")
+    config = finetuning_config("glue", "L1_H16")
+    del config.data.task
+    return config
 """
 ENDS = """
 import sys
@@ -47,8 +49,8 @@ def get_config(arguments=None):
 @pytest.mark.parametrize(
     ("config", "arguments", "says"),
     [
-        (GONE, ["describe"], "the config has no field task"),
-        (GONE, ["bench", "step", "--steps=1"], "the config has no field task"),
+        (GONE, ["describe"], "config.data has no task"),
+        (GONE, ["bench", "step", "--steps=1"], "config.data has no task"),
         (ENDS, ["describe"], "it ends the program"),
         (GONE, ["inspect", f"--steps={10**30}"], "is beyond 2,147,483,647"),
     ],

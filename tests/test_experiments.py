@@ -1,7 +1,6 @@
 """Every experiment: its config is valid in full and in small, and its docstring says how to run it."""
 
 import ast
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -9,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from bertjax import cli
+from bertjax.building import settings_of
 from bertjax.config import load_config, load_trials
 from bertjax.errors import UsageError
-from bertjax.fields import grid, phases
+from bertjax.experiment import named_grid, trials_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 every_experiment = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-
-
-def check(config) -> None:
-    """The check of the task that an experiment is for."""
-    importlib.import_module(f"bertjax.tasks.{config.task}").check(config)
 
 
 def docstrings(file: Path) -> tuple[str, str]:
@@ -31,7 +26,8 @@ def docstrings(file: Path) -> tuple[str, str]:
 
 
 def tokens(config) -> int:
-    return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases(config))
+    phases = settings_of(config).phases
+    return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases)
 
 
 def test_there_are_experiments():
@@ -42,7 +38,7 @@ def test_there_are_experiments():
 def test_the_config_is_valid_in_full_and_quick_in_small(file):
     full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
     for config in (full, quick):
-        check(config)
+        settings_of(config)
     assert 0 < quick.steps <= 20
     if full.task == "pretraining":
         assert all(0 < config.optimizer.warmup_steps < config.steps for config in (full, quick))
@@ -61,10 +57,10 @@ def test_the_docstring_has_commands_that_are_valid_hardware_and_expectation(file
     for line in lines:
         args, overrides = cli._parser().parse_known_args(shlex.split(line)[1:])
         if args.command == "train":
-            check(load_config(args.config, overrides))
+            settings_of(load_config(args.config, overrides))
             trained.append(args.config.partition(":")[0])
         elif args.command == "sweep":
-            assert load_trials(args.config)
+            assert load_trials(args.config, trials_of)
         elif args.command != "predict":
             assert overrides == []
     assert trained == [f"experiments/{file.name}"]
@@ -92,7 +88,7 @@ def test_an_unknown_field_is_refused(file):
     "name, trials, batches, epochs", [("one", 1, 0, 0), ("glue", 4, 0, 0), ("a3", 18, 2, 3), ("small", 20, 5, 1)]
 )
 def test_grids_have_the_paper_s_trials(name, trials, batches, epochs):
-    found = grid(name)
+    found = named_grid(name)
     assert len(found) == trials == len({tuple(sorted(trial.items())) for trial in found})
     for field, count in (("data.batch_size", batches), ("epochs", epochs)):
         assert len({trial[field] for trial in found if field in trial}) == count
@@ -100,4 +96,4 @@ def test_grids_have_the_paper_s_trials(name, trials, batches, epochs):
 
 def test_an_unknown_grid_is_refused():
     with pytest.raises(UsageError, match="grid=b4; known: one, glue, a3, small"):
-        grid("b4")
+        named_grid("b4")

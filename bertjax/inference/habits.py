@@ -12,6 +12,8 @@ from bertjax.interop.convert import BERTJAX, detect
 from bertjax.interop.workdir import is_converted
 from bertjax.tasks import glue
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.squad import SquadData
+from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.progress import RESULTS
 
@@ -23,19 +25,19 @@ class Habits:
     Attributes:
       seq_len: tokens a row at most; 0 is as many as the model takes.
       texts: 1 or 2 a row; 0 is either.
-      doc_stride, max_query_len, n_best, max_answer_len: see `experiments/squad.py`.
+      doc_stride, max_query_len, n_best, max_answer_len: see `SquadData`.
       threshold: probability from which on a label is given, where there may be several.
       null_threshold: a question has no answer where its odds are above; None where every question has one.
     """
 
     seq_len: int = 0
     texts: int = 0
-    doc_stride: int = 128
-    max_query_len: int = 64
-    n_best: int = 20
-    max_answer_len: int = 30
+    doc_stride: int = SquadData.doc_stride
+    max_query_len: int = SquadData.max_query_len
+    n_best: int = SquadData.n_best
+    max_answer_len: int = SquadData.max_answer_len
     null_threshold: float | None = None
-    threshold: float = 0.5
+    threshold: float = TextData.threshold
 
 
 def habits_of(path: str) -> Habits:

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from etils import epath
-from ml_collections import ConfigDict
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import replacing
 from bertjax.tasks.finetuning.records import FIELDS, FileRecords, Record
+from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params
 from bertjax.training.loop import predict
 
 
 def write_predictions(
-    config: ConfigDict,
+    settings: RunSettings,
     task: Task,
     checkpoint: epath.Path,
     folder: str,
@@ -27,7 +27,7 @@ def write_predictions(
     """Predicts all evaluation examples of a task and writes them in its official format, and as records.
 
     Args:
-      config, task: built from it.
+      settings, task: built from them.
       checkpoint: of that task.
       folder: made where it is not there.
       logits: whether the records have them.
@@ -37,19 +37,19 @@ def write_predictions(
       The files.
 
     Raises:
-      UsageError: the task has no such format, its data no such column, or the checkpoint does not fit the config's
+      UsageError: the task has no such format, its data no such column, or the checkpoint does not fit the settings'
         model.
       BertjaxError: the folder cannot be written.
     """
     if task.write is None:
-        raise UsageError(f"the task {config.task} has no predictions to write")
+        raise UsageError(f"the task {settings.task} has no predictions to write")
     for part in task.records:
         _check_columns(part, columns)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BertjaxError(f"cannot make the folder {folder} ({error.strerror}); choose another --output") from error
-    mesh, params = mesh_and_params(config, task, checkpoint)
+    mesh, params = mesh_and_params(settings, task, checkpoint)
     outputs = predict(task, mesh, params)[1]
     written = task.write(outputs, Path(folder))
     for part in task.records:

@@ -9,7 +9,7 @@ from etils import epath
 from bertjax.building import checkpoint_model
 from bertjax.corpus.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.errors import UsageError
-from bertjax.fields import finetuning_config, pretraining_config
+from bertjax.experiment import finetuning_config, pretraining_config
 from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable

@@ -6,10 +6,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-from ml_collections import ConfigDict
 
+from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
-from bertjax.training.optimizer import OptimizerConfig, make_optimizer
+from bertjax.training.optimizer import make_optimizer
 from bertjax.training.trainable import Frozen, check_frozen, trainable_count
 
 
@@ -28,7 +28,7 @@ def parameter_counts(task: Task) -> dict[str, int]:
     return counts
 
 
-def describe_task(config: ConfigDict, task: Task) -> str:
+def describe_task(settings: RunSettings, task: Task) -> str:
     """Several lines for a person."""
     model = task.objective.model.config
     counts = parameter_counts(task)
@@ -43,7 +43,7 @@ def describe_task(config: ConfigDict, task: Task) -> str:
         f"feed-forward {model.mlp_size}, {model.dtype}",
     ]
     schedule, work = task.schedule, task.work(task.schedule.steps)
-    optimizer: Any = config.optimizer
+    optimizer = settings.optimizer
     lines += [
         *task.notes,
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {schedule.warmup_steps:,} "
@@ -52,7 +52,7 @@ def describe_task(config: ConfigDict, task: Task) -> str:
         f"the whole run: {work.rows:,} rows, {work.tokens:,} tokens with padding, {work.flops:.3g} FLOPs, forwards and "
         "backwards, matrix products only",
     ]
-    frozen = make_optimizer(OptimizerConfig(**optimizer)).frozen
+    frozen = make_optimizer(optimizer).frozen
     if frozen != Frozen():
         check_frozen(_abstract_params(task), frozen)
         count = trainable_count(_abstract_params(task), frozen)

@@ -1,11 +1,11 @@
 """The nine GLUE tasks and its diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, in_input_order, joined
@@ -15,10 +15,12 @@ from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, of_classes
+from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
-from bertjax.tasks.finetuning import splits, weighting
+from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
 from bertjax.tasks.finetuning.records import FileRecords, Record, of_class, of_number
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
@@ -29,44 +31,56 @@ _AX = "_ax"
 # Of a task with several dev sets, each has these of its own.
 _LOSSES = ("cross_entropy", "loss")
 
-has_data = finetuning.has_data
+
+@dataclasses.dataclass(frozen=True)
+class GlueData(FinetuningData):
+    """What is read, and in which batches.
+
+    Attributes:
+      task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or ax.
+    """
+
+    task: str = "mrpc"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "config.data", task=tuple(TASKS))
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
+@dataclasses.dataclass(frozen=True)
+class Settings(FinetuningSettings):
+    """Settings of the task."""
+
+    task: str = "glue"
+    data: GlueData = GlueData()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not TASKS[self.data.task].labels:
+            self.refuse(f"{self.data.task} has numbers, not classes", "label_smoothing", "data.class_weights")
+
+
+def build(settings: Settings, train: bool = True) -> Task:
+    """The task of settings, on the files in their folder; without one, a task that has synthetic batches only.
 
     Raises:
-      UsageError: names the field and its value.
+      UsageError: no files, or files that are not the task's.
     """
-    finetuning.check(config)
-    if config.data.task in TASKS and not TASKS[config.data.task].labels:
-        why = f"{config.data.task} has numbers, not classes"
-        weighting.refuse(config, why, "label_smoothing", "data.class_weights")
-
-
-def build(config: ConfigDict, train: bool = True) -> Task:
-    """The task of a config, on the files in its folder; without one, a task that has synthetic batches only.
-
-    Raises:
-      UsageError: no such task, no files, or files that are not the task's.
-    """
-    name = config.data.task
-    if name not in TASKS:
-        raise UsageError(f"config.data.task is {name!r}; known: {', '.join(TASKS)}")
+    name = settings.data.task
     glue = TASKS[name]
-    if not has_data(config):
+    if not settings.has_data:
         if train:
             raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
-        return synthetic_task(config, functools.partial(objectives.sequence_objective, glue.labels))
-    vocabulary = finetuning.vocabulary_of(config)
-    model = finetuning.model_of(config, vocabulary)
+        return synthetic_task(settings, functools.partial(objectives.sequence_objective, glue.labels))
+    vocabulary = finetuning.vocabulary_of(settings)
+    model = finetuning.model_of(settings, vocabulary)
     readings: list[Reading] = []
-    encode = functools.partial(read, config, Tokenizer(vocabulary), readings)
+    encode = functools.partial(read, settings.data, Tokenizer(vocabulary), readings)
     if train and name == "ax":
         raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
-    data, split = config.data, splits.evaluated(config.data, train)
+    data, split = settings.data, splits.evaluated(settings.data, train)
     sets: dict[str, Split] = {}
-    if split in splits.SPLITS:
+    if split in SPLITS:
         sets = {suffix: encode(glue, f"{split}{middle}") for suffix, middle in glue.evaluated.items()}
     in_tfds = data.path.startswith(PREFIX)
     if name == "mnli" and split == "test" and (in_tfds or file_of(Path(data.path).expanduser(), TASKS["ax"], split)):
@@ -80,8 +94,8 @@ def build(config: ConfigDict, train: bool = True) -> Task:
             sets, evaluated_on = {"": Split(dev, [], whole.table)}, [readings[-1].file]
     several = len(sets) > 1 and bool(glue.labels)
     return finetuning.make_task(
-        config,
-        objectives.sequence_objective(glue.labels, model, _weighting(config, glue, trained if train else None)),
+        settings,
+        objectives.sequence_objective(glue.labels, model, _weighting(settings, glue, trained if train else None)),
         vocabulary,
         trained if train else None,
         joined([part.examples for part in sets.values()]) if sets else None,
@@ -109,8 +123,8 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     )
 
 
-def _weighting(config: ConfigDict, glue: GlueTask, trained: Examples | None) -> Weighting:
-    return weighting_of(config, glue.labels, trained.rows["labels"]) if trained and glue.labels else PLAIN
+def _weighting(settings: Settings, glue: GlueTask, trained: Examples | None) -> Weighting:
+    return weighting_of(settings, glue.labels, trained.rows["labels"]) if trained and glue.labels else PLAIN
 
 
 def _parts(sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -1,14 +1,15 @@
 """Named entities of CoNLL-2003 (section 5.3 of the paper)."""
 
+import dataclasses
 import functools
 from pathlib import Path
-
-from ml_collections import ConfigDict
 
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.finetuning.tagged import Tagged, read_tagged
 from bertjax.errors import UsageError
+from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
+from bertjax.tasks.finetuning.settings import FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.tagging import objective, tagging_task
 from bertjax.tasks.task import Task
@@ -18,34 +19,47 @@ _CONTEXTS = ("document", "sentence")
 _TAGS = 9
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
+@dataclasses.dataclass(frozen=True)
+class NerData(FinetuningData):
+    """What is read, and in which batches.
 
-    Raises:
-      UsageError: names the field and its value.
+    Attributes:
+      context: a row is as much of a `document` as fits, or a `sentence`.
+      train_file, dev_file, test_file: in `path`.
     """
-    finetuning.check(config)
-    if config.data.context not in _CONTEXTS:
-        raise UsageError(f"config.data.context is {config.data.context!r}; known: {', '.join(_CONTEXTS)}")
+
+    context: str = "document"
+    train_file: str = "eng.train"
+    dev_file: str = "eng.testa"
+    test_file: str = "eng.testb"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "config.data", context=_CONTEXTS)
 
 
-has_data = finetuning.has_data
+@dataclasses.dataclass(frozen=True)
+class Settings(FinetuningSettings):
+    """Settings of the task."""
+
+    task: str = "ner"
+    data: NerData = NerData()
 
 
-def build(config: ConfigDict, train: bool = True) -> Task:
-    """The task of a config, on the files it names; without any, a task that has synthetic batches only.
+def build(settings: Settings, train: bool = True) -> Task:
+    """The task of settings, on the files they name; without any, a task that has synthetic batches only.
 
     The tags are those of the training file.
 
     Raises:
       UsageError: no files, or files that are not of CoNLL's form.
     """
-    data = config.data
-    if not has_data(config):
+    data = settings.data
+    if not settings.has_data:
         if train:
             raise UsageError("give CoNLL's files: --config.data.path=DIR, which holds eng.train and eng.testa")
-        return synthetic_task(config, functools.partial(objective, tags=_TAGS))
-    vocabulary = finetuning.vocabulary_of(config)
+        return synthetic_task(settings, functools.partial(objective, tags=_TAGS))
+    vocabulary = finetuning.vocabulary_of(settings)
     readings: list[Reading] = []
 
     def read(name: str) -> Tagged:
@@ -54,7 +68,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
         return read_tagged(path, readings[-1], labelled=name != data.test_file)
 
     return tagging_task(
-        config,
+        settings,
         vocabulary,
         readings,
         train,

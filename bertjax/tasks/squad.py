@@ -1,5 +1,6 @@
 """SQuAD 1.1 and 2.0: the span of a passage that answers a question (sections 4.2 and 4.3 of the paper)."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator
@@ -10,67 +11,96 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.questions import Question, make_windows, read_questions
 from bertjax.data.finetuning.splitting import share_of
 from bertjax.data.finetuning.tables import Reading
+from bertjax.data.schema import EXAMPLE, SEQUENCE, Part
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
+from bertjax.settings.fields import at_least, one_of
 from bertjax.tasks.finetuning import common as finetuning
-from bertjax.tasks.finetuning import splits, weighting
+from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.spans import Answer, best_answers, record, with_probabilities
 from bertjax.tasks.finetuning.synthetic import synthetic_task
-from bertjax.tasks.objectives import classes as objectives
+from bertjax.tasks.objectives.losses import apply, cross_entropy
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
 _VERSIONS = ("1.1", "2.0")
 _LOSSES = ("start_loss", "end_loss")
+_PLACES = ("start_positions", "end_positions")
 _PREDICTIONS, _NBEST, _NULL_ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
+@dataclasses.dataclass(frozen=True)
+class SquadData(FinetuningData):
+    """What is read, and in which batches.
 
-    Raises:
-      UsageError: names the field and its value.
+    Attributes:
+      version: `1.1`, or `2.0`, where a question may have no answer.
+      train_file: empty is train-v1.1*.json in `path`, or its 2.0.
+      eval_file: empty is dev-v1.1*.json, or that of the split that is evaluated.
+      doc_stride: tokens from one window of a passage to the next.
+      max_query_len: tokens of a question at most.
+      n_best: answers kept of each question.
+      max_answer_len: tokens of an answer at most.
+      choose_null_threshold: of 2.0, take the threshold that is best on dev.
+      null_threshold: of 2.0, no answer where its odds are above; where it is not chosen.
     """
-    finetuning.check(config)
-    data = config.data
-    if data.version not in _VERSIONS:
-        raise UsageError(f"config.data.version is {data.version!r}; known: {', '.join(_VERSIONS)}")
-    for name in ("doc_stride", "max_query_len", "n_best", "max_answer_len"):
-        if data[name] < 1:
-            raise UsageError(f"config.data.{name} is {data[name]}; it must be at least 1")
-    weighting.refuse(config, "squad has places in a passage, not classes", "label_smoothing", "data.class_weights")
-    if data.max_query_len + 4 > data.seq_len:
-        raise UsageError(
-            f"config.data.max_query_len {data.max_query_len} leaves no room for a passage in config.data.seq_len "
-            f"{data.seq_len}"
-        )
+
+    version: str = "1.1"
+    train_file: str = ""
+    eval_file: str = ""
+    seq_len: int = 384
+    doc_stride: int = 128
+    max_query_len: int = 64
+    n_best: int = 20
+    max_answer_len: int = 30
+    choose_null_threshold: bool = True
+    null_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "config.data", version=_VERSIONS)
+        at_least(self, "config.data", doc_stride=1, max_query_len=1, n_best=1, max_answer_len=1)
+        if self.max_query_len + 4 > self.seq_len:
+            raise UsageError(
+                f"config.data.max_query_len {self.max_query_len} leaves no room for a passage in config.data.seq_len "
+                f"{self.seq_len}"
+            )
 
 
-has_data = finetuning.has_data
+@dataclasses.dataclass(frozen=True)
+class Settings(FinetuningSettings):
+    """Settings of the task."""
+
+    task: str = "squad"
+    data: SquadData = SquadData()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse("squad has places in a passage, not classes", "label_smoothing", "data.class_weights")
 
 
-def build(config: ConfigDict, train: bool = True) -> Task:
-    """The task of a config, on the files it names; without any, a task that has synthetic batches only.
+def build(settings: Settings, train: bool = True) -> Task:
+    """The task of settings, on the files they name; without any, a task that has synthetic batches only.
 
     Raises:
       UsageError: no files, or files that are not of SQuAD's form.
     """
-    data = config.data
-    if not has_data(config):
+    data = settings.data
+    if not settings.has_data:
         if train:
             raise UsageError("give SQuAD's files: --config.data.path=DIR with train-v1.1.json and dev-v1.1.json")
-        return synthetic_task(config, objective)
-    vocabulary = finetuning.vocabulary_of(config)
-    model = finetuning.model_of(config, vocabulary)
+        return synthetic_task(settings, objective)
+    vocabulary = finetuning.vocabulary_of(settings)
+    model = finetuning.model_of(settings, vocabulary)
     tokenizer = Tokenizer(vocabulary)
     readings: list[Reading] = []
     window = functools.partial(
@@ -90,13 +120,13 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     if train or split == splits.SHARE:
         given, questions = _divided(data, read(data.train_file or f"train-v{data.version}", True), readings)
         trained = window(given, reading=readings[0]).examples if train else None
-    if split in splits.SPLITS:
+    if split in SPLITS:
         questions = read(data.eval_file or f"{split}-v{data.version}", False)
     if split != splits.NONE:
         windows = window(questions, reading=readings[-1])
     answer = functools.partial(best_answers, data, questions, windows)
     return finetuning.make_task(
-        config,
+        settings,
         objective(model),
         vocabulary,
         trained,
@@ -116,7 +146,7 @@ def build(config: ConfigDict, train: bool = True) -> Task:
 
 
 def _divided(
-    data: ConfigDict, questions: list[Question], readings: list[Reading]
+    data: SquadData, questions: list[Question], readings: list[Reading]
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and those that are cut off for dev, with all others on the same passage."""
     held = np.zeros(len(questions), bool)
@@ -142,9 +172,8 @@ def _file(folder: Path, name: str) -> Path:
 
 def objective(model: ModelConfig) -> Objective:
     """The mean of the start's and the end's cross-entropy over the tokens of a row."""
-    return Objective(
-        TokenModel(model, 2, head_dropout=False), _LOSSES, _LOSSES, _denominators, _compute, objectives.abstract_row
-    )
+    schema = (*SEQUENCE, *(Part(place, (), below="length") for place in _PLACES), *EXAMPLE)
+    return Objective(TokenModel(model, 2, head_dropout=False), _LOSSES, _LOSSES, _denominators, _compute, schema)
 
 
 def _denominators(batch: Batch) -> dict[str, jax.Array]:
@@ -154,20 +183,18 @@ def _denominators(batch: Batch) -> dict[str, jax.Array]:
 
 
 def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    logits = objectives.apply(model, params, batch, dropout_key)  # [B, L, 2]
+    logits = apply(model, params, batch, dropout_key)  # [B, L, 2]
     # Padding is out, so that how far a row is padded changes nothing.
     logits = jnp.where(batch["input_mask"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
     weights = batch["weights"]
     sums = {}
-    for index, name in enumerate(_LOSSES):
-        scores = logits[..., index]
-        place = batch["start_positions" if index == 0 else "end_positions"]
-        losses = jax.nn.logsumexp(scores, axis=-1) - jnp.take_along_axis(scores, place[:, None], axis=-1)[:, 0]
+    for index, (name, place) in enumerate(zip(_LOSSES, _PLACES, strict=True)):
+        losses = cross_entropy(logits[..., index], batch[place])
         sums[name] = jnp.stack([jnp.sum(losses * weights), 2.0 * jnp.sum(weights)])
     return sums, {"example": batch["example"], "start": logits[..., 0], "end": logits[..., 1]}
 
 
-def _score(data: ConfigDict, questions: list[Question], answers: list[Answer]) -> dict[str, float]:
+def _score(data: SquadData, questions: list[Question], answers: list[Answer]) -> dict[str, float]:
     if data.version == "1.1" and not any(question.answers for question in questions):
         return {}
     wanted = {question.id: question.answers for question in questions}
@@ -178,7 +205,7 @@ def _score(data: ConfigDict, questions: list[Question], answers: list[Answer]) -
     return {**metrics.score_v2(wanted, _thresholded(questions, answers, threshold)), "null_threshold": threshold}
 
 
-def _baseline(data: ConfigDict, questions: list[Question]) -> dict[str, float]:
+def _baseline(data: SquadData, questions: list[Question]) -> dict[str, float]:
     """What looks at no question: the passage's first sentence for 1.1, no answer at all for 2.0."""
     wanted = {question.id: question.answers for question in questions}
     if data.version == "2.0":
@@ -186,7 +213,7 @@ def _baseline(data: ConfigDict, questions: list[Question]) -> dict[str, float]:
     return metrics.score_v1(wanted, {question.id: question.context.partition(". ")[0] for question in questions})
 
 
-def _threshold(data: ConfigDict, questions: list[Question], answers: list[Answer]) -> float:
+def _threshold(data: SquadData, questions: list[Question], answers: list[Answer]) -> float:
     """The one the config gives, else the best for F1 on these questions."""
     if not data.choose_null_threshold:
         return data.null_threshold
@@ -208,7 +235,7 @@ def _thresholded(questions: list[Question], answers: list[Answer], threshold: fl
     }
 
 
-def _write(data: ConfigDict, questions: list[Question], answers: list[Answer], folder: Path) -> list[Path]:
+def _write(data: SquadData, questions: list[Question], answers: list[Answer], folder: Path) -> list[Path]:
     """The official prediction file, and beside it n-best and, for 2.0, null odds."""
     pairs = list(zip(questions, answers, strict=True))
     files: dict[str, Any] = {}
@@ -224,7 +251,7 @@ def _write(data: ConfigDict, questions: list[Question], answers: list[Answer], f
     ]
 
 
-def _records(data: ConfigDict, questions: list[Question], answers: list[Answer], scores: bool) -> Iterator[Record]:
+def _records(data: SquadData, questions: list[Question], answers: list[Answer], scores: bool) -> Iterator[Record]:
     threshold = _threshold(data, questions, answers) if data.version == "2.0" else None
     for question, answer in zip(questions, answers, strict=True):
         yield {"id": question.id, **record(answer, threshold, scores)}

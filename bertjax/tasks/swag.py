@@ -1,13 +1,14 @@
 """SWAG: which of four endings goes on a sentence (section 4.4 of the paper)."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data import schema
 from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
 from bertjax.data.finetuning.tables import Reading, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
@@ -17,8 +18,9 @@ from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning import common as finetuning
-from bertjax.tasks.finetuning import splits, weighting
+from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_choice
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
 from bertjax.tasks.objectives import classes as objectives
@@ -28,47 +30,46 @@ CHOICES = 4
 _ENDINGS = tuple(f"ending{index}" for index in range(CHOICES))
 _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
-has_data = finetuning.has_data
+
+@dataclasses.dataclass(frozen=True)
+class Settings(FinetuningSettings):
+    """Settings of the task."""
+
+    task: str = "swag"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse("swag has choices, not classes", "data.class_weights")
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
-
-    Raises:
-      UsageError: names the field and its value.
-    """
-    finetuning.check(config)
-    weighting.refuse(config, "swag has choices, not classes", "data.class_weights")
-
-
-def build(config: ConfigDict, train: bool = True) -> Task:
-    """The task of a config, on the files in its folder; without one, a task that has synthetic batches only.
+def build(settings: Settings, train: bool = True) -> Task:
+    """The task of settings, on the files in their folder; without one, a task that has synthetic batches only.
 
     Raises:
       UsageError: no files, or files that are not SWAG's.
     """
-    if not has_data(config):
+    if not settings.has_data:
         if train:
             raise UsageError("give SWAG's files: --config.data.path=DIR, which holds train.csv and val.csv")
-        return synthetic_task(config, objective, CHOICES)
-    vocabulary = finetuning.vocabulary_of(config)
-    model = finetuning.model_of(config, vocabulary)
+        return synthetic_task(settings, objective, choices=CHOICES)
+    vocabulary = finetuning.vocabulary_of(settings)
+    model = finetuning.model_of(settings, vocabulary)
     tokenizer = Tokenizer(vocabulary)
     readings: list[Reading] = []
-    encode = functools.partial(_read, config, tokenizer, readings)
-    split = splits.evaluated(config.data, train)
+    encode = functools.partial(_read, settings, tokenizer, readings)
+    split = splits.evaluated(settings.data, train)
     trained = examples = None
     if train or split == splits.SHARE:
-        trained, examples = splits.divided(config.data, encode("train"), readings)
-    if split in splits.SPLITS:
+        trained, examples = splits.divided(settings.data, encode("train"), readings)
+    if split in SPLITS:
         examples = encode(split)
 
     def table(columns: Sequence[str]) -> Iterator[Row]:
-        return _open(config.data.path, "train" if split == splits.SHARE else split, columns, keep_short=True)[1]
+        return _open(settings.data.path, "train" if split == splits.SHARE else split, columns, keep_short=True)[1]
 
     return finetuning.make_task(
-        config,
-        objective(model, Weighting(smoothing=float(config.label_smoothing))),
+        settings,
+        objective(model, Weighting(smoothing=settings.label_smoothing)),
         vocabulary,
         trained if train else None,
         examples,
@@ -88,15 +89,15 @@ def build(config: ConfigDict, train: bool = True) -> Task:
 
 def objective(model: ModelConfig, weighting: Weighting = PLAIN) -> Objective:
     """Cross-entropy over the choices, each scored by one vector against its pooled first token."""
-    return objectives.classes_objective(SequenceModel(model, 1), weighting)
+    return objectives.classes_objective(SequenceModel(model, 1), weighting, schema.CHOICES)
 
 
-def _read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:
+def _read(settings: Settings, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:
     labelled = split != "test"
     columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
-    reading, rows = _open(config.data.path, split, columns, keep_short=split != "train")
+    reading, rows = _open(settings.data.path, split, columns, keep_short=split != "train")
     readings.append(reading)
-    vocabulary, seq_len = tokenizer.vocabulary, config.data.seq_len
+    vocabulary, seq_len = tokenizer.vocabulary, settings.data.seq_len
     sequences, labels, lines = [], [], []
     for row in rows:
         context = tokenizer.encode(row.fields["sent1"])

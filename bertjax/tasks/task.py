@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from bertjax.data.schema import Schema, abstract_batch
 from bertjax.data.share import Share
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.finetuning.records import FileRecords
@@ -17,6 +18,8 @@ Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a sum over examples or tokens, and the weight it is to be divided by.
 Sums = dict[str, jax.Array]
+# Of a batch to initialise a model with; parameters do not depend on them.
+_SMALLEST = {"length": 8, "predictions": 1, "choices": 1, "labels": 1}
 # What evaluation keeps of each row, name -> [B, ...]; empty where sums say all.
 Outputs = dict[str, jax.Array]
 
@@ -32,7 +35,7 @@ class Objective:
       denominators: batch to the weight of each loss over the whole global batch. Known from the batch alone, so that
         gradients of micro-batches add up to exactly the gradient of the batch.
       compute: (model, params, batch, dropout key or None) to metric sums and outputs.
-      abstract_row: shapes of the smallest batch the model takes, to initialise it with.
+      schema: of a batch.
     """
 
     model: nn.Module
@@ -40,7 +43,11 @@ class Objective:
     losses: tuple[str, ...]
     denominators: Callable[[Batch], dict[str, jax.Array]]
     compute: Callable[[nn.Module, Any, Batch, jax.Array | None], tuple[Sums, Outputs]]
-    abstract_row: Callable[[], dict[str, jax.ShapeDtypeStruct]]
+    schema: Schema
+
+    def abstract_row(self) -> Batch:
+        """Shapes of the smallest batch the model takes, to initialise it with."""
+        return abstract_batch(self.schema, 1, **_SMALLEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +93,7 @@ class Task:
       eval_steps: batches of an evaluation, to tell the time left; 0 where they are not known before.
       work: a step to what all steps before it amount to.
       synthetic_batch: a batch of random numbers, of the shape of the first step, for benchmarks.
+      show: (batch, row) to the row as text, for a person.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
       baseline: metrics of the best guess that looks at no input, on the evaluation batches.
       check_data: raises a BertjaxError where data that was read has been found damaged; given a number of steps, only
@@ -112,6 +120,7 @@ class Task:
     eval_batches: Callable[[Share], Iterator[NumpyBatch]]
     work: Callable[[int], Work]
     synthetic_batch: Callable[[], NumpyBatch]
+    show: Callable[[NumpyBatch, int], str]
     score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means
     baseline: Callable[[], dict[str, float]] = dict
     check_data: Callable[[int | None], None] = lambda steps: None

@@ -1,11 +1,11 @@
 """A user's own sentences, pairs of them or words, with a class, labels, a number or tags, from TSV, CSV, JSON Lines."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.examples import Examples, in_input_order
@@ -19,95 +19,127 @@ from bertjax.metrics import report
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
+from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
-from bertjax.tasks.finetuning import splits, tagging, weighting
+from bertjax.tasks.finetuning import splits, tagging
 from bertjax.tasks.finetuning.output_layer import saved_labels
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
 
 KINDS = ("classes", "number", "tags", "multilabel")
-# Defaults of what kind=multilabel takes.
-THRESHOLD, SEPARATOR = 0.5, ","
 _BEST_BY = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
+@dataclasses.dataclass(frozen=True)
+class TextData(FinetuningData):
+    """What is read, and in which batches.
 
-    Raises:
-      UsageError: names the field and its value.
+    Attributes:
+      train_file, dev_file, test_file: .tsv (quotes are text), .csv or .jsonl, in `path` where there is one.
+      text: column of the text.
+      second_text: column of the second text of a pair; empty where there is none.
+      label: column of the label.
+      kind: `classes`, `number`, `tags` or `multilabel`.
+      label_separator: of `multilabel`, between two labels of a row.
+      threshold: of `multilabel`, the probability from which on a label is given.
     """
-    finetuning.check(config)
-    data = config.data
-    named = [name for name in (data.text, data.second_text, data.label) if name]
-    if len({*named}) < len(named):
-        raise UsageError(f"text, second and label name one column twice: {', '.join(named)}")
-    if data.kind not in KINDS:
-        raise UsageError(f"config.data.kind is {data.kind!r}; known: {', '.join(KINDS)}")
-    if data.kind == "tags" and data.second_text:
-        raise UsageError("kind=tags takes one text a row; leave second out")
-    if data.kind == "number":
-        weighting.refuse(config, "kind=number has no classes", "label_smoothing", "data.class_weights")
-    if data.kind == "multilabel":
-        why = "with kind=multilabel each label is told by itself"
-        weighting.refuse(config, why, "label_smoothing", "data.class_weights")
-    elif (data.threshold, data.label_separator) != (THRESHOLD, SEPARATOR):
-        raise UsageError(f"config.data.threshold and label_separator are for kind=multilabel, kind is {data.kind}")
-    if not 0 < data.threshold < 1:
-        raise UsageError(f"config.data.threshold is {data.threshold}; it must be above 0 and below 1")
-    if not data.label_separator.strip() and data.label_separator != " " or data.label_separator in "\t\r\n":
-        raise UsageError(f"config.data.label_separator is {data.label_separator!r}; give what is between two labels")
-    if data.dev_share and data.dev_file:
-        raise UsageError(
-            f"config.data.dev_share is {data.dev_share}, and config.data.dev_file names a dev set; leave one of them "
-            "out"
-        )
+
+    train_file: str = ""
+    dev_file: str = ""
+    test_file: str = ""
+    text: str = "text"
+    second_text: str = ""
+    label: str = "label"
+    kind: str = "classes"
+    label_separator: str = ","
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = [name for name in (self.text, self.second_text, self.label) if name]
+        if len({*named}) < len(named):
+            raise UsageError(f"text, second and label name one column twice: {', '.join(named)}")
+        one_of(self, "config.data", kind=KINDS)
+        if self.kind == "tags" and self.second_text:
+            raise UsageError("kind=tags takes one text a row; leave second out")
+        usual = (TextData.threshold, TextData.label_separator)
+        if self.kind != "multilabel" and (self.threshold, self.label_separator) != usual:
+            raise UsageError(f"config.data.threshold and label_separator are for kind=multilabel, kind is {self.kind}")
+        if not 0 < self.threshold < 1:
+            raise UsageError(f"config.data.threshold is {self.threshold}; it must be above 0 and below 1")
+        if not self.label_separator.strip() and self.label_separator != " " or self.label_separator in "\t\r\n":
+            raise UsageError(
+                f"config.data.label_separator is {self.label_separator!r}; give what is between two labels"
+            )
+        if self.dev_share and self.dev_file:
+            raise UsageError(
+                f"config.data.dev_share is {self.dev_share}, and config.data.dev_file names a dev set; leave one of "
+                "them out"
+            )
 
 
-def has_data(config: ConfigDict) -> bool:
-    """Whether a config names any file."""
-    return bool(config.data.train_file or config.data.dev_file or config.data.test_file)
+@dataclasses.dataclass(frozen=True)
+class Settings(FinetuningSettings):
+    """Settings of the task."""
+
+    task: str = "text"
+    data: TextData = TextData()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        why = {
+            "number": "kind=number has no classes",
+            "multilabel": "with kind=multilabel each label is told by itself",
+        }
+        if self.data.kind in why:
+            self.refuse(why[self.data.kind], "label_smoothing", "data.class_weights")
+
+    @property
+    def has_data(self) -> bool:
+        """Whether they name any file."""
+        return bool(self.data.train_file or self.data.dev_file or self.data.test_file)
 
 
-def build(config: ConfigDict, train: bool = True) -> Task:
-    """The task of a config, on the files it names; without any, a task that has synthetic batches only.
+def build(settings: Settings, train: bool = True) -> Task:
+    """The task of settings, on the files they name; without any, a task that has synthetic batches only.
 
     Raises:
       UsageError: no files, or files without the columns that are named.
     """
-    data = config.data
-    if train and not data.train_file or not has_data(config):
+    data = settings.data
+    if train and not data.train_file or not settings.has_data:
         if train:
             raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
         if data.kind == "tags":
-            return synthetic_task(config, functools.partial(tagging.objective, tags=2))
+            return synthetic_task(settings, functools.partial(tagging.objective, tags=2))
         return synthetic_task(
-            config, functools.partial(_objective, data, ("0", "1")), labels=2 if data.kind == "multilabel" else 0
+            settings, functools.partial(_objective, data, ("0", "1")), labels=2 if data.kind == "multilabel" else 0
         )
-    vocabulary = finetuning.vocabulary_of(config)
+    vocabulary = finetuning.vocabulary_of(settings)
     if data.kind == "tags":
-        return _tagging(config, vocabulary, train)
-    model = finetuning.model_of(config, vocabulary)
+        return _tagging(settings, vocabulary, train)
+    model = finetuning.model_of(settings, vocabulary)
     readings: list[Reading] = []
     labels: Sequence[str] = ()
     if data.kind != "number":
-        labels = (saved_labels(config.data.labels) if not train else None) or _labels(data)
+        labels = (saved_labels(data.labels) if not train else None) or _labels(data)
     read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
     split = splits.evaluated(data, train)
     trained = examples = None
     if train or split == splits.SHARE:
         trained, examples = splits.divided(data, read(data.train_file, labelled=True, training=True), readings)
-    if split in splits.SPLITS:
+    if split in SPLITS:
         file, labelled = (data.dev_file, True) if split == "dev" else (data.test_file, False)
         examples = read(file, labelled=labelled, training=False)
     weights = PLAIN
     if train and data.kind == "classes":
-        weights = weighting_of(config, labels, trained.rows["labels"])
+        weights = weighting_of(settings, labels, trained.rows["labels"])
     return finetuning.make_task(
-        config,
+        settings,
         _objective(data, labels, model, weights),
         vocabulary,
         trained if train else None,
@@ -132,14 +164,14 @@ def build(config: ConfigDict, train: bool = True) -> Task:
     )
 
 
-def _objective(data: ConfigDict, labels: Sequence[str], model: ModelConfig, weights: Weighting = PLAIN) -> Objective:
+def _objective(data: TextData, labels: Sequence[str], model: ModelConfig, weights: Weighting = PLAIN) -> Objective:
     if data.kind == "multilabel":
         return objectives.labels_objective(SequenceModel(model, len(labels)))
     return objectives.sequence_objective(labels if data.kind == "classes" else (), model, weights)
 
 
-def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
-    data = config.data
+def _tagging(settings: Settings, vocabulary: Vocabulary, train: bool) -> Task:
+    data = settings.data
     readings: list[Reading] = []
 
     def read(file: str, labelled: bool, training: bool) -> Tagged:
@@ -149,7 +181,7 @@ def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
         return tagged_rows(rows, data.text, label, reading, keep_untagged=not training)
 
     return tagging.tagging_task(
-        config,
+        settings,
         vocabulary,
         readings,
         train,
@@ -161,13 +193,13 @@ def _tagging(config: ConfigDict, vocabulary: Vocabulary, train: bool) -> Task:
     )
 
 
-def _evaluated_table(data: ConfigDict) -> Callable[[Sequence[str]], Iterator[Row]]:
+def _evaluated_table(data: TextData) -> Callable[[Sequence[str]], Iterator[Row]]:
     """Columns to all rows of the file that is evaluated."""
     dev = data.train_file if data.dev_share else data.dev_file
     return lambda columns: _open(data, dev if data.eval_split == "dev" else data.test_file, columns, True)[0]
 
 
-def _open(data: ConfigDict, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], Reading]:
+def _open(data: TextData, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], Reading]:
     if not file:
         raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
     path = Path(data.path).expanduser() / file
@@ -178,7 +210,7 @@ def _open(data: ConfigDict, file: str, columns: Sequence[str], keep_short: bool)
     return read_table(path, columns, reading, form=form, keep_short=keep_short), reading
 
 
-def _labels(data: ConfigDict) -> list[str]:
+def _labels(data: TextData) -> list[str]:
     if not data.train_file:
         raise UsageError("the classes are those of the training file: --config.data.train_file=FILE")
     rows, reading = _open(data, data.train_file, [data.label], False)
@@ -197,7 +229,7 @@ def _labels(data: ConfigDict) -> list[str]:
 
 
 def _read(
-    data: ConfigDict,
+    data: TextData,
     tokenizer: Tokenizer,
     labels: Sequence[str],
     readings: list[Reading],
@@ -213,7 +245,7 @@ def _read(
     return encode_rows(rows, texts, target, tokenizer, data.seq_len, reading, labelled=labelled, training=training)
 
 
-def _values(data: ConfigDict, examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+def _values(data: TextData, examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
     """The class of each row, int [N]; which labels it has, int [N, K] of 0 and 1; or its number."""
     logits = np.array(in_input_order(outputs, len(examples))["logits"])
     if data.kind == "multilabel":
@@ -221,7 +253,7 @@ def _values(data: ConfigDict, examples: Examples, outputs: list[dict[str, np.nda
     return logits.argmax(axis=-1) if data.kind == "classes" else logits
 
 
-def _measured(data: ConfigDict, examples: Examples, values: np.ndarray) -> dict[str, float]:
+def _measured(data: TextData, examples: Examples, values: np.ndarray) -> dict[str, float]:
     there = finetuning.known(examples.rows["labels"])
     values, wanted = values[there], examples.rows["labels"][there]
     if not len(wanted):
@@ -238,14 +270,14 @@ def _measured(data: ConfigDict, examples: Examples, values: np.ndarray) -> dict[
 
 
 def _per_class(
-    data: ConfigDict, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]]
+    data: TextData, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]]
 ) -> dict[str, ClassReport]:
     there = finetuning.known(examples.rows["labels"])
     values, wanted = _values(data, examples, outputs)[there], examples.rows["labels"][there]
     return {"": (report.of_labels if data.kind == "multilabel" else report.of_classes)(labels, values, wanted)}
 
 
-def _baseline(data: ConfigDict, examples: Examples) -> dict[str, float]:
+def _baseline(data: TextData, examples: Examples) -> dict[str, float]:
     """The most frequent class, the labels that most rows have, or the mean, for every example."""
     labels = examples.rows["labels"]
     if data.kind == "multilabel":
@@ -255,7 +287,7 @@ def _baseline(data: ConfigDict, examples: Examples) -> dict[str, float]:
 
 
 def _write(
-    data: ConfigDict, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path
+    data: TextData, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path
 ) -> list[Path]:
     """`prediction`, a line for each row of the file, in its order."""
     values = _values(data, examples, outputs)
@@ -268,7 +300,7 @@ def _write(
 
 
 def _records(
-    data: ConfigDict, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool
+    data: TextData, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool
 ) -> Iterator[Record]:
     for row in in_input_order(outputs, len(examples))["logits"]:
         if data.kind == "multilabel":

@@ -9,20 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.flops import peak_flops_per_second
+from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 from bertjax.terminal import say
 from bertjax.training.loop import check_batches
-from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
-from bertjax.training.sharding import MeshConfig, make_mesh, put_batch, replicated
+from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.step import init_state, make_train_step, means
 
 
-def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:
+def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     """Runs `steps` timed train steps of the first step's shape, after one that compiles.
 
     Args:
-      config: of the run that is timed.
-      task: built from it.
+      settings: of the run that is timed.
+      task: built from them.
       steps: timed steps; the figure is their median.
 
     Returns:
@@ -30,13 +31,13 @@ def bench_step(config: Any, task: Task, steps: int) -> dict[str, Any]:
       and slowest, peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, loss.
     """
     started = time.perf_counter()
-    mesh = make_mesh(MeshConfig(**config.mesh))
-    check_batches(task, mesh, config.accumulate)
-    optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
-    state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
-    train_step = make_train_step(task.objective, optimizer, mesh, config.accumulate)
-    key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
-    rate = LearningRate(config.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
+    mesh = make_mesh(settings.mesh)
+    check_batches(task, mesh, settings.accumulate)
+    optimizer = make_optimizer(settings.optimizer)
+    state = init_state(task.objective, optimizer, mesh, jax.random.key(settings.seed))
+    train_step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
+    key = jax.device_put(jax.random.key(settings.seed + 1), replicated(mesh))
+    rate = LearningRate(settings.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
     batch = put_batch(task.synthetic_batch(), mesh)
     state = jax.block_until_ready(train_step(state, batch, key, rate))
     first = time.perf_counter() - started

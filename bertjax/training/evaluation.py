@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from bertjax.errors import BertjaxError
+from bertjax.settings.mesh import MeshConfig
+from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Objective, Task
 from bertjax.terminal import say
 from bertjax.training.loop import check_batches, check_labelled, predict
 from bertjax.training.parameters import load_params
-from bertjax.training.sharding import MeshConfig, make_mesh, parameter_shardings
+from bertjax.training.sharding import make_mesh, parameter_shardings
 from bertjax.training.starting_point import check_output_layer, check_vocabulary
 
 
@@ -29,15 +30,15 @@ def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> 
     )
 
 
-def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) -> dict[str, float]:
+def evaluate_checkpoint(settings: RunSettings, task: Task, checkpoint: epath.Path) -> dict[str, float]:
     """Held-out metrics of a checkpoint; what became of each class is printed.
 
     Raises:
-      UsageError: the checkpoint does not fit the config's model, or the examples have no labels.
+      UsageError: the checkpoint does not fit the settings' model, or the examples have no labels.
       BertjaxError: the loss is not finite.
     """
     check_labelled(task)
-    mesh, params = mesh_and_params(config, task, checkpoint)
+    mesh, params = mesh_and_params(settings, task, checkpoint)
     means, outputs = predict(task, mesh, params)
     for suffix, report in (task.per_class(outputs) if task.per_class else {}).items():
         say(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
@@ -48,20 +49,19 @@ def evaluate_checkpoint(config: ConfigDict, task: Task, checkpoint: epath.Path) 
     return values
 
 
-def mesh_and_params(config: ConfigDict, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
+def mesh_and_params(settings: RunSettings, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     """A checkpoint's parameters on the devices, for the task that it was trained for.
 
     Raises:
-      UsageError: the checkpoint does not fit the config's model, or is of another task.
+      UsageError: the checkpoint does not fit the settings' model, or is of another task.
     """
-    shape = MeshConfig(**config.mesh)
-    mesh = make_mesh(shape)
+    mesh = make_mesh(settings.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint, say)
     for note in task.notes:
         say(note)
     check_batches(task, mesh, 1)
-    params = load_params(checkpoint, abstract_params(task.objective, shape), say)
+    params = load_params(checkpoint, abstract_params(task.objective, settings.mesh), say)
     if order:
         say(f"outputs are put in the order of the labels: {order}")
         params = {

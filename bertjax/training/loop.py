@@ -1,6 +1,7 @@
 """The one loop every task runs through: start or resume, step, log, evaluate, save."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -11,20 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import ClassReport
+from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Objective, Task
 from bertjax.terminal import progress_bar, say
 from bertjax.training import workdir as workdirs
 from bertjax.training.agreement import check_together
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import identity_of
-from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
+from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.progress import Progress
-from bertjax.training.sharding import MeshConfig, batch_shards, batch_share, make_mesh, put_batch, replicated
+from bertjax.training.sharding import batch_shards, batch_share, make_mesh, put_batch, replicated
 from bertjax.training.signals import stop_requests
 from bertjax.training.starting_point import check_vocabulary
 from bertjax.training.step import (
@@ -38,16 +39,16 @@ from bertjax.training.step import (
 )
 
 
-def train(config: ConfigDict, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
-    """Runs a config to its last step, or until SIGTERM or Ctrl-C.
+def train(settings: RunSettings, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
+    """Trains to the last step, or until SIGTERM or Ctrl-C.
 
     Returns:
       The step reached, whether a signal `stopped` it there, and the last evaluation's metrics; of a finished run those
       of the best checkpoint, and its path.
 
     Args:
-      config: of the whole run.
-      task: built from the same config.
+      settings: of the whole run.
+      task: built from the same settings.
       path: the workdir; a run found there goes on where it stopped.
       init_from: checkpoint whose parameters a new run starts from, with step 0 and a fresh optimizer.
 
@@ -57,24 +58,24 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
       BertjaxError: workdir or disk unusable, all checkpoints damaged, or the loss is not finite or diverges.
     """
     check_labelled(task)
-    mesh = make_mesh(MeshConfig(**config.mesh))
-    check_batches(task, mesh, config.accumulate)
+    mesh = make_mesh(settings.mesh)
+    check_batches(task, mesh, settings.accumulate)
     start = ""
     if init_from:
         check_vocabulary(task, find_checkpoint(init_from))
         start = saved_fingerprint(find_checkpoint(init_from))
     identity = identity_of(task.objective.model.config.architecture, task.files)
-    optimizer = make_optimizer(OptimizerConfig(**config.optimizer))
+    optimizer = make_optimizer(settings.optimizer)
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
         say(note)
     workdir = workdirs.make(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
-        workdirs.claim(workdir, config.to_dict(), task.data_hash, start, abstract)
+        workdirs.claim(workdir, dataclasses.asdict(settings), task.data_hash, start, abstract)
         stop_requested = stack.enter_context(stop_requests())
         workdirs.keep_files(workdir, task.files)
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, config.keep_checkpoints, identity)))
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, settings.keep_checkpoints, identity)))
         # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
         state = checkpoints.restore_latest(abstract, say)
         if state is not None:
@@ -83,17 +84,17 @@ def train(config: ConfigDict, task: Task, path: str, init_from: str | None = Non
                 other = "" if workdirs.started_from(workdir) == start else ", which began with other parameters,"
                 say(f"--init_from is for a run that begins; this one{other} goes on without it")
         else:
-            state = init_state(task.objective, optimizer, mesh, _key(config.seed, "init"))
+            state = init_state(task.objective, optimizer, mesh, _key(settings.seed, "init"))
             if init_from:
                 state = state.replace(params=load_params(init_from, state.params, say, task.fresh))
                 say(f"starting at step 0 with the parameters of {init_from}")
-        progress = stack.enter_context(contextlib.closing(Progress(config, task, workdir, int(state.step))))
-        train_step = make_train_step(task.objective, optimizer, mesh, config.accumulate)
-        return _run(config, task, mesh, train_step, state, checkpoints, progress, stop_requested)
+        progress = stack.enter_context(contextlib.closing(Progress(settings, task, workdir, int(state.step))))
+        train_step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
+        return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested)
 
 
 def _run(
-    config: ConfigDict,
+    settings: RunSettings,
     task: Task,
     mesh: Mesh,
     train_step: Callable[..., TrainState],
@@ -103,9 +104,9 @@ def _run(
     stop_requested: Callable[[int], bool],
 ) -> dict[str, Any]:
     schedule = task.schedule
-    scalars = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
+    scalars = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
     key, rate = jax.jit(
-        lambda: (_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, scalars)), out_shardings=replicated(mesh)
+        lambda: (_key(settings.seed, "dropout"), jax.tree.map(jnp.asarray, scalars)), out_shardings=replicated(mesh)
     )()
 
     def evaluate_now(step: int) -> None:
@@ -130,7 +131,7 @@ def _run(
         values = _with_loss(means(jax.device_get(state.sums)), task.objective)
         state = zero_sums(state)
         progress.log(step, values)
-        _refuse_divergence(step, values, progress.first_loss, config.divergence_factor, checkpoints)
+        _refuse_divergence(step, values, progress.first_loss, settings.divergence_factor, checkpoints)
 
     step = int(state.step)
     if step == 0 and schedule.eval_first:
@@ -146,7 +147,7 @@ def _run(
             progress.stepped(step, state.step)
             last, stop = step == schedule.steps, stop_requested(step)
             # In this order, so that a checkpoint has all lines before it. The loop waits for the devices here alone.
-            logged = last or step % config.log_every == 0
+            logged = last or step % settings.log_every == 0
             if logged:
                 log_now()
             if schedule.eval_every and (last or step % schedule.eval_every == 0):

@@ -8,7 +8,6 @@ that the first update has rate 0 and the rate steps down where warm-up ends.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,65 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bertjax.errors import UsageError
-from bertjax.model.encoder import LAYERS
+from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.training.trainable import Frozen, is_stacked
 
-NAMES = ("bert_adam", "adamw", "lamb")
 # By name and never by number of dimensions: under a scan over layers every bias has two.
 _NOT_DECAYED = ("bias", "scale")
 _EMBEDDINGS = ("encoder", "embeddings")
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """Which optimizer, and its hyper-parameters.
-
-    Attributes:
-      name: `bert_adam`, `adamw` or `lamb`.
-      learning_rate: the peak, reached at the end of warm-up.
-      warmup_steps: updates of linear warm-up; -1 leaves it to the task.
-      weight_decay: decoupled; not applied to LayerNorm and biases.
-      b1, b2, eps: of the moments.
-      clip_norm: global gradient norm to clip to; 0 does not clip. Of the gradient of what is trained.
-      layer_decay: what a layer's rate is multiplied by for each one above it; see `scale_by_layer`.
-      freeze_layers: so many of the lowest layers are not trained.
-      freeze: paths of parameters that are not trained, or of modules with all that is in them: `encoder/embeddings`.
-    """
-
-    name: str = "bert_adam"
-    learning_rate: float = 1e-4
-    warmup_steps: int = 10_000
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-6
-    clip_norm: float = 1.0
-    layer_decay: float = 1.0
-    freeze_layers: int = 0
-    freeze: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        # JSON has lists alone.
-        object.__setattr__(self, "freeze", tuple(self.freeze))
-        if self.name not in NAMES:
-            raise UsageError(f"optimizer.name is {self.name!r}; known: {', '.join(NAMES)}")
-        for field in ("learning_rate", "weight_decay", "clip_norm"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be a number of at least 0")
-        for field in ("b1", "b2"):
-            if not 0 <= getattr(self, field) < 1:
-                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be in [0, 1)")
-        if not 0 < self.eps < math.inf:
-            raise UsageError(f"optimizer.eps is {self.eps}; it must be above 0")
-        if not 0 < self.layer_decay <= 1:
-            raise UsageError(f"optimizer.layer_decay is {self.layer_decay}; it must be above 0 and at most 1 (off)")
-        if self.freeze_layers < 0:
-            raise UsageError(f"optimizer.freeze_layers is {self.freeze_layers}; it must be at least 0")
-        if not all(isinstance(name, str) and name for name in self.freeze):
-            raise UsageError(f"optimizer.freeze is {self.freeze}; it must be names, such as 'encoder/embeddings'")
-        if Frozen(names=self.freeze).has(("encoder", LAYERS)):
-            raise UsageError("optimizer.freeze has all layers; say how many: optimizer.freeze_layers")
 
 
 class LearningRate(NamedTuple):

@@ -1,6 +1,7 @@
 """What a run tells: a line with speed and time left, metrics on disk, curves, and the result beside a baseline."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -10,12 +11,12 @@ from typing import Any
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
 from bertjax.files import write_whole
 from bertjax.metrics.report import ClassReport
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.finetuning.selection import is_out_of_patience, score
+from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
@@ -39,9 +40,9 @@ class Progress:
       evaluation: the last evaluation's metrics, without the prefix they have in the files.
     """
 
-    def __init__(self, config: ConfigDict, task: Task, workdir: epath.Path, step: int) -> None:
+    def __init__(self, settings: RunSettings, task: Task, workdir: epath.Path, step: int) -> None:
         """Goes on after `step`; a run that begins has none behind it, not even an attempt's evaluation at step 0."""
-        self._config, self._task, self._workdir = config, task, workdir
+        self._settings, self._task, self._workdir = settings, task, workdir
         behind = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
         self.first_loss: float | None = next((line["loss"] for line in behind if "loss" in line), None)
         evaluations = [(line["step"], _evaluation(line)) for line in behind if _evaluation(line)]
@@ -56,7 +57,7 @@ class Progress:
                 f"{step:,}; {written - self.metric_lines:,} are torn or missing, here and in the curves"
             )
         schedule = task.schedule
-        self._rate = LearningRate(config.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
+        self._rate = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
         self._peak, source = peak_flops_per_second(jax.devices())
         say(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
         self._compilation = _Compilation()
@@ -160,7 +161,7 @@ class Progress:
         baseline = self._task.baseline() if self._task.schedule.eval_every else {}
         results = {
             "step": step,
-            "seed": self._config.seed,
+            "seed": self._settings.seed,
             "selected_by": self._task.best_by,
             **values,
             "baseline": baseline,
@@ -173,7 +174,7 @@ class Progress:
                 f"{name}{suffix}": part for suffix, report in classes.items() for name, part in report.as_json().items()
             },
             **self._task.report,
-            "config": self._config.to_dict(),
+            "config": dataclasses.asdict(self._settings),
         }
         write_whole(self._workdir / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
         before = self._first_evaluation if self._task.schedule.eval_first else {}

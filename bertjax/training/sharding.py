@@ -1,6 +1,5 @@
 """The device mesh, and the one table that maps logical axis names to it."""
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.data.share import Share
 from bertjax.errors import UsageError
+from bertjax.settings.mesh import MeshConfig
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -34,15 +34,6 @@ RULES = (
 )
 # Activations keep their hidden axis whole: their batch axis has taken `fsdp` already.
 ACTIVATION_RULES = tuple(("embed", None) if name == "embed" else (name, axis) for name, axis in RULES)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """Devices along each mesh axis; one of them may be -1, which takes all that are left."""
-
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:

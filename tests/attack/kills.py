@@ -20,6 +20,7 @@ _ENDLESS_SECONDS = 3.0
 # Of the time that the first run of a shape takes.
 _WITHOUT_COMPILING = 0.4
 # Of one run, from its first start to its end.
+_SAID_CHARACTERS = 2000
 _MOST_KILLS = 5
 _POLL_SECONDS = 0.005
 # For the processes that a command has started, to end after it.
@@ -144,6 +145,7 @@ class Kills:
             faults += [f"{fault} after {after}" for fault in faults_of(outcome, ends)]
             faults += _left_over(running, case, temporary, scene, code, before)
             if faults:
+                story.append(f"said {outcome.err[-_SAID_CHARACTERS:]!r}")
                 break
             if (scene.at_once and output.exists()) or (code == 0 and '"stopped": true' not in outcome.out):
                 # It has come to its end; what is left of the kills is for a run that begins anew.

@@ -7,9 +7,11 @@ import pytest
 from small_corpora import write_pieces
 
 from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.inspect import format_example, write_batches
 from bertjax.data.pretraining.bench import bench_input
+from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.showing import format_example
+from bertjax.data.showing import write_batches
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -91,7 +93,7 @@ def test_npz_refuses_what_cannot_be(tmp_path):
 
 def test_bench_counts_what_it_says(traced):
     result = bench_input(
-        traced, Phase(32, 4, 5, 10, 20), objective="nsp", masking=Masking(), seed=0, pair_passes=1, seconds=0.2
+        traced, Phase(32, 4, 5, 10, 20), source=SENTENCE_PAIRS, masking=Masking(), seed=0, pair_passes=1, seconds=0.2
     )
     assert result["tokens_per_second"] == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
     cost = 1 - result["tokens_per_second"] / result["sequential_tokens_per_second"]

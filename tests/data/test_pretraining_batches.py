@@ -14,7 +14,9 @@ from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
+from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.tiles import TILES
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
 
@@ -29,6 +31,7 @@ NAMES_AND_DTYPES = {
     "masked_lm_weights": np.float32,
     "next_sentence_labels": np.int32,
 }
+SOURCES = {"nsp": SENTENCE_PAIRS, "none": TILES}
 
 
 def train(
@@ -46,7 +49,7 @@ def train(
     dataset = train_dataset(
         corpus,
         phase,
-        objective=objective,
+        source=SOURCES[objective],
         masking=masking or Masking(),
         seed=seed,
         pair_passes=pair_passes,
@@ -63,7 +66,7 @@ def evaluate(corpus, objective="nsp", batch_size=BATCH, share=WHOLE, **arguments
         seq_len=SEQ_LEN,
         batch_size=batch_size,
         max_predictions=PREDICTIONS,
-        objective=objective,
+        source=SOURCES[objective],
         masking=Masking(),
         share=share,
         **arguments,
@@ -331,7 +334,6 @@ def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"objective": "mlm"}, "unknown objective 'mlm'; known: nsp, none"),
         ({"seed": -1}, "seed is -1"),
         ({"pair_passes": 0}, "pair_passes is 0"),
         ({"share": Share((0,), 3)}, "batch_size 8 cannot be split into 3 parts"),

@@ -12,7 +12,9 @@ from small_corpora import random_documents
 from bertjax.corpus import blocks, store
 from bertjax.data.pretraining import verified
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
+from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.tiles import TILES
 from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 
@@ -98,11 +100,11 @@ def test_ids_beyond_the_vocabulary_and_starts_that_fall_are_told_by_their_block(
         stored_whole(corpus.path)
 
 
-@pytest.mark.parametrize("objective", ["nsp", "none"])
-def test_what_steps_read_is_verified_and_the_rest_is_not(corpus, objective):
+@pytest.mark.parametrize("source", [SENTENCE_PAIRS, TILES])
+def test_what_steps_read_is_verified_and_the_rest_is_not(corpus, source):
     corpus = store.open_corpus(corpus.path)
     steps, path = 3, corpus.path / "train.tokens.bin"
-    arguments = {"objective": objective, **TRAINING}
+    arguments = {"source": source, **TRAINING}
     dataset = train_dataset(corpus, PHASE, masking=Masking(), start_step=0, share=WHOLE, **arguments)
     batches = list(itertools.islice(dataset.as_numpy_iterator(), steps))
     before = corpus.verification._left[path].copy()
@@ -123,7 +125,7 @@ def test_what_steps_read_is_verified_and_the_rest_is_not(corpus, objective):
 
 def test_damage_is_found_where_steps_read_it_and_at_last_everywhere(corpus):
     path = corpus.path / "train.tokens.bin"
-    arguments = {"objective": "nsp", **TRAINING}
+    arguments = {"source": SENTENCE_PAIRS, **TRAINING}
     fresh = store.open_corpus(corpus.path)
     verified.verify_training(fresh, (PHASE,), 2, **arguments)
     unread = np.flatnonzero(fresh.verification._left[path])[0]
@@ -135,7 +137,7 @@ def test_damage_is_found_where_steps_read_it_and_at_last_everywhere(corpus):
 
 
 def test_a_damaged_plan_is_found_where_steps_read_it(corpus):
-    arguments = {"objective": "nsp", **TRAINING}
+    arguments = {"source": SENTENCE_PAIRS, **TRAINING}
     opened = store.open_corpus(corpus.path)
     verified.verify_training(opened, (PHASE,), 1, **arguments)
     (plan,) = (corpus.path / "plans").glob("pairs-train-*.bin")
@@ -153,7 +155,7 @@ def test_no_plan_is_made_of_damaged_offsets(small_blocks, make_corpus, array):
     assert left.size
     damage(file, left[0] * BLOCK)
     with pytest.raises(BertjaxError, match=rf"{file.name}, block {left[0]:,} "):
-        verified.verify_training(opened, (PHASE,), 1, objective="nsp", **TRAINING)
+        verified.verify_training(opened, (PHASE,), 1, source=SENTENCE_PAIRS, **TRAINING)
     assert not (corpus.path / "plans").exists()
 
 
@@ -166,14 +168,14 @@ def test_an_evaluation_verifies_the_held_out_split(corpus):
         seq_len=16,
         batch_size=4,
         max_predictions=3,
-        objective="nsp",
+        source=SENTENCE_PAIRS,
         masking=Masking(),
         share=WHOLE,
     )
     assert list(verified.watched(dataset, opened, lambda made: None))
     damage(file, np.flatnonzero(opened.verification._left[file])[-1] * BLOCK)
     with pytest.raises(BertjaxError, match=r"heldout\.tokens\.bin, block "):
-        verified.verify_evaluation(opened, 16, "nsp")
+        verified.verify_evaluation(opened, 16, SENTENCE_PAIRS)
 
 
 def test_a_batch_that_cannot_be_made_is_told_by_the_damage(corpus):
@@ -183,7 +185,7 @@ def test_a_batch_that_cannot_be_made_is_told_by_the_damage(corpus):
     for block in left:
         damage(corpus.path / "train.tokens.bin", block * BLOCK, b"\xff" * BLOCK)
     masking = Masking(whole_word=True)
-    arguments = {"objective": "none", **TRAINING}
+    arguments = {"source": TILES, **TRAINING}
     dataset = train_dataset(opened, PHASE, masking=masking, start_step=0, share=WHOLE, **arguments)
     opened.verification.start = lambda: None
     batches = verified.watched(

@@ -14,7 +14,8 @@ from bertjax.model.attention.plain import allowed, plain_attention
 from bertjax.model.attention.resolver import Implementation, resolve
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.training.sharding import MeshConfig, make_mesh
+from bertjax.settings.mesh import MeshConfig
+from bertjax.training.sharding import make_mesh
 from bertjax.training.step import in_mesh
 
 # Two sequences and a position of padding.

@@ -14,7 +14,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
 from bertjax.model.layers import dropout
-from bertjax.tasks.pretraining import compute, synthetic_batch
+from bertjax.tasks.objectives.masked_lm import compute, synthetic_rows
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -33,7 +33,7 @@ PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_st
 @pytest.fixture(scope="module")
 def batch() -> dict[str, np.ndarray]:
     """Rows of different lengths, both segments, padding at the end."""
-    batch = synthetic_batch(PHASE, CONFIG)
+    batch = synthetic_rows(PHASE, CONFIG)
     lengths = np.array([24, 20, 11, 7])[:, None]
     batch["input_mask"] = (np.arange(24) < lengths).astype(np.int32)
     batch["masked_lm_positions"] = np.tile(np.array([1, 2, 4, 6], np.int32), (4, 1))

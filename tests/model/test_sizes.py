@@ -4,12 +4,10 @@ import flax.linen as nn
 import jax
 import pytest
 
-from bertjax.data.pretraining.settings import Phase
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import PretrainingModel
-from bertjax.tasks.pretraining import abstract_batch
+from bertjax.tasks.objectives.masked_lm import objective
 
 # Encoder with pooler, and with both heads: the 24 small models of google-research/bert, vocabulary 30,522.
 SMALL = {
@@ -65,9 +63,8 @@ OTHER_VOCABULARIES = {
 
 
 def counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
-    model = PretrainingModel(ModelConfig(**size_fields(size), vocab_size=vocab_size, vocab_multiple=1))
-    batch = abstract_batch(Phase(8, 1, 2, 0, 1))
-    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch)["params"])
+    made = objective(ModelConfig(**size_fields(size), vocab_size=vocab_size, vocab_multiple=1))
+    params = nn.unbox(jax.eval_shape(made.model.init, jax.random.key(0), made.abstract_row())["params"])
 
     def count(tree: dict) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(tree))

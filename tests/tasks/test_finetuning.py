@@ -11,7 +11,8 @@ from finetuning_data import glue_files
 from running import EXPERIMENTS, overrides, refused, train
 
 from bertjax import cli
-from bertjax.building import build_task, experiment_config
+from bertjax.building import experiment_config, settings_of
+from bertjax.tasks.run import build_task
 from bertjax.training import loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
 
@@ -84,7 +85,9 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
 
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path):
     given = overrides(letters, steps=6, log_every=2, checkpoint_every=4, eval_every=3, model__hidden_dropout=0.1)
-    config = experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
+    config = settings_of(
+        experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
+    )
     task = build_task(config, train=True)
 
     def stopped_at_3(start, share):

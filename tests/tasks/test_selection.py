@@ -8,10 +8,11 @@ from finetuning_data import squad_files
 from running import EXPERIMENTS, overrides, refused
 
 from bertjax import cli
-from bertjax.building import build_task, experiment_config
+from bertjax.building import experiment_config, settings_of
 from bertjax.errors import UsageError
 from bertjax.sweeps import summary
 from bertjax.tasks.finetuning.selection import is_error, is_out_of_patience, score
+from bertjax.tasks.run import build_task
 from bertjax.training import loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 
@@ -72,10 +73,12 @@ def made(glue, letters, **fields):
     # A rate at which nothing ever gets better.
     given = {"steps": 30, "log_every": 4, "eval_every": 2, "checkpoint_every": 2, "optimizer__learning_rate": 1e-12}
     whole = {**given, "keep_checkpoints": 9, "patience": 2, **fields}
-    config = experiment_config(
-        f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **whole)
+    settings = settings_of(
+        experiment_config(
+            f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **whole)
+        )
     )
-    return config, build_task(config, train=True)
+    return settings, build_task(settings, train=True)
 
 
 def test_a_run_that_gets_no_better_ends_and_ends_there_after_any_kill(glue, letters, tmp_path, capfd):

@@ -9,11 +9,12 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
-from bertjax.building import build_task, experiment_config
+from bertjax.building import experiment_config, settings_of
 from bertjax.data.share import WHOLE
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.finetuning.weighting import Weighting
 from bertjax.tasks.objectives import classes as objectives
+from bertjax.tasks.run import build_task
 
 # Of each task, the rows of its training file.
 TASKS = {
@@ -40,7 +41,8 @@ def text_files(folder: Path, count: int = 40, seed: int = 0) -> Path:
 def task_of(experiment, files, letters, train=True, **fields):
     config = f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true".replace(":,", ":")
     where = {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
-    return build_task(experiment_config(config, overrides(letters, data__seq_len=256, **where, **fields)), train=train)
+    given = overrides(letters, data__seq_len=256, **where, **fields)
+    return build_task(settings_of(experiment_config(config, given)), train=train)
 
 
 def rows(batches):

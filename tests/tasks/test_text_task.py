@@ -7,8 +7,9 @@ import pytest
 from running import EXPERIMENTS, overrides, predict, records, refused, train
 
 from bertjax import cli
-from bertjax.building import build_task, experiment_config
+from bertjax.building import experiment_config, settings_of
 from bertjax.data.share import WHOLE
+from bertjax.tasks.run import build_task
 
 
 def test_own_files_in_any_form(letters, tmp_path, capfd):
@@ -135,7 +136,7 @@ def test_labels_in_a_column_are_those_of_a_list(letters, tmp_path):
         (tmp_path / f"train.{form}").write_text("\n".join(rows) + "\n")
         config = f"{EXPERIMENTS}/text.py:train={tmp_path}/train.{form},dev={tmp_path}/train.{form},kind=multilabel"
         given = overrides(letters, data__label_separator=";")
-        task = build_task(experiment_config(f"{config},size=L1_H16,quick=true", given), train=True)
+        task = build_task(settings_of(experiment_config(f"{config},size=L1_H16,quick=true", given)), train=True)
         (batch,) = task.eval_batches(WHOLE)
         found.append(
             {int(example): row.tolist() for example, row in zip(batch["example"], batch["labels"], strict=True)}

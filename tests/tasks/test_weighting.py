@@ -6,15 +6,17 @@ import jax
 import numpy as np
 import pytest
 import sklearn.utils
-from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
+from bertjax.settings.mesh import MeshConfig
+from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.tasks.finetuning import tagging
-from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, check, weighting_of
+from bertjax.tasks.finetuning.settings import FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
-from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
-from bertjax.training.sharding import MeshConfig, make_mesh, put_batch
+from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import init_state, make_train_step
 
 MODEL = ModelConfig(
@@ -35,7 +37,7 @@ LABELS = np.array([0, 0, 0, 0, 0, 1, 2, -1], np.int32)
 
 
 def settings(weights="", smoothing=0.0):
-    return ConfigDict({"label_smoothing": smoothing, "data": {"class_weights": weights}})
+    return FinetuningSettings(label_smoothing=smoothing, data=FinetuningData(class_weights=weights))
 
 
 def batch(labels=LABELS):
@@ -129,10 +131,10 @@ def test_weights_go_by_the_names_of_classes_and_equal_settings_share_a_compilati
 )
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(UsageError, match="give balanced, or a weight above 0"):
-        check(settings(weights))
+        settings(weights)
 
 
 def test_smoothing_is_a_share():
     for smoothing in (-0.1, 1.0, float("nan")):
         with pytest.raises(UsageError, match="label_smoothing is"):
-            check(settings(smoothing=smoothing))
+            settings(smoothing=smoothing)

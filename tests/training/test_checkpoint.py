@@ -9,10 +9,11 @@ from etils import epath
 from test_step import CONFIG, OPTIMIZER
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.tasks.pretraining import objective
+from bertjax.settings.mesh import MeshConfig
+from bertjax.tasks.objectives.masked_lm import objective
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, absolute, find_checkpoint
 from bertjax.training.parameters import load_params
-from bertjax.training.sharding import MeshConfig, make_mesh
+from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_state, init_state
 
 ONE = (1, 1, 1)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from bertjax.building import settings_of
 from bertjax.config import load_config
 from bertjax.corpus import blocks
 from bertjax.corpus.prepare import prepare
@@ -20,8 +21,6 @@ from bertjax.corpus.store import open_corpus
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.fields import check_pretraining as check
-from bertjax.fields import phases
 from bertjax.files import unfinished_name
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
@@ -47,9 +46,8 @@ SCHEDULE = {
 def make(corpus: Path, **changes):
     fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    config = load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides)
-    check(config)
-    return config, pretraining.build(config)
+    settings = settings_of(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
+    return settings, pretraining.build(settings)
 
 
 def spoiled(task: Task, at: int, spoil) -> Task:
@@ -346,7 +344,7 @@ def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
 
 def test_two_phases_run_under_one_schedule(corpus, tmp_path):
     config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
-    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in phases(config)] == [
+    assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in config.phases] == [
         (16, 16, 7),
         (32, 8, 14),
     ]

@@ -11,9 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
 from bertjax.model.config import ModelConfig
-from bertjax.tasks import pretraining, squad, swag
-from bertjax.training.optimizer import NAMES, LearningRate, OptimizerConfig, decay_mask, make_optimizer
-from bertjax.training.sharding import MeshConfig, make_mesh
+from bertjax.settings.mesh import MeshConfig
+from bertjax.settings.optimizer import NAMES, OptimizerConfig
+from bertjax.tasks import squad, swag
+from bertjax.tasks.objectives import masked_lm
+from bertjax.training.optimizer import LearningRate, decay_mask, make_optimizer
+from bertjax.training.sharding import make_mesh
 from bertjax.training.trainable import is_stacked, trainable
 
 PARAMS = {
@@ -150,7 +153,7 @@ def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
         params, apart = optax.apply_updates(params, got), optax.apply_updates(apart, wanted)
 
 
-@pytest.mark.parametrize("objective", [pretraining.objective, squad.objective, swag.objective])
+@pytest.mark.parametrize("objective", [masked_lm.objective, squad.objective, swag.objective])
 def test_what_is_called_layers_is_what_the_model_stacks(objective):
     """The optimizer tells stacks by their path; the model by the logical name of their axis."""
     objective = objective(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))

@@ -14,11 +14,12 @@ from bertjax.config import load_saved_config
 from bertjax.data.pretraining.settings import Phase
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.tasks import pretraining
-from bertjax.tasks.pretraining import synthetic_batch
+from bertjax.settings.mesh import MeshConfig
+from bertjax.settings.optimizer import OptimizerConfig
+from bertjax.tasks.objectives import masked_lm
 from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.optimizer import LearningRate, OptimizerConfig, make_optimizer
-from bertjax.training.sharding import MeshConfig, make_mesh, put_batch
+from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import abstract_state, init_state, make_train_step
 from bertjax.training.trainable import is_stacked
 from bertjax.training.workdir import other_numbers
@@ -42,13 +43,13 @@ WITHOUT_EMBEDDINGS = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"
 
 
 def train(mesh_sizes=(1, 1, 1), steps=2, accumulate=1, model=MODEL, **fields):
-    objective, optimizer = pretraining.objective(model), make_optimizer(OptimizerConfig(**fields))
+    objective, optimizer = masked_lm.objective(model), make_optimizer(OptimizerConfig(**fields))
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
     state = init_state(objective, optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
     step = make_train_step(objective, optimizer, mesh, accumulate)
     for seed in range(steps):
-        state = step(state, put_batch(synthetic_batch(PHASE, model, seed), mesh), jax.random.key(1), RATE)
+        state = step(state, put_batch(masked_lm.synthetic_rows(PHASE, model, seed), mesh), jax.random.key(1), RATE)
     return flatten_dict(before), jax.device_get(state)
 
 
@@ -89,7 +90,7 @@ def test_what_is_left_is_trained_as_it_would_be_with_the_others_at_rate_zero():
 def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_path):
     _, state = train(**WITHOUT_EMBEDDINGS)
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    abstract = abstract_state(pretraining.objective(MODEL), make_optimizer(OptimizerConfig(**WITHOUT_EMBEDDINGS)), mesh)
+    abstract = abstract_state(masked_lm.objective(MODEL), make_optimizer(OptimizerConfig(**WITHOUT_EMBEDDINGS)), mesh)
     checkpoints = Checkpoints(epath.Path(tmp_path), 1, identity={})
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
@@ -107,12 +108,12 @@ def test_all_layers_may_be_frozen():
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_nothing_is_differentiated_through_frozen_layers(scan_layers):
     model = dataclasses.replace(MODEL, scan_layers=scan_layers)
-    objective, mesh = pretraining.objective(model), make_mesh(MeshConfig(1), jax.devices()[:1])
+    objective, mesh = masked_lm.objective(model), make_mesh(MeshConfig(1), jax.devices()[:1])
 
     def backward_lengths(**fields) -> set[int]:
         optimizer = make_optimizer(OptimizerConfig(**fields))
         state = abstract_state(objective, optimizer, mesh)
-        batch = jax.tree.map(jax.numpy.asarray, synthetic_batch(PHASE, model, 0))
+        batch = jax.tree.map(jax.numpy.asarray, masked_lm.synthetic_rows(PHASE, model, 0))
         step = make_train_step(objective, optimizer, mesh, 1)
         jaxpr = jax.make_jaxpr(step)(state, batch, jax.random.key(0), RATE)
         return {eqn.params["length"] for eqn in _equations(jaxpr.jaxpr) if _is_backward_scan(eqn)}
@@ -149,7 +150,7 @@ def _is_backward_scan(eqn) -> bool:
 def test_what_is_not_there_cannot_be_frozen(fields, named):
     optimizer = make_optimizer(OptimizerConfig(**fields))
     with pytest.raises(UsageError, match=named):
-        abstract_state(pretraining.objective(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
+        abstract_state(masked_lm.objective(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
 
 
 def test_names_survive_the_file_of_a_workdir(tmp_path):

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_of
 from bertjax.data.share import Share
 from bertjax.errors import UsageError
 
@@ -52,7 +53,7 @@ class Examples:
 
 _GROUP_TOKENS = 32
 # How positions past a sequence's end and rows past the last example are filled, where not with 0.
-_FILL = {"token_labels": -1, "example": -1}
+_FILL = padding_of((*EXAMPLE, TOKEN_LABELS))
 
 
 def make_examples(

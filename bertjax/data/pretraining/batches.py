@@ -10,23 +10,19 @@ B rows of a batch on this process, S tokens a row, P predictions a row.
 import contextlib
 from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus, Split
 from bertjax.data.pretraining.assembly import assembled, truncated
 from bertjax.data.pretraining.masking import masker, uniforms_per_row
-from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.pretraining.rows import (
     Spans,
-    epoch_order,
-    pair_lookup,
     stream_key,
-    tile_count,
-    tile_lookup,
     without_copy,
 )
-from bertjax.data.pretraining.settings import Masking, Phase, check_objective, check_shape
+from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Masking, Phase, check_shape
+from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
+from bertjax.data.schema import padding_of
 from bertjax.data.share import Share
 from bertjax.errors import UsageError
 
@@ -36,9 +32,6 @@ with contextlib.suppress(RuntimeError):
 
 Batch = dict[str, tf.Tensor]
 
-# What a stream of random numbers is for, so that no two share a key.
-_ORDER, _OFFSET, _MASKS, _CUTS = range(4)
-EVAL_SEED = 0
 _PHILOX = 1
 
 
@@ -46,7 +39,7 @@ def train_dataset(
     corpus: Corpus,
     phase: Phase,
     *,
-    objective: str,
+    source: RowSource,
     masking: Masking,
     seed: int,
     pair_passes: int,
@@ -57,18 +50,13 @@ def train_dataset(
 ) -> tf.data.Dataset:
     """This process's rows of the batches of steps `start_step` to `phase.stop_step`, in order.
 
-    An epoch of objective "nsp" is one pass of `pairs.document_pairs` over the training documents: each sentence is in
-    exactly one row as part of A or of a B that is next, before the pair is truncated to S - 3 tokens, and may be in
-    others as part of a random B. `pair_passes` independent passes are used in turn. An epoch of "none" is a tiling:
-    each token is in exactly one row. Its rows are spans of S - 2 consecutive tokens from another random offset every
-    epoch, which may run over the ends of sentences and documents; one of a pass is shorter, and one joins the split's
-    end to its start. Rows of an epoch come in an order of its own, and truncated ends and masks are drawn anew in
-    every epoch, also where a pass is used again.
+    Rows of an epoch come in an order of its own, and truncated ends and masks are drawn anew in every epoch, also where
+    a pass is used again.
 
     Args:
       corpus: an opened corpus.
       phase: shape of the batch and its steps.
-      objective: "nsp" or "none".
+      source: of the rows: `SENTENCE_PAIRS` or `TILES`.
       masking: what is masked, and how.
       seed: 0 or more.
       pair_passes: different passes to make before the first is used again.
@@ -85,7 +73,6 @@ def train_dataset(
       UsageError: an argument is out of its range, or the corpus is too small.
       BertjaxError: the pair plan cannot be made or stored.
     """
-    check_objective(objective)
     runs = share.runs(phase.batch_size)
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
@@ -94,14 +81,14 @@ def train_dataset(
     if not phase.start_step <= start_step <= phase.stop_step:
         raise UsageError(f"step {start_step} is outside its phase, steps {phase.start_step} to {phase.stop_step}")
 
-    lookup = train_lookup(corpus, phase, objective=objective, seed=seed, pair_passes=pair_passes, shuffle=shuffle)
+    lookup = source.train(corpus, phase, seed, pair_passes, shuffle)
     assemble = _assembler(
         corpus,
         corpus.train,
         masking,
         phase.seq_len,
         phase.max_predictions,
-        objective == "nsp",
+        source.is_paired,
         runs,
         seed,
         phase.start_step,
@@ -115,40 +102,13 @@ def train_dataset(
     return _mapped(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step, parallel_calls)
 
 
-def train_lookup(
-    corpus: Corpus, phase: Phase, *, objective: str, seed: int, pair_passes: int, shuffle: bool = True
-) -> Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]:
-    """A function of positions of a phase to (row of the pair plan or of the tiling, span of the training tokens).
-
-    Args and errors as `train_dataset`.
-    """
-    order_key, offset_key = stream_key(seed, phase.start_step, _ORDER), stream_key(seed, phase.start_step, _OFFSET)
-    if objective == "nsp":
-        plan = pair_plan(corpus, "train", phase.seq_len, seed, pair_passes)
-        order, pairs = epoch_order(plan.pass_ends, order_key, shuffle), pair_lookup(plan)
-
-        def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
-            row = order(positions)[0]
-            return row, pairs(row)
-    else:
-        tokens, width = _token_count(corpus, "train"), phase.seq_len - 2
-        order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
-        tile = tile_lookup(tokens, width, offset_key)
-
-        def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
-            row, epoch = order(positions)
-            return row, tile(row, epoch)
-
-    return lookup
-
-
 def eval_dataset(
     corpus: Corpus,
     *,
     seq_len: int,
     batch_size: int,
     max_predictions: int,
-    objective: str,
+    source: RowSource,
     masking: Masking,
     share: Share,
     max_rows: int | None = None,
@@ -156,9 +116,9 @@ def eval_dataset(
 ) -> tf.data.Dataset:
     """This process's rows of one pass over the held-out documents, each row exactly once, in order.
 
-    Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `objective`, `masking` and `max_rows` alone:
+    Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows` alone:
     not on the training seed, the step, `batch_size` or the number of processes. The last batch is filled up with rows
-    of zeros, whose weights are 0 and whose label is -1. As `train_dataset` otherwise.
+    of padding, whose weights are 0 and whose label is -1. As `train_dataset` otherwise.
 
     Args:
       max_rows: takes so many rows, spread evenly over the split; all rows if None.
@@ -167,25 +127,13 @@ def eval_dataset(
       UsageError: an argument is out of its range, or the held-out split is too small.
       BertjaxError: the pair plan cannot be made or stored.
     """
-    check_objective(objective)
     check_shape(seq_len, batch_size, max_predictions)
     runs = share.runs(batch_size)
     if max_rows is not None and max_rows < 1:
         raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
-    if objective == "nsp":
-        plan = pair_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
-        available, lookup = len(plan.records), pair_lookup(plan)
-    else:
-        tokens, width = _token_count(corpus, "heldout"), seq_len - 2
-        available, tile = tile_count(tokens, width), tile_lookup(tokens, width, None)
-
-        def lookup(indices: tf.Tensor) -> Spans:
-            return tile(indices, tf.zeros_like(indices))
-
+    available, lookup = source.heldout(corpus, seq_len)
     count = min(available, max_rows or available)
-    assemble = _assembler(
-        corpus, corpus.heldout, masking, seq_len, max_predictions, objective == "nsp", runs, EVAL_SEED
-    )
+    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, source.is_paired, runs, EVAL_SEED)
     rows = share.rows(batch_size)
 
     def batch_of_index(index: tf.Tensor) -> Batch:
@@ -195,13 +143,6 @@ def eval_dataset(
         return _only_real(assemble(spans, first), positions < count)
 
     return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
-
-
-def _token_count(corpus: Corpus, split: str) -> int:
-    tokens = len(getattr(corpus, split).tokens)
-    if tokens == 0:
-        raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more text")
-    return tokens
 
 
 def _mapped(
@@ -231,7 +172,7 @@ def _assembler(
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
     mask = masker(vocabulary, masking, seq_len, max_predictions)
-    mask_key, cut_key = stream_key(*seeds, _MASKS), stream_key(*seeds, _CUTS)
+    mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
     row_uniforms = uniforms_per_row(seq_len, max_predictions)
     # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.
     row_counts = -(-row_uniforms // 4)
@@ -276,10 +217,9 @@ def _assembler(
 
 
 def _only_real(batch: Batch, real: tf.Tensor) -> Batch:
-    """Zeros in the rows that are not real, label -1."""
-    labels = tf.where(real, batch["next_sentence_labels"], -1)
-    zeroed = {
-        name: tf.where(real if value.shape.rank == 1 else real[:, None], value, tf.zeros_like(value))
+    """The batch with padding in the rows that are not real."""
+    padding = padding_of(MASKED_LM_BATCH)
+    return {
+        name: tf.where(real if value.shape.rank == 1 else real[:, None], value, tf.constant(padding[name], value.dtype))
         for name, value in batch.items()
     }
-    return zeroed | {"next_sentence_labels": labels}

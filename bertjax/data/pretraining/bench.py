@@ -10,6 +10,7 @@ import numpy as np
 from bertjax.corpus.store import Corpus
 from bertjax.data.pretraining.batches import train_dataset
 from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.source import RowSource
 from bertjax.data.pretraining.verified import verify_training, watched
 from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
@@ -22,7 +23,7 @@ def bench_input(
     corpus: Corpus,
     phase: Phase,
     *,
-    objective: str,
+    source: RowSource,
     masking: Masking,
     seed: int,
     pair_passes: int,
@@ -55,7 +56,7 @@ def bench_input(
         dataset = train_dataset(
             corpus,
             phase,
-            objective=objective,
+            source=source,
             masking=masking,
             seed=seed,
             pair_passes=pair_passes,
@@ -67,9 +68,7 @@ def bench_input(
         return watched(dataset, corpus, lambda made: verify(made, shuffle))
 
     def verify(steps: int, shuffle: bool) -> None:
-        verify_training(
-            corpus, (phase,), steps, objective=objective, seed=seed, pair_passes=pair_passes, shuffle=shuffle
-        )
+        verify_training(corpus, (phase,), steps, source=source, seed=seed, pair_passes=pair_passes, shuffle=shuffle)
 
     if not 0 < seconds <= 3600:
         raise UsageError(f"--seconds is {seconds}; it must be above 0 and at most 3600")

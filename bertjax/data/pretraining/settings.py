@@ -3,9 +3,17 @@
 import dataclasses
 import math
 
+from bertjax.data.schema import SEQUENCE, Part, Schema
 from bertjax.errors import UsageError
 
-OBJECTIVES = ("nsp", "none")
+# What the model sees of a row, and what it is to predict of it.
+MASKED_LM_BATCH: Schema = (
+    *SEQUENCE,
+    Part("masked_lm_positions", ("predictions",), below="length"),
+    Part("masked_lm_ids", ("predictions",), below="pieces"),
+    Part("masked_lm_weights", ("predictions",), "float32"),
+    Part("next_sentence_labels", (), below="labels", padding=-1),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +85,3 @@ def check_shape(seq_len: int, batch_size: int, max_predictions: int) -> None:
         raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
     if not 1 <= max_predictions <= seq_len:
         raise UsageError(f"max_predictions is {max_predictions}; it must be between 1 and seq_len, which is {seq_len}")
-
-
-def check_objective(objective: str) -> None:
-    """Raises a UsageError if there is no such objective."""
-    if objective not in OBJECTIVES:
-        raise UsageError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")

@@ -8,10 +8,9 @@ import tensorflow as tf
 
 from bertjax.corpus.blocks import blocks_of
 from bertjax.corpus.store import Corpus, array_file
-from bertjax.data.pretraining.batches import EVAL_SEED, train_lookup
 from bertjax.data.pretraining.pairs import RECORD
-from bertjax.data.pretraining.plan import pair_plan, verify_read_plan
 from bertjax.data.pretraining.settings import Phase
+from bertjax.data.pretraining.source import RowSource
 from bertjax.errors import BertjaxError
 
 _POSITIONS_AT_ONCE = 1 << 16
@@ -38,8 +37,8 @@ def watched(dataset: tf.data.Dataset, corpus: Corpus, verify: Callable[[int], No
         raise BertjaxError(f"cannot make a batch of the corpus {corpus.path}: {reason}") from error
 
 
-def verify_evaluation(corpus: Corpus, seq_len: int, objective: str) -> None:
-    """Holds the held-out tokens against their checksums, and the pairs made of them if they were read.
+def verify_evaluation(corpus: Corpus, seq_len: int, source: RowSource) -> None:
+    """Holds the held-out tokens against their checksums, and what else the rows were read from.
 
     Raises:
       BertjaxError: a block is damaged.
@@ -47,8 +46,7 @@ def verify_evaluation(corpus: Corpus, seq_len: int, objective: str) -> None:
     verification = corpus.verification
     verification.check()
     verification.verify(corpus.path / array_file("heldout", "tokens"))
-    if objective == "nsp":
-        verify_read_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
+    source.verify_heldout(corpus, seq_len)
 
 
 def verify_training(
@@ -56,7 +54,7 @@ def verify_training(
     phases: tuple[Phase, ...],
     steps: int,
     *,
-    objective: str,
+    source: RowSource,
     seed: int,
     pair_passes: int,
     shuffle: bool = True,
@@ -75,7 +73,7 @@ def verify_training(
     tokens = corpus.path / array_file("train", "tokens")
     for phase in phases:
         positions = max(0, min(steps, phase.stop_step) - phase.start_step) * phase.batch_size
-        plan = pair_plan(corpus, "train", phase.seq_len, seed, pair_passes).path if objective == "nsp" else None
+        plan = source.train_plan(corpus, phase.seq_len, seed, pair_passes)
         left = verification.left(tokens) + (verification.left(plan) if plan else 0)
         if not left or not positions:
             continue
@@ -85,7 +83,7 @@ def verify_training(
             if plan:
                 verification.verify(plan)
             continue
-        lookup = train_lookup(corpus, phase, objective=objective, seed=seed, pair_passes=pair_passes, shuffle=shuffle)
+        lookup = source.train(corpus, phase, seed, pair_passes, shuffle)
         for start in range(0, positions, _POSITIONS_AT_ONCE):
             rows, spans = lookup(tf.range(start, min(start + _POSITIONS_AT_ONCE, positions), dtype=tf.int64))
             verification.verify(tokens, _token_blocks(corpus, spans))

@@ -9,85 +9,54 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.corpus.vocabulary_files import open_vocabulary, vocabulary_files
 from bertjax.data.finetuning.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
+from bertjax.data.finetuning.showing import format_row
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
-from bertjax.fields import check_common, check_length, model_config
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import flops_per_token
-from bertjax.tasks.finetuning import selection, splits, synthetic, weighting
+from bertjax.tasks.finetuning import selection, synthetic
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, output_layer
 from bertjax.tasks.finetuning.records import FileRecords
+from bertjax.tasks.finetuning.settings import FinetuningSettings
 from bertjax.tasks.task import Objective, Schedule, Task, Work
 
 # Top-level parameters that never come from a checkpoint: all else does.
 NEW_LAYER = ("classifier",)
 _SHOWN_CLASSES = 20
-_ZERO_ALLOWED = ("steps", "eval_every", "checkpoint_every")
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values no fine-tuning run can start with.
-
-    Raises:
-      UsageError: names the field and its value.
-    """
-    check_common(config, _ZERO_ALLOWED)
-    if config.steps == 0 and config.epochs < 1:
-        raise UsageError(f"config.epochs is {config.epochs}; it must be at least 1, or config.steps given")
-    for name in ("batch_size", "eval_batch_size"):
-        if config.data[name] < 1:
-            raise UsageError(f"config.data.{name} is {config.data[name]}; it must be at least 1")
-    Batching(config.data.batch_size, config.data.bucket, config.data.seq_len)
-    if config.data.batch_size % config.accumulate:
-        raise UsageError(
-            f"a batch of {config.data.batch_size} rows does not split in config.accumulate={config.accumulate}"
-        )
-    if config.patience < 0:
-        raise UsageError(f"config.patience is {config.patience}; it must be at least 0")
-    splits.check(config)
-    weighting.check(config)
-    if config.model.hidden_size:
-        check_length(config, config.data.seq_len)
-
-
-def has_data(config: ConfigDict) -> bool:
-    """Whether a config names its data; without any, a task has synthetic batches only."""
-    return bool(config.data.path)
-
-
-def vocabulary_of(config: ConfigDict) -> Vocabulary:
-    """The vocabulary a config names.
+def vocabulary_of(settings: FinetuningSettings) -> Vocabulary:
+    """The vocabulary that settings name.
 
     Raises:
-      UsageError: it names none, or there is none.
+      UsageError: they name none, or there is none.
     """
-    if not config.data.vocabulary or not config.model.hidden_size:
+    if not settings.data.vocabulary or not settings.model["hidden_size"]:
         raise UsageError(
             "fine-tuning starts from a checkpoint: --init_from CKPT; or, from random parameters, give a size, such as "
             "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
         )
-    return open_vocabulary(config.data.vocabulary)
+    return open_vocabulary(settings.data.vocabulary)
 
 
-def model_of(config: ConfigDict, vocabulary: Vocabulary) -> ModelConfig:
-    """The model of a config, which must take rows of its length.
+def model_of(settings: FinetuningSettings, vocabulary: Vocabulary) -> ModelConfig:
+    """The model of settings, which must take rows of its length.
 
     Raises:
       UsageError: it does not.
     """
-    check_length(config, config.data.seq_len)
-    return model_config(config, vocabulary.size)
+    settings.check_length(settings.data.seq_len)
+    return settings.model_config(vocabulary.size)
 
 
 def make_task(
-    config: ConfigDict,
+    settings: FinetuningSettings,
     objective: Objective,
     vocabulary: Vocabulary,
     train: Examples | None,
@@ -126,24 +95,26 @@ def make_task(
     Raises:
       UsageError: the rows have more segments than the model, or the config asks to select by what is not measured.
     """
-    data, is_evaluated = config.data, evaluated is not None
+    data, is_evaluated = settings.data, evaluated is not None
     if train is not None:
         given = {*objective.metrics, "loss", *more_metrics}
-        best_by = _selected_by(config, is_evaluated, best_by, lambda: given | baseline().keys())
+        best_by = _selected_by(settings, is_evaluated, best_by, lambda: given | baseline().keys())
     segments = 1 + max(
         int(part.tokens["segment_ids"].max(initial=0)) for part in (train, evaluated) if part is not None
     )
-    if segments > config.model.num_segments:
-        raise UsageError(f"the rows have {segments} segments, config.model.num_segments is {config.model.num_segments}")
+    if segments > settings.model["num_segments"]:
+        raise UsageError(
+            f"the rows have {segments} segments, config.model.num_segments is {settings.model['num_segments']}"
+        )
     batching = Batching(data.batch_size, data.bucket, data.seq_len)
     evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)
     batch_sizes: tuple[int, ...] = (data.eval_batch_size,)
     if train is None:
-        schedule = synthetic.schedule_without_data(config)
+        schedule = synthetic.schedule_without_data(settings)
         batches, work = synthetic.no_batches, synthetic.no_work
     else:
-        plan = TrainPlan(train, batching, config.seed)
-        schedule = _schedule(config, plan.steps_per_epoch)
+        plan = TrainPlan(train, batching, settings.seed)
+        schedule = _schedule(settings, plan.steps_per_epoch)
         batches = partial(train_batches, train, batching, plan, schedule.steps)
         work = partial(_work, plan, objective.model.config, batching.batch_size, train.choices)
         batch_sizes = (data.batch_size, *batch_sizes)
@@ -159,6 +130,7 @@ def make_task(
         eval_steps=-(-len(evaluated) // evaluation.batch_size) if is_evaluated else 0,
         work=work,
         synthetic_batch=lambda: next(batches(0, WHOLE)),
+        show=partial(format_row, vocabulary=vocabulary),
         score=lambda means, outputs: {**means, **score(outputs)},
         baseline=baseline,
         best_by=best_by,
@@ -181,19 +153,21 @@ def make_task(
     )
 
 
-def _selected_by(config: ConfigDict, is_evaluated: bool, own: str, metrics: Callable[[], Iterable[str]]) -> str:
+def _selected_by(
+    settings: FinetuningSettings, is_evaluated: bool, own: str, metrics: Callable[[], Iterable[str]]
+) -> str:
     """The metric a run selects by; "" where it is not evaluated."""
     if not is_evaluated:
         for name in ("select_by", "patience"):
-            if config[name]:
+            if value := getattr(settings, name):
                 raise UsageError(
-                    f"config.{name} is {config[name]!r}, and there is no dev set to measure anything on; give one, or "
-                    "cut one off the training data with --config.data.dev_share=0.1"
+                    f"config.{name} is {value!r}, and there is no dev set to measure anything on; give one, or cut one "
+                    "off the training data with --config.data.dev_share=0.1"
                 )
         return ""
-    if config.select_by:
-        selection.check_metric(config.select_by, metrics())
-    return config.select_by or own
+    if settings.select_by:
+        selection.check_metric(settings.select_by, metrics())
+    return settings.select_by or own
 
 
 def _data_hash(train: Examples | None, evaluated: Examples | None, answers: Any) -> str:
@@ -212,16 +186,16 @@ def _class_counts(labels: Sequence[str], train: Examples | None) -> list[str]:
     return [f"{len(shown)} classes: {', '.join(shown[:_SHOWN_CLASSES])}{more}"]
 
 
-def _schedule(config: ConfigDict, steps_per_epoch: int) -> Schedule:
-    steps = config.steps or config.epochs * steps_per_epoch
-    warmup = config.optimizer.warmup_steps
+def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
+    steps = settings.steps or settings.epochs * steps_per_epoch
+    warmup = settings.optimizer.warmup_steps
     return Schedule(
         steps=steps,
         # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup_steps=steps // 10 if warmup < 0 else warmup,
-        eval_every=config.eval_every or steps_per_epoch,
-        patience=config.patience,
-        checkpoint_every=config.checkpoint_every or steps_per_epoch,
+        eval_every=settings.eval_every or steps_per_epoch,
+        patience=settings.patience,
+        checkpoint_every=settings.checkpoint_every or steps_per_epoch,
         eval_first=False,
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
@@ -15,6 +14,7 @@ from bertjax.data.finetuning.labelled_text import Target, encode_rows
 from bertjax.data.finetuning.tables import Reading, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.settings import FinetuningData
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Split:
         return self.examples.rows["labels"]
 
 
-def read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Split:
+def read(data: FinetuningData, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Split:
     """The rows of a split, such as `train` or `dev_matched`; `readings` gains one.
 
     Raises:
@@ -112,10 +112,10 @@ def read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue
     labelled = not split.startswith("test") and glue.folder != _DIAGNOSTIC
     label = glue.label if labelled else None
     training = split == "train"
-    if config.data.path.startswith(PREFIX):
-        reading, rows = _tfds_rows(config.data.path.removeprefix(PREFIX), glue, split, labelled)
+    if data.path.startswith(PREFIX):
+        reading, rows = _tfds_rows(data.path.removeprefix(PREFIX), glue, split, labelled)
     else:
-        reading, rows = _file_rows(Path(config.data.path).expanduser(), glue, split, labelled, not training)
+        reading, rows = _file_rows(Path(data.path).expanduser(), glue, split, labelled, not training)
     readings.append(reading)
     ids: list[str] = []
     watched = _watched(rows, None if glue.labels else label, ids, reading)
@@ -125,12 +125,12 @@ def read(config: ConfigDict, tokenizer: Tokenizer, readings: list[Reading], glue
         glue.texts,
         target,
         tokenizer,
-        config.data.seq_len,
+        data.seq_len,
         reading,
         labelled=labelled,
         training=training,
     )
-    return Split(examples, [] if labelled else ids, functools.partial(_table, config.data.path, glue, split))
+    return Split(examples, [] if labelled else ids, functools.partial(_table, data.path, glue, split))
 
 
 def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: Reading) -> Iterator[Row]:

@@ -3,43 +3,18 @@
 from collections.abc import Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.splitting import first_texts, held_out, share_of, subset
 from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.settings import NONE, FinetuningData
 
-# What a task's files may have, and `predict` takes.
-SPLITS = ("dev", "test")
-# A share of the training data, or nothing.
-SHARE, NONE = "share", "none"
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses values no run can start with.
-
-    Raises:
-      UsageError: names the field and its value.
-    """
-    data = config.data
-    if data.eval_split not in (*SPLITS, NONE):
-        raise UsageError(f"config.data.eval_split is {data.eval_split!r}; known: {', '.join((*SPLITS, NONE))}")
-    if not 0 < data.train_share <= 1:
-        raise UsageError(f"config.data.train_share is {data.train_share}; it must be above 0 and at most 1")
-    if not 0 <= data.dev_share < 1:
-        raise UsageError(f"config.data.dev_share is {data.dev_share}; it must be at least 0 (none) and below 1")
-    if not 0 <= data.dev_seed < 2**32:
-        raise UsageError(f"config.data.dev_seed is {data.dev_seed}; it must be between 0 and 2^32 - 1")
-    if data.dev_seed and not data.dev_share:
-        raise UsageError(f"config.data.dev_seed is {data.dev_seed}, and config.data.dev_share cuts off nothing")
-    if data.dev_share and data.eval_split == NONE:
-        raise UsageError(
-            f"config.data.dev_share is {data.dev_share}, and config.data.eval_split=none evaluates nothing"
-        )
+# Evaluated where a share of the training data is cut off.
+SHARE = "share"
 
 
-def evaluated(data: ConfigDict, train: bool) -> str:
+def evaluated(data: FinetuningData, train: bool) -> str:
     """What is evaluated: "dev" or "test" of the task's own files, SHARE of its training data, or NONE.
 
     Raises:
@@ -48,7 +23,7 @@ def evaluated(data: ConfigDict, train: bool) -> str:
     split = data.eval_split
     if split == "dev" and data.dev_share:
         split = SHARE
-    elif split == "dev" and not data.get("dev_file", "-"):
+    elif split == "dev" and not getattr(data, "dev_file", "-"):
         split = NONE
     if split == NONE and not train:
         raise UsageError(
@@ -58,7 +33,7 @@ def evaluated(data: ConfigDict, train: bool) -> str:
     return split
 
 
-def divided(data: ConfigDict, whole: Examples, readings: list[Reading]) -> tuple[Examples, Examples | None]:
+def divided(data: FinetuningData, whole: Examples, readings: list[Reading]) -> tuple[Examples, Examples | None]:
     """The examples to train on, and those that are cut off for dev; None where there are none.
 
     Args:
@@ -76,7 +51,7 @@ def divided(data: ConfigDict, whole: Examples, readings: list[Reading]) -> tuple
     return trained, dev
 
 
-def dev_rows(data: ConfigDict, contents: Sequence[bytes], readings: list[Reading]) -> np.ndarray:
+def dev_rows(data: FinetuningData, contents: Sequence[bytes], readings: list[Reading]) -> np.ndarray:
     """Which rows of the training data are cut off for dev: bool [rows].
 
     Raises:
@@ -91,7 +66,7 @@ def dev_rows(data: ConfigDict, contents: Sequence[bytes], readings: list[Reading
     return held
 
 
-def cut_off(data: ConfigDict, training: Reading, rows: int) -> Reading:
+def cut_off(data: FinetuningData, training: Reading, rows: int) -> Reading:
     """The reading of a dev set that is a share of the training file."""
     where = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
     return Reading(where, read=training.read, used=rows)

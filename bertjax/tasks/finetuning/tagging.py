@@ -10,13 +10,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.examples import Examples, in_input_order
 from bertjax.data.finetuning.splitting import share_of, subset_of_tagged, unit_texts, units
 from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
+from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
 from bertjax.files import write_whole
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, of_classes, of_entities
@@ -26,6 +26,7 @@ from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.output_layer import saved_labels
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_sentence
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
@@ -38,7 +39,7 @@ def tags_of(tagged: Tagged) -> list[str]:
 
 
 def tagging_task(
-    config: ConfigDict,
+    settings: FinetuningSettings,
     vocabulary: Vocabulary,
     readings: list[Reading],
     train: bool,
@@ -62,7 +63,7 @@ def tagging_task(
     Raises:
       UsageError: a tag is none of the training file's, or of those the config names.
     """
-    data, split = config.data, splits.evaluated(config.data, train)
+    data, split = settings.data, splits.evaluated(settings.data, train)
     labels = saved_labels(data.labels)
     trained = tagged = None
     if train or labels is None or split == splits.SHARE:
@@ -71,7 +72,7 @@ def tagging_task(
         labels = labels or tags_of(whole)
         trained, tagged = _divided(data, whole, readings, documents)
     training_file = readings[0].file if readings else ""
-    if split in splits.SPLITS:
+    if split in SPLITS:
         tagged = read_split(split)
 
     def rows(tagged: Tagged, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
@@ -105,11 +106,11 @@ def tagging_task(
     if tagged:
         told = functools.partial(_records, tagged, labels, row_of_word, positions)
         records = [FileRecords(RECORDS, told, tagged.lines, table)]
-    weights = weighting_of(config, labels, trained_rows.tokens["token_labels"]) if trained_rows else PLAIN
+    weights = weighting_of(settings, labels, trained_rows.tokens["token_labels"]) if trained_rows else PLAIN
     return finetuning.make_task(
-        config,
+        settings,
         # Each tag's logit is of use beside predictions alone, and would fill the memory in training.
-        objective(finetuning.model_of(config, vocabulary), len(labels), weights, with_logits=not train),
+        objective(finetuning.model_of(settings, vocabulary), len(labels), weights, with_logits=not train),
         vocabulary,
         trained_rows,
         examples,
@@ -127,7 +128,9 @@ def tagging_task(
     )
 
 
-def _divided(data: ConfigDict, whole: Tagged, readings: list[Reading], documents: bool) -> tuple[Tagged, Tagged | None]:
+def _divided(
+    data: FinetuningData, whole: Tagged, readings: list[Reading], documents: bool
+) -> tuple[Tagged, Tagged | None]:
     """The sentences to train on, and those that are cut off for dev: whole documents, where there are any."""
     trained, dev = whole, None
     if data.dev_share:
@@ -160,7 +163,7 @@ def objective(model: ModelConfig, tags: int, weighting: Weighting = PLAIN, with_
         ("cross_entropy",),
         objectives.ClassWeights(weighting, "token_labels"),
         _Tags(weighting, with_logits),
-        objectives.abstract_row,
+        (*SEQUENCE, TOKEN_LABELS, *EXAMPLE),
     )
 
 

@@ -8,32 +8,32 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.data.schema import EXAMPLE, SEQUENCE, Part, Schema
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
+from bertjax.tasks.objectives.losses import apply, weighted
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
 
-
-def abstract_row() -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the smallest batch a fine-tuning model takes."""
-    return {name: jax.ShapeDtypeStruct((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+LABEL, NUMBER = Part("labels", (), below="classes"), Part("labels", (), "float32")
+LABELS = Part("labels", ("labels",), below="two")
 
 
-def apply(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
-    """The model's logits; with dropout where there is a key."""
-    rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    return model.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
+def classes_objective(model: nn.Module, weighting: Weighting = PLAIN, rows: Schema = SEQUENCE) -> Objective:
+    """One of several classes, or choices, for each example: batches have `labels` int32 [B], -1 where unknown.
 
-
-def classes_objective(model: nn.Module, weighting: Weighting = PLAIN) -> Objective:
-    """One of several classes, or choices, for each example: batches have `labels` int32 [B], -1 where unknown."""
+    Args:
+      model: gives logits [B, classes].
+      weighting: of the classes.
+      rows: CHOICES where a row has a sequence of each.
+    """
     return Objective(
         model,
         ("cross_entropy", "accuracy"),
         ("cross_entropy",),
         ClassWeights(weighting),
         Classes(weighting),
-        abstract_row,
+        (*rows, LABEL, *EXAMPLE),
     )
 
 
@@ -43,12 +43,12 @@ def labels_objective(model: nn.Module) -> Objective:
     The loss is the mean of the sigmoid cross-entropies over examples and labels, as `BCEWithLogitsLoss` of PyTorch.
     """
     names = ("binary_cross_entropy",)
-    return Objective(model, names, names, _multilabelled, _judge, abstract_row)
+    return Objective(model, names, names, _multilabelled, _judge, (*SEQUENCE, LABELS, *EXAMPLE))
 
 
 def regression_objective(model: nn.Module) -> Objective:
     """A number for each example: batches have `labels` float32 [B], NaN where unknown."""
-    return Objective(model, ("squared_error",), ("squared_error",), _valued, _regress, abstract_row)
+    return Objective(model, ("squared_error",), ("squared_error",), _valued, _regress, (*SEQUENCE, NUMBER, *EXAMPLE))
 
 
 def sequence_objective(labels: Sequence[str], model: ModelConfig, weighting: Weighting = PLAIN) -> Objective:
@@ -102,8 +102,7 @@ def class_sums(
     labels = jnp.maximum(labels, 0)
     losses, counted = weighting.losses(logits, labels), weighting.of_labels(labels, there)
     predicted = jnp.argmax(logits, axis=-1)
-    cross_entropy = jnp.stack([jnp.sum(losses * counted), jnp.sum(counted)])
-    return cross_entropy, jnp.stack([jnp.sum((predicted == labels) * there), jnp.sum(there)]), predicted
+    return weighted(losses, counted), weighted(predicted == labels, there), predicted
 
 
 def known(labels: jax.Array, weights: jax.Array) -> jax.Array:
@@ -119,7 +118,7 @@ def _valued(batch: Batch) -> dict[str, jax.Array]:
 def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
     values, weights = apply(model, params, batch, dropout_key)[:, 0], known(batch["labels"], batch["weights"])
     errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
-    sums = {"squared_error": jnp.stack([jnp.sum(errors * weights), jnp.sum(weights)])}
+    sums = {"squared_error": weighted(errors, weights)}
     return sums, {"example": batch["example"], "logits": values}
 
 
@@ -130,5 +129,5 @@ def _multilabelled(batch: Batch) -> dict[str, jax.Array]:
 def _judge(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
     logits, weights = apply(model, params, batch, dropout_key), known(batch["labels"], batch["weights"])  # [B, K]
     losses = jax.nn.softplus(logits) - logits * jnp.maximum(batch["labels"], 0)
-    sums = {"binary_cross_entropy": jnp.stack([jnp.sum(losses * weights), jnp.sum(weights)])}
+    sums = {"binary_cross_entropy": weighted(losses, weights)}
     return sums, {"example": batch["example"], "logits": logits}

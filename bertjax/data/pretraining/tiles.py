@@ -1,0 +1,49 @@
+"""Rows of consecutive text, for masked LM alone.
+
+An epoch is a tiling: each token is in exactly one row. Its rows are spans of S - 2 consecutive tokens from another
+random offset every epoch, which may run over the ends of sentences and documents; one of a pass is shorter, and one
+joins the split's end to its start.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from bertjax.corpus.store import Corpus
+from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
+from bertjax.data.pretraining.settings import Phase
+from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, RowSource
+from bertjax.errors import UsageError
+
+# [CLS] and [SEP].
+_SPECIAL = 2
+
+
+def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
+    tokens, width = _token_count(corpus, "train"), phase.seq_len - _SPECIAL
+    order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
+    order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
+    tile = tile_lookup(tokens, width, offset_key)
+
+    def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
+        row, epoch = order(positions)
+        return row, tile(row, epoch)
+
+    return lookup
+
+
+def _heldout(corpus: Corpus, seq_len: int) -> tuple[int, Callable[[tf.Tensor], Spans]]:
+    tokens, width = _token_count(corpus, "heldout"), seq_len - _SPECIAL
+    tile = tile_lookup(tokens, width, None)
+    return tile_count(tokens, width), lambda rows: tile(rows, tf.zeros_like(rows))
+
+
+def _token_count(corpus: Corpus, split: str) -> int:
+    tokens = len(getattr(corpus, split).tokens)
+    if tokens == 0:
+        raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more text")
+    return tokens
+
+
+TILES = RowSource(False, _train, _heldout, lambda *_: None, lambda *_: None)

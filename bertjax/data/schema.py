@@ -1,0 +1,70 @@
+"""What a batch holds, written once: shapes, rows of random numbers and rows that are only padding come of it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An array of a batch.
+
+    Attributes:
+      name: in the batch.
+      axes: names of its sizes behind the rows.
+      dtype: int32 or float32.
+      below: name of the size that its numbers are below, to draw random ones; "" are ones.
+      padding: what it holds in a row that is only padding.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str = "int32"
+    below: str = ""
+    padding: int = 0
+
+
+Schema = tuple[Part, ...]
+
+
+def abstract_batch(schema: Schema, rows: int, **sizes: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of a batch."""
+    return {
+        part.name: jax.ShapeDtypeStruct((rows, *(sizes[axis] for axis in part.axes)), part.dtype) for part in schema
+    }
+
+
+def synthetic_batch(schema: Schema, rows: int, seed: int = 0, **sizes: int) -> dict[str, np.ndarray]:
+    """Full rows of random numbers, to time a step with: the most work that a batch of the shape can be."""
+    rng = np.random.default_rng(seed)
+    sizes = {"rows": rows, **sizes}
+    batch = {}
+    for part in schema:
+        shape = (rows, *(sizes[axis] for axis in part.axes))
+        values = rng.integers(0, sizes[part.below], shape) if part.below else np.ones(shape)
+        batch[part.name] = values.astype(part.dtype)
+    return batch
+
+
+def padding_of(schema: Schema) -> dict[str, int]:
+    """What each array holds in a row that is only padding."""
+    return {part.name: part.padding for part in schema}
+
+
+def sequences(*axes: str) -> Schema:
+    """What every encoder takes: sequences of tokens, along the last axis."""
+    return (
+        Part("input_ids", axes, below="pieces"),
+        Part("input_mask", axes),
+        Part("segment_ids", axes, below="segments"),
+    )
+
+
+# One sequence a row, or one of each choice.
+SEQUENCE = sequences("length")
+CHOICES = sequences("choices", "length")
+# Of a fine-tuning row: its place in the input, and whether it is there.
+EXAMPLE: Schema = (Part("example", (), below="rows", padding=-1), Part("weights", (), "float32"))
+# Tags of words, at their first pieces.
+TOKEN_LABELS = Part("token_labels", ("length",), below="classes", padding=-1)

@@ -1,0 +1,41 @@
+"""From the name of a task to its one file: its settings, and what is built from them."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from bertjax.errors import UsageError
+from bertjax.tasks.settings import RunSettings
+from bertjax.tasks.task import Task
+
+
+def settings_class(task: str) -> type[RunSettings]:
+    """The settings of a task.
+
+    Raises:
+      UsageError: there is no such task.
+    """
+    return _module(task).Settings
+
+
+def build_task(settings: RunSettings, train: bool | None = False) -> Task:
+    """The task of settings.
+
+    Args:
+      train: it needs its training data; None is where the settings name data.
+
+    Raises:
+      UsageError: the data cannot be used.
+    """
+    return _module(settings.task).build(settings, settings.has_data if train is None else train)
+
+
+def _module(task: object) -> Any:
+    # Not a registry: the name is that of the one file that knows the task.
+    name = str(task)
+    if not name.isidentifier() or not (Path(__file__).parent / f"{name}.py").is_file():
+        raise UsageError(f"config.task is {task!r}; there is no bertjax/tasks/{name}.py")
+    module = importlib.import_module(f"bertjax.tasks.{name}")
+    if not hasattr(module, "Settings"):
+        raise UsageError(f"config.task is {task!r}, which is no task")
+    return module
