@@ -1,5 +1,6 @@
 """How configs are read: files with typed arguments after the colon, overrides, and the `config.json` of a workdir."""
 
+import functools
 import os
 import runpy
 from collections.abc import Callable, Iterable, Sequence
@@ -146,9 +147,9 @@ def load_trials(
     file, _, arguments = config.partition(":")
     try:
         experiment = runpy.run_path(file)
-        sweep = experiment.get("sweep")
-        found = sweep(arguments) if sweep else named(experiment["get_config"], arguments)
-        if found is None:
+        sweep = experiment.get("sweep") or functools.partial(named, experiment["get_config"])
+        found = sweep(arguments)
+        if found is None and "sweep" not in experiment:
             raise UsageError(
                 f"{file} has no argument grid and no function sweep(arguments); write one that yields dictionaries of "
                 "fields and values, or give --grid FIELD=VALUE,VALUE"

@@ -1,7 +1,6 @@
 """The command line as a user meets it: exit codes, errors of one line, examples that work, and what each prints."""
 
 import argparse
-import importlib
 import json
 import re
 import shlex
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from bertjax import cli
+from bertjax.building import settings_of
 from bertjax.config import load_config
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.share import WHOLE
@@ -66,11 +66,6 @@ def refused(capfd, *arguments, code: int = 2) -> str:
     assert found == code, error
     assert re.fullmatch(r"bertjax: [^\n]+\n", error), error
     return error
-
-
-def check_of(config: str):
-    """The check of the task that an experiment is for."""
-    return importlib.import_module(f"bertjax.tasks.{load_config(config, []).task}").check
 
 
 def printed(capfd, *arguments) -> str:
@@ -220,7 +215,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
     obeyed = "\x1b[31mred\x9b2J\u202e\r"
     monkeypatch.setattr("bertjax.commands._encoder_and", lambda *_: (None, None, None))
     monkeypatch.setattr("bertjax.inference.fill.fill", lambda *_: [[(obeyed, 0.5)]])
-    monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_: f"A: ä\t{obeyed}")
+    monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_, **__: f"A: ä\t{obeyed}")
     cli.main(["fill", "--checkpoint=x", "a [MASK]"])
     cli.main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     say(f"labels {obeyed}")
@@ -396,7 +391,7 @@ def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
     args, overrides = cli._parser().parse_known_args(arguments)
     assert tuple(arguments[: len(words)]) == words
     if getattr(args, "config", None):
-        check_of(args.config)(load_config(args.config, overrides))
+        settings_of(load_config(args.config, overrides))
     else:
         assert overrides == []
 
@@ -427,7 +422,7 @@ def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, cor
     written = np.load(tmp_path / "batches.npz")
     assert set(written) == BATCH_KEYS
     assert written["input_ids"].shape == (3, 8, 16)
-    task = pretraining.build(load_config(config, []))
+    task = pretraining.build(settings_of(load_config(config, [])))
     for step in range(3):
         batch = next(task.train_batches(step, WHOLE))
         for name in BATCH_KEYS:

@@ -68,12 +68,9 @@ def _value(field: dataclasses.Field, value: Any, path: str) -> Any:
     if isinstance(default, dict):
         _check_names([*default], value, path)
         for name, usual in default.items():
-            _check_type(usual, value[name], f"{path}.{name}")
+            _check(usual, value[name], f"{path}.{name}")
         return value.to_dict()
-    _check_type(default, value, path)
-    most = field.metadata.get(_MOST, _MOST_INTEGER)
-    if type(default) is int and abs(value) > most:
-        raise UsageError(f"{path} is {value:,}; it must be at most {most:,}")
+    _check(default, value, path, field.metadata.get(_MOST, _MOST_INTEGER))
     return type(default)(value)
 
 
@@ -86,7 +83,8 @@ def _check_names(names: list[str], section: Any, path: str) -> None:
         raise UsageError(f"{path} has {', '.join(unknown)}, which nothing reads; known: {', '.join(sorted(names))}")
 
 
-def _check_type(default: Any, value: Any, path: str) -> None:
+def _check(default: Any, value: Any, path: str, most: int = _MOST_INTEGER) -> None:
+    """Raises a UsageError for a value of another type than the default, or for an integer beyond all use."""
     kinds, what = {
         bool: ((bool,), "true or false"),
         int: ((int,), "a whole number"),
@@ -96,6 +94,8 @@ def _check_type(default: Any, value: Any, path: str) -> None:
     }[type(default)]
     if not isinstance(value, kinds) or isinstance(value, bool) and bool not in kinds:
         raise UsageError(f"{path} is {shortened(repr(value))}; it must be {what}")
+    if type(default) is int and abs(value) > most:
+        raise UsageError(f"{path} is {value:,}; it must be at most {most:,}")
 
 
 def default_of(field: dataclasses.Field) -> Any:

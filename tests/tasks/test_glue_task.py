@@ -13,6 +13,7 @@ from running import EXPERIMENTS, overrides, predict, records, refused, train
 from safetensors.numpy import load_file, save_file
 
 from bertjax import cli
+from bertjax.building import settings_of
 from bertjax.data.share import WHOLE
 from bertjax.inference.glue_submission import TEST_ROWS
 
@@ -161,7 +162,7 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
         config = load_config(
             f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
         )
-        found.append(list(glue.build(config, train=False).eval_batches(WHOLE)))
+        found.append(list(glue.build(settings_of(config), train=False).eval_batches(WHOLE)))
     texts = [
         sorted(
             (row[mask > 0].tolist(), int(label))

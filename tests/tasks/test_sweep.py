@@ -9,7 +9,7 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax import cli
 from bertjax import sweeps as sweep
-from bertjax.building import experiment_config
+from bertjax.building import experiment_config, settings_of
 from bertjax.errors import BertjaxError
 from bertjax.sweeps import name_of, run_sweep
 from bertjax.training import loop
@@ -62,7 +62,9 @@ def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
     given = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
     make_train_step.cache_clear()
     found = run_sweep(
-        lambda trial: experiment_config(config, [*given, *(f"--config.{k}={v}" for k, v in trial.items())], cola),
+        lambda trial: settings_of(
+            experiment_config(config, [*given, *(f"--config.{k}={v}" for k, v in trial.items())], cola)
+        ),
         [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
         str(tmp_path),
         str(cola),
@@ -91,7 +93,7 @@ def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue,
     ]
     for trial, config in seen:
         assert (config.optimizer.learning_rate, config.data.batch_size) == (*trial.values(),)[:2]
-        assert (config.model.remat, config.seed) == (*trial.values(),)[2:]
+        assert (config.model["remat"], config.seed) == (*trial.values(),)[2:]
 
     for wrong, named in (
         ("optimizer.lr=1", r"'optimizer.lr'.*known: .*learning_rate"),

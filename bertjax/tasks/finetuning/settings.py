@@ -138,6 +138,7 @@ class FinetuningSettings(RunSettings):
             raise UsageError(f"config.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1")
         if self.model["hidden_size"]:
             self.check_length(self.data.seq_len)
+            self.model_config(self.model["vocab_size"] or 1)
 
     def refuse(self, why: str, *names: str) -> None:
         """Refuses settings that a task does nothing with.
