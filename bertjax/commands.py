@@ -5,7 +5,6 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 
 import argparse
 import contextlib
-import dataclasses
 import itertools
 import json
 import sys
@@ -55,8 +54,8 @@ def _start(args: argparse.Namespace) -> Iterator[str | None]:
 def _checkpoint_config(args: argparse.Namespace, checkpoint: Any) -> Any:
     """The config of --config or, without it, of the checkpoint."""
     from bertjax.building import checkpoint_config, with_labels_of
-    from bertjax.interop.workdir import is_converted
     from bertjax.training.checkpoint import workdir_of
+    from bertjax.training.workdir import is_converted
 
     if args.config:
         config = _config(args, checkpoint)
@@ -203,8 +202,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
     from itertools import chain
 
     from bertjax.inference.answers import answers, check_model, described
-    from bertjax.inference.habits import habits_of
     from bertjax.inference.texts import STANDARD_INPUT, lines_of
+    from bertjax.loading import load_trained
+    from bertjax.terminal import say
 
     for name in ("config", "output", "split", "columns"):
         if getattr(args, name) or (name == "config" and args.overrides):
@@ -217,15 +217,11 @@ def _predict_texts(args: argparse.Namespace) -> None:
         args.given, args.text = [], STANDARD_INPUT
     texts: Iterable[str] = chain(args.given, lines_of(args.text) if args.text else ())
     context = "\n".join(lines_of(args.context_file)) if args.context_file else args.context
-    portable = _portable(args)
-    check_model(portable, args.checkpoint, context)
-    habits = habits_of(args.checkpoint)
-    if args.seq_len:
-        habits = dataclasses.replace(habits, seq_len=args.seq_len)
+    trained = load_trained(args.checkpoint, tell=say)
+    check_model(trained, context)
     asked, told = itertools.tee(texts)
-    for number, (text, record) in enumerate(
-        zip(told, answers(portable, habits, asked, context=context or "", logits=args.logits), strict=True), 1
-    ):
+    found = answers(trained, asked, context=context or "", seq_len=args.seq_len or 0, logits=args.logits)
+    for number, (text, record) in enumerate(zip(told, found, strict=True), 1):
         if args.json:
             # ASCII alone, so that it is the same for any terminal and locale.
             print(json.dumps({"line": number, "text": text, **record}))
@@ -244,12 +240,14 @@ def submission(args: argparse.Namespace) -> None:
 def fill(args: argparse.Namespace) -> None:
     from bertjax.inference.fill import check_texts
     from bertjax.inference.fill import fill as run
+    from bertjax.loading import load_trained
+    from bertjax.terminal import say
 
     check_texts(args.text, args.top)
-    config, params, vocabulary = _encoder_and(args, "masked_lm")
+    trained = load_trained(args.checkpoint, tell=say)
     for text in args.text:
         show(text)
-        for pieces in run(config, params, vocabulary, text, args.top):
+        for pieces in run(trained, text, args.top):
             show("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
 
 
@@ -260,6 +258,7 @@ def features(args: argparse.Namespace) -> None:
     from bertjax.inference.features import Request, described, parse_layers, shards, texts_in
     from bertjax.inference.shards import write_shards
     from bertjax.inference.texts import lines_of
+    from bertjax.loading import load_trained
     from bertjax.terminal import say
 
     if not args.text and not args.input:
@@ -268,14 +267,13 @@ def features(args: argparse.Namespace) -> None:
         raise UsageError(f"--show is {args.show}; it must be at least 0, and a number that fits in 64 bits")
     layers = parse_layers(args.layers)
     texts = chain(args.text, lines_of(args.input) if args.input else ())
-    config, params, vocabulary = _encoder_and(args)
-    request = Request(config, layers, args.seq_len or config.max_positions)
-    encoder = params["encoder"]
-    shards_of = partial(shards, request, encoder, vocabulary)
+    trained = load_trained(args.checkpoint, tell=say)
+    request = Request(trained, layers, args.seq_len or trained.config.max_positions)
+    shards_of = partial(shards, request)
     if args.output:
         head: list[str] = []
         texts = _remembered(texts, head, args.show)
-        written = write_shards(Path(args.output), request.about(encoder, vocabulary), shards_of, texts, say)
+        written = write_shards(Path(args.output), request.about(), shards_of, texts, say)
     else:
         head = list(islice(texts, args.show))
         written = ((0, shard) for shard in shards_of(head))
@@ -292,31 +290,6 @@ def _remembered(texts: Iterable[str], head: list[str], count: int) -> Iterator[s
         if len(head) < count:
             head.append(text)
         yield text
-
-
-def _encoder_and(args: argparse.Namespace, *parts: str) -> tuple[Any, Any, Any]:
-    """The model's sizes, its encoder's parameters and those of other parts, and the vocabulary of --checkpoint."""
-    from bertjax.training.parameters import nested
-
-    portable = _portable(args)
-    lacking = [part for part in parts if part not in portable.parts]
-    if lacking:
-        there = ", ".join(sorted(portable.parts))
-        raise UsageError(f"{args.checkpoint} has no {', '.join(lacking)}, it has {there}; give one of pre-training")
-    return portable.model, nested(portable.params), portable.vocabulary
-
-
-def _portable(args: argparse.Namespace) -> Any:
-    """The checkpoint of --checkpoint, outside of any format, with its vocabulary."""
-    from bertjax.interop.convert import read
-    from bertjax.terminal import say
-
-    portable = read(args.checkpoint)
-    for note in portable.notes:
-        say(note)
-    if portable.vocabulary is None:
-        raise UsageError(f"{args.checkpoint} has no vocab.txt; put the one it was trained with beside it")
-    return portable
 
 
 def convert(args: argparse.Namespace) -> None:

@@ -8,9 +8,9 @@ import tensorflow as tf
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.interop import names
 from bertjax.interop.convert import HUGGINGFACE
-from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
+from bertjax.interop.portable import Portable
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.finetuning.output_layer import MULTILABEL
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 LAYERS, WIDTH = 2, 16
 SIZES = {"hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2, "mlp_size": 32, "max_positions": 40}

@@ -5,68 +5,66 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.finetuning.tagged import Tagged, make_rows, of_words
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
-from bertjax.inference.habits import Habits
 from bertjax.inference.texts import PAIR
-from bertjax.interop.portable import CHOICES, SPANS, TAGS, Portable
-from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.inference.trained import TrainedModel
 from bertjax.tasks.finetuning import records
 from bertjax.tasks.finetuning import spans as squad_answers
-from bertjax.tasks.finetuning.output_layer import MULTILABEL
+from bertjax.tasks.finetuning.output_layer import CHOICES, MULTILABEL, SPANS, TAGS
 from bertjax.tasks.finetuning.records import Record
-from bertjax.training.parameters import nested
 
 # Texts in memory at a time.
 _TEXTS = 256
 _SHOWN_CLASSES = 5
 
 
-def check_model(portable: Portable, checkpoint: str, context: str | None) -> None:
+def check_model(trained: TrainedModel, context: str | None) -> None:
     """Refuses a model that cannot answer.
 
     Raises:
       UsageError: it has no output layer, or a passage is missing or of no use.
     """
-    if not portable.output:
+    if trained.layer is None:
         raise UsageError(
-            f"{checkpoint} is pre-trained alone and has no output layer to predict with: `bertjax fill` asks it for "
+            f"{trained.path} is pre-trained alone and has no output layer to predict with: `bertjax fill` asks it for "
             "masked words, `bertjax train --init_from` fine-tunes it"
         )
-    if portable.output == SPANS and not context:
-        raise UsageError(f"{checkpoint} answers questions on a passage; give it with --context or --context_file")
-    if portable.output != SPANS and context:
-        raise UsageError(f"--context is for a checkpoint that answers questions; {checkpoint} tells {portable.output}")
+    kind = trained.layer.kind
+    if kind == SPANS and not context:
+        raise UsageError(f"{trained.path} answers questions on a passage; give it with --context or --context_file")
+    if kind != SPANS and context:
+        raise UsageError(f"--context is for a checkpoint that answers questions; {trained.path} tells {kind}")
 
 
 def answers(
-    portable: Portable, habits: Habits, texts: Iterable[str], *, context: str = "", logits: bool = False
+    trained: TrainedModel, texts: Iterable[str], *, context: str = "", seq_len: int = 0, logits: bool = False
 ) -> Iterator[Record]:
     """A record of `tasks/finetuning/records.py` for each text, in order; few texts are in memory at a time.
 
     Args:
-      portable: the model.
-      habits: of it.
+      trained: the model.
       texts: for a model of classes or numbers a sentence, or a pair with ` ||| ` between; of endings the beginning and
         each ending likewise; of tags words with blanks between; else questions on the context.
       context: the passage that has the answers.
+      seq_len: tokens a row at most; 0 is what the model was trained on, or else takes.
       logits: whether records have them as well.
 
     Raises:
       UsageError: a text is not what the model takes.
     """
-    seq_len = habits.seq_len or portable.model.max_positions
-    if not 8 <= seq_len <= portable.model.max_positions:
-        raise UsageError(f"--seq_len is {seq_len}; it must be between 8 and the model's {portable.model.max_positions}")
-    asked = _Asked(portable, habits, seq_len, Tokenizer(portable.vocabulary), _runner(portable, seq_len), logits)
+    check_model(trained, context)
+    most = trained.config.max_positions
+    seq_len = seq_len or trained.habits.seq_len or most
+    if not 8 <= seq_len <= most:
+        raise UsageError(f"--seq_len is {seq_len}; it must be between 8 and the model's {most}")
+    asked = _Asked(trained, seq_len, _runner(trained, seq_len), logits)
     of_texts: dict[str, Callable[[Sequence[str]], list[Record]]] = {
         CHOICES: asked.choices,
         TAGS: asked.tags,
@@ -74,26 +72,19 @@ def answers(
     }
     remaining = iter(texts)
     while some := list(itertools.islice(remaining, _TEXTS)):
-        yield from of_texts.get(portable.output, asked.rows)(some)
+        yield from of_texts.get(trained.layer.kind, asked.rows)(some)
 
 
-def _runner(portable: Portable, seq_len: int) -> Callable[[Examples], list[np.ndarray]]:
+def _runner(trained: TrainedModel, seq_len: int) -> Callable[[Examples], list[np.ndarray]]:
     """Examples to the logits of each: float32 [outputs], of a model of tokens [length, outputs]."""
-    of_tokens = portable.output in (TAGS, SPANS)
-    # Without its dropout, which is all that a head_dropout is about.
-    model = (
-        TokenModel(portable.model, portable.outputs, head_dropout=False)
-        if of_tokens
-        else SequenceModel(portable.model, portable.outputs)
-    )
-    params = jax.device_put(nested(portable.params))
-    forward = jax.jit(lambda params, batch: model.apply({"params": params}, batch))
+    of_tokens, model = trained.layer.kind in (TAGS, SPANS), trained.model
+    forward = trained.compiled(lambda params, batch: model.apply({"params": params}, batch))
 
     def run(examples: Examples) -> list[np.ndarray]:
         found: list[Any] = [None] * len(examples)
         lengths = examples.lengths
         for batch in batches(examples, seq_len):
-            for example, logits in zip(batch["example"], np.asarray(forward(params, batch)), strict=True):
+            for example, logits in zip(batch["example"], forward(batch), strict=True):
                 if example >= 0:
                     found[example] = logits[: lengths[example]] if of_tokens else logits
         return found
@@ -105,21 +96,19 @@ def _runner(portable: Portable, seq_len: int) -> Callable[[Examples], list[np.nd
 class _Asked:
     """A model, and what becomes of texts with it: records of as many."""
 
-    portable: Portable
-    habits: Habits
+    trained: TrainedModel
     seq_len: int
-    tokenizer: Tokenizer
     run: Callable[[Examples], list[np.ndarray]]
     logits: bool
 
     def rows(self, texts: Sequence[str]) -> list[Record]:
         """A class, labels or a number for each sentence or pair."""
-        labels = self.portable.labels
+        labels = self.trained.layer.labels
         found = self.run(make_examples([self._encoded(self._parts(text)) for text in texts], {}))
         if not labels:
             return [records.of_number(values[0]) for values in found]
-        if self.portable.output == MULTILABEL:
-            return [records.of_labels(labels, values, self.habits.threshold, self.logits) for values in found]
+        if self.trained.layer.kind == MULTILABEL:
+            return [records.of_labels(labels, values, self.trained.habits.threshold, self.logits) for values in found]
         return [records.of_class(labels, values, self.logits) for values in found]
 
     def choices(self, texts: Sequence[str]) -> list[Record]:
@@ -140,9 +129,11 @@ class _Asked:
         sentences = [text.split() for text in texts]
         words = list(itertools.chain.from_iterable(sentences))
         ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
-        labels = list(self.portable.labels)
+        labels = list(self.trained.layer.labels)
         tagged = Tagged(words, [""] * len(words), ends, ends)
-        examples, row_of_word, positions = make_rows(tagged, labels, self.tokenizer, self.seq_len, False, "the text")
+        examples, row_of_word, positions = make_rows(
+            tagged, labels, self.trained.tokenizer, self.seq_len, False, "the text"
+        )
         inputs = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
         logits = self.run(dataclasses.replace(examples, tokens=inputs))
         by_word = of_words(row_of_word, positions, logits)
@@ -156,11 +147,11 @@ class _Asked:
         questions = [Question(str(index), text, context, (), -1) for index, text in enumerate(texts)]
         windows = make_windows(
             questions,
-            self.tokenizer,
+            self.trained.tokenizer,
             Reading("the questions"),
             seq_len=self.seq_len,
-            doc_stride=min(self.habits.doc_stride, self.seq_len),
-            max_query_len=min(self.habits.max_query_len, self.seq_len // 2),
+            doc_stride=min(self.trained.habits.doc_stride, self.seq_len),
+            max_query_len=min(self.trained.habits.max_query_len, self.seq_len // 2),
         )
         logits = self.run(dataclasses.replace(windows.examples, rows={}))
         outputs = {
@@ -168,20 +159,20 @@ class _Asked:
             "start": [row[:, 0] for row in logits],
             "end": [row[:, 1] for row in logits],
         }
-        found = squad_answers.best_answers(self.habits, questions, windows, [outputs])
-        return [squad_answers.record(answer, self.habits.null_threshold, self.logits) for answer in found]
+        found = squad_answers.best_answers(self.trained.habits, questions, windows, [outputs])
+        return [squad_answers.record(answer, self.trained.habits.null_threshold, self.logits) for answer in found]
 
     def _parts(self, text: str) -> Sequence[str]:
         parts = text.split(PAIR, 1)
-        if self.habits.texts == 2 and len(parts) < 2:
+        if self.trained.habits.texts == 2 and len(parts) < 2:
             raise UsageError(f"{text[:60]!r} is one text, the model takes pairs: FIRST{PAIR}SECOND")
-        if len(parts) > 1 and (self.habits.texts == 1 or self.portable.model.num_segments < 2):
+        if len(parts) > 1 and (self.trained.habits.texts == 1 or self.trained.config.num_segments < 2):
             raise UsageError(f"{text[:60]!r} is a pair, the model takes one text; leave{PAIR}out")
         return parts
 
     def _encoded(self, parts: Sequence[str]) -> dict[str, list[int]]:
-        vocabulary = self.portable.vocabulary
-        first, *second = (self.tokenizer.encode(part) for part in parts)
+        vocabulary = self.trained.vocabulary
+        first, *second = (self.trained.tokenizer.encode(part) for part in parts)
         pair = second[0] if second else None
         return encode_pair(first, pair, self.seq_len, vocabulary.cls_id, vocabulary.sep_id)
 

@@ -11,11 +11,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from bertjax.corpus.offsets import encode_with_offsets
-from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import make_examples, truncated_lengths
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
 from bertjax.inference.texts import PAIR
+from bertjax.inference.trained import TrainedModel
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 
@@ -31,12 +32,12 @@ class Request:
     """Which embeddings are asked for.
 
     Attributes:
-      model: its sizes.
+      trained: the model.
       layers: C of them; 0 is the embeddings, 1 to N the layers, negative ones count from the last.
       seq_len: tokens a text at most, with [CLS] and [SEP]; what is longer is cut.
     """
 
-    model: ModelConfig
+    trained: TrainedModel
     layers: tuple[int, ...]
     seq_len: int
 
@@ -52,11 +53,15 @@ class Request:
                 f"--seq_len is {self.seq_len}; it must be between 8 and the model's {self.model.max_positions}"
             )
 
-    def about(self, params: Any, vocabulary: Vocabulary) -> dict[str, Any]:
+    @property
+    def model(self) -> ModelConfig:
+        return self.trained.config
+
+    def about(self) -> dict[str, Any]:
         """What decides the features of a text, in a form that JSON has."""
-        digest = hashlib.sha256()
-        for path, array in sorted(flatten_dict(params, sep="/").items()):
-            digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        digest, vocabulary = hashlib.sha256(), self.trained.vocabulary
+        for path, array in sorted(flatten_dict(self.trained.params["encoder"], sep="/").items()):
+            digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
         return {
             "layers": list(self.layers),
             "seq_len": self.seq_len,
@@ -72,11 +77,10 @@ class Request:
         return 4 * len(self.layers) * self.model.hidden_size
 
 
-def shards(request: Request, params: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+def shards(request: Request, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Hidden states of texts; a text with ` ||| ` in it is a pair. The same texts give the same shards.
 
     Args:
-      params: the model's `encoder`.
       texts: any number; those of one shard are in memory at a time.
 
     Yields:
@@ -93,14 +97,17 @@ def shards(request: Request, params: Any, vocabulary: Vocabulary, texts: Iterabl
     Raises:
       UsageError: a text is a pair, and the model takes none.
     """
-    tokenizer = Tokenizer(vocabulary)
-    params = jax.device_put(params)
+    tokenizer = request.trained.tokenizer
     chosen = np.array(request.layers)
 
-    @jax.jit
+    @request.trained.compiled
     def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         _, states = Encoder(request.model).apply(
-            {"params": params}, batch["input_ids"], batch["segment_ids"], batch["input_mask"], collect_layers=True
+            {"params": params["encoder"]},
+            batch["input_ids"],
+            batch["segment_ids"],
+            batch["input_mask"],
+            collect_layers=True,
         )
         return states[chosen].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
 
@@ -113,7 +120,7 @@ def shards(request: Request, params: Any, vocabulary: Vocabulary, texts: Iterabl
         )
         for batch in batches(model_inputs, request.seq_len):
             owners = batch.pop("example")
-            states = np.asarray(hidden_states(params, batch))
+            states = hidden_states(batch)
             for owner, row in zip(owners, states, strict=True):
                 if owner >= 0:
                     here = slice(offsets[owner], offsets[owner + 1])

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig
+from bertjax.inference.trained import TrainedModel
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import MaskedLmHead
 
@@ -28,15 +27,11 @@ def check_texts(texts: Sequence[str], top: int) -> None:
             raise UsageError(f"no {_MASK} in {text[:60]!r}; write one where a word is to be filled in")
 
 
-def fill(
-    config: ModelConfig, params: Any, vocabulary: Vocabulary, text: str, top: int
-) -> list[list[tuple[str, float]]]:
+def fill(trained: TrainedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
     """The most probable pieces at each [MASK] of a text.
 
     Args:
-      config: of the model.
-      params: its `encoder` and `masked_lm`.
-      vocabulary: its vocabulary.
+      trained: a model with a masked-LM head.
       text: holds [MASK] at least once.
       top: pieces a mask.
 
@@ -44,29 +39,31 @@ def fill(
       For each mask, from the left, `top` pairs of piece and probability, best first.
 
     Raises:
-      UsageError: there is no mask, or the text is too long for the model.
+      UsageError: there is no mask, the text is too long for the model, or the model has no masked-LM head.
     """
     check_texts([text], top)
+    trained.check_parts("masked_lm")
+    config, vocabulary = trained.config, trained.vocabulary
     if top > vocabulary.size:
         raise UsageError(f"--top is {top}; the vocabulary has {vocabulary.size} pieces")
     parts = text.split(_MASK)
-    tokenizer = Tokenizer(vocabulary)
     ids = [vocabulary.cls_id]
     for index, part in enumerate(parts):
-        ids += [vocabulary.mask_id] * (index > 0) + tokenizer.encode(part)
+        ids += [vocabulary.mask_id] * (index > 0) + trained.tokenizer.encode(part)
     ids.append(vocabulary.sep_id)
     if len(ids) > config.max_positions:
         raise UsageError(f"the text has {len(ids)} tokens, the model takes {config.max_positions}")
     row = np.array([ids], np.int32)
+    places = np.flatnonzero(row[0] == vocabulary.mask_id)
 
-    @jax.jit
-    def probabilities(params: Any) -> jax.Array:
+    def probabilities(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         hidden, _ = Encoder(config).apply(
-            {"params": params["encoder"]}, row, np.zeros_like(row), np.ones_like(row)
-        )  # [1, L, D]
-        masked = hidden[:, np.flatnonzero(row[0] == vocabulary.mask_id)]  # [1, P, D]
+            {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
+        )  # [B, L, D]
         table = params["encoder"]["embeddings"]["token"]
-        return jax.nn.softmax(MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, table)[0])
+        head = MaskedLmHead(config).apply({"params": params["masked_lm"]}, hidden[:, places], table)
+        return jax.nn.softmax(head)  # [B, P, V]
 
-    found = np.asarray(probabilities(params))  # [P, V]
+    batch = {"input_ids": row, "segment_ids": np.zeros_like(row), "input_mask": np.ones_like(row)}
+    (found,) = trained.compiled(probabilities)(batch)
     return [[(vocabulary.pieces[id_], float(row[id_])) for id_ in np.argsort(-row)[:top]] for row in found]

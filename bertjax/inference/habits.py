@@ -8,14 +8,12 @@ from etils import epath
 from bertjax.building import checkpoint_config
 from bertjax.errors import UsageError
 from bertjax.files import read_json
-from bertjax.interop.convert import BERTJAX, detect
-from bertjax.interop.workdir import is_converted
-from bertjax.tasks import glue
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.finetuning.output_layer import read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
-from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.checkpoint import workdir_of
 from bertjax.training.progress import RESULTS
+from bertjax.training.workdir import is_converted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,35 +38,27 @@ class Habits:
     threshold: float = TextData.threshold
 
 
-def habits_of(path: str) -> Habits:
-    """The habits of a checkpoint of any format; those of our own workdirs are in its config.
+def habits_of(checkpoint: epath.Path) -> Habits:
+    """The habits of one of our own checkpoints, which are in its workdir; a converted one does not tell.
 
     Raises:
       UsageError: a file of the workdir cannot be read.
     """
-    if detect(path) != BERTJAX:
-        return Habits()
-    checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
-    if is_converted(workdir):
+    layer = read_output_layer(workdir)
+    if layer is None or is_converted(workdir):
         return Habits()
     data = checkpoint_config(checkpoint, []).data
-    known = [field.name for field in dataclasses.fields(Habits) if field.name in data]
+    known = {field.name: data[field.name] for field in dataclasses.fields(Habits) if field.name in data}
     threshold = None
     if data.get("version") == "2.0":
         # Chosen on dev, where there was a dev set.
-        threshold = float(_json(workdir / RESULTS).get("null_threshold", data.null_threshold))
-    return Habits(**{**{name: data[name] for name in known}, "texts": _texts(workdir), "null_threshold": threshold})
+        threshold = float(_results(workdir).get("null_threshold", data.null_threshold))
+    return Habits(**{**known, "texts": layer.texts, "null_threshold": threshold})
 
 
-def _texts(workdir: epath.Path) -> int:
-    task, *rest = str(_json(workdir / OUTPUT_LAYER).get("output", "")).split("/")
-    if task == "glue" and rest and rest[0] in glue.TASKS:
-        return len(glue.TASKS[rest[0]].texts)
-    return (2 if "pair" in rest else 1) if task == "text" else 0
-
-
-def _json(file: epath.Path) -> dict[str, Any]:
+def _results(workdir: epath.Path) -> dict[str, Any]:
+    file = workdir / RESULTS
     if not file.exists():
         return {}
     try:

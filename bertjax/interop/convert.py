@@ -16,6 +16,7 @@ from bertjax.interop.portable import Portable
 from bertjax.staging import staged
 from bertjax.temporary import temporary_folder
 from bertjax.training.checkpoint import CHECKPOINTS, absolute
+from bertjax.training.workdir import is_converted
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
 FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
@@ -151,7 +152,7 @@ def _origin(path: str) -> dict[str, Any]:
 def _may_be_replaced(path: Path) -> bool:
     """Whether a folder holds what a conversion writes, all else would be lost: the workdir of a run, a user's notes."""
     held = [entry.name for entry in path.iterdir()] if path.is_dir() else []
-    if workdir.is_converted(path):
+    if is_converted(path):
         files: tuple[str, ...] = workdir.FILES
     else:
         files = huggingface.FILES if huggingface.CONFIG in held else tensorflow.FILES

@@ -14,8 +14,8 @@ from bertjax.interop.foreign_config import check_vocabulary, foreign_fields, mod
 from bertjax.interop.foreign_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.interop.foreign_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.interop.foreign_weights import WEIGHTS, read_arrays
-from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.tasks.finetuning.output_layer import MULTILABEL
+from bertjax.interop.portable import Portable
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 CONFIG = "config.json"
 # All that `write` leaves in a folder.

@@ -8,9 +8,6 @@ from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.interop.names import CLASSIFIER
 from bertjax.model.config import ModelConfig
 
-# What the output layer of a fine-tuned model tells; "" is the encoder with whatever pre-training heads it has.
-CLASSES, CHOICES, TAGS, SPANS = "classes", "choices", "tags", "spans"
-
 
 @dataclasses.dataclass(frozen=True)
 class Portable:
@@ -21,7 +18,7 @@ class Portable:
       params: float32 arrays by path, layers stacked, as the models of `bertjax.model.heads` have them. An export takes
         them out one after the other.
       vocabulary: None where the checkpoint has none.
-      output: "", CLASSES, MULTILABEL, CHOICES, TAGS or SPANS.
+      output: kind of the output layer of a fine-tuned model; "" is the encoder with whatever pre-training heads it has.
       labels: names of classes, labels or tags, in the order of their ids; empty for a regression.
       notes: what is to be told of what was read.
     """

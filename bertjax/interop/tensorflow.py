@@ -17,7 +17,8 @@ from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import JSON_BYTES, read_text
 from bertjax.interop import names
 from bertjax.interop.foreign_config import check_vocabulary, foreign_fields, model_of, read_config
-from bertjax.interop.portable import CLASSES, SPANS, Portable
+from bertjax.interop.portable import Portable
+from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
 
 CONFIG = "bert_config.json"
 # All that `write` leaves in a folder.

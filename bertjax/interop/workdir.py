@@ -12,19 +12,24 @@ from bertjax.errors import UsageError
 from bertjax.experiment import finetuning_config, pretraining_config
 from bertjax.files import read_json
 from bertjax.interop import names
-from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS, Portable
-from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, output_layer
+from bertjax.interop.portable import Portable
+from bertjax.tasks.finetuning.output_layer import (
+    CHOICES,
+    CLASSES,
+    MULTILABEL,
+    OUTPUT_LAYER,
+    SPANS,
+    TAGS,
+    OutputLayer,
+    read_output_layer,
+)
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.identity import CONFIG, identity_of
 from bertjax.training.parameters import load_all_params, save_params
+from bertjax.training.workdir import ORIGIN
 
-# The output layer's own word for what it tells, up to the stroke, to ours.
-_OUTPUTS = {"glue": CLASSES, "text": CLASSES, "swag": CHOICES, "ner": TAGS, "squad": SPANS}
-_ORIGIN = "origin.json"
 # All that a conversion leaves in a folder.
-FILES = (_ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, "vocab.txt", "*.model")
-# What kinds of text beside classes are.
-_KINDS = {"text/tags": TAGS, "text/multilabel": MULTILABEL, "text/multilabel/pair": MULTILABEL}
+FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, "vocab.txt", "*.model")
 # A task that can take each of them up.
 _TASKS = {"": "pretraining", CLASSES: "text", MULTILABEL: "text", CHOICES: "swag", TAGS: "ner", SPANS: "squad"}
 
@@ -40,21 +45,13 @@ def read(path: Path | epath.Path) -> Portable:
     workdir = workdir_of(checkpoint)
     vocabulary = workdir_vocabulary(workdir)
     model = checkpoint_model(checkpoint)
-    output, labels = "", ()
-    if (workdir / OUTPUT_LAYER).exists():
-        try:
-            layer = read_json(workdir / OUTPUT_LAYER)
-            labels = tuple(layer["labels"])
-            task = layer["output"].partition("/")[0]
-            output = layer.get("kind") or _KINDS.get(layer["output"]) or _OUTPUTS[task]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"cannot read {workdir / OUTPUT_LAYER} ({error}), which tells the output layer") from error
+    layer = read_output_layer(workdir)
     params = load_all_params(checkpoint)
     outputs = params.get(f"{names.CLASSIFIER}/bias")
     # Whose the layer is elsewhere does not matter for its shape.
     classifier = None if outputs is None else (len(outputs), {names.HUGGINGFACE: ""})
     names.check_params(names.parameters(model, classifier), model.num_layers, params, str(checkpoint))
-    return Portable(model, params, vocabulary, output, labels)
+    return Portable(model, params, vocabulary, layer.kind if layer else "", layer.labels if layer else ())
 
 
 def write(portable: Portable, folder: Path) -> list[str]:
@@ -71,7 +68,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
     (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=1) + "\n")
     files = vocabulary_files(portable.vocabulary)
     if portable.output:
-        files[OUTPUT_LAYER] = output_layer("", portable.labels, portable.output)
+        files[OUTPUT_LAYER] = OutputLayer(portable.output, portable.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
     save_params(epath.Path(folder), portable.params, identity_of(portable.model.architecture, files))
@@ -80,17 +77,12 @@ def write(portable: Portable, folder: Path) -> list[str]:
 
 def write_origin(folder: Path, origin: dict[str, Any]) -> None:
     """Notes in a converted workdir what it was converted from."""
-    (folder / _ORIGIN).write_text(json.dumps(origin) + "\n")
+    (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
 
 
 def read_origin(folder: Path) -> dict[str, Any]:
     """What a workdir was converted from; {} where it was not, or is not there."""
     try:
-        return read_json(folder / _ORIGIN)
+        return read_json(folder / ORIGIN)
     except (OSError, ValueError):
         return {}
-
-
-def is_converted(folder: Path | epath.Path) -> bool:
-    """Whether a workdir is of a conversion, not of a run."""
-    return (folder / _ORIGIN).exists()

@@ -45,6 +45,19 @@ class NextSentenceHead(nn.Module):
         return logits.astype(jnp.float32)
 
 
+class EncoderModel(nn.Module):
+    """Encoder and pooler, without any output layer."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
+        """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to hidden states [B, L, D] and pooled [B, D]."""
+        encoder = Encoder(self.config, name="encoder")
+        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
+        return hidden, Pooler(self.config, name="pooler")(hidden[:, 0])
+
+
 class PretrainingModel(nn.Module):
     """Encoder, pooler and both pre-training heads."""
 

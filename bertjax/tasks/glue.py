@@ -19,6 +19,7 @@ from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
+from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.records import FileRecords, Record, of_class, of_number
 from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
@@ -101,8 +102,7 @@ def build(settings: Settings, train: bool = True) -> Task:
         joined([part.examples for part in sets.values()]) if sets else None,
         readings,
         # The diagnostic set is predicted with a model of MNLI.
-        output="glue/mnli" if name == "ax" else f"glue/{name}",
-        labels=glue.labels,
+        layer=OutputLayer(CLASSES, glue.labels, "glue/mnli" if name == "ax" else f"glue/{name}", len(glue.texts)),
         score=functools.partial(_score, glue, sets),
         baseline=functools.partial(_baseline, glue, sets),
         best_by=glue.metrics[0],

@@ -25,6 +25,7 @@ from bertjax.model.heads import TokenModel
 from bertjax.settings.fields import at_least, one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
+from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record
 from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.spans import Answer, best_answers, record, with_probabilities
@@ -132,7 +133,7 @@ def build(settings: Settings, train: bool = True) -> Task:
         trained,
         windows.examples if windows else None,
         readings,
-        output="squad",
+        layer=OutputLayer(SPANS, output="squad"),
         score=lambda outputs: _score(data, questions, answer(outputs)),
         baseline=lambda: _baseline(data, questions),
         best_by="f1",

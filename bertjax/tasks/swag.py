@@ -19,6 +19,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
+from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_choice
 from bertjax.tasks.finetuning.settings import SPLITS, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
@@ -26,8 +27,8 @@ from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
 
-CHOICES = 4
-_ENDINGS = tuple(f"ending{index}" for index in range(CHOICES))
+_CHOICES = 4
+_ENDINGS = tuple(f"ending{index}" for index in range(_CHOICES))
 _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
 
@@ -51,7 +52,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     if not settings.has_data:
         if train:
             raise UsageError("give SWAG's files: --config.data.path=DIR, which holds train.csv and val.csv")
-        return synthetic_task(settings, objective, choices=CHOICES)
+        return synthetic_task(settings, objective, choices=_CHOICES)
     vocabulary = finetuning.vocabulary_of(settings)
     model = finetuning.model_of(settings, vocabulary)
     tokenizer = Tokenizer(vocabulary)
@@ -74,7 +75,7 @@ def build(settings: Settings, train: bool = True) -> Task:
         trained if train else None,
         examples,
         readings,
-        output="swag",
+        layer=OutputLayer(CHOICES, output="swag"),
         score=lambda outputs: _accuracy(examples, _predictions(examples, outputs)),
         baseline=lambda: _accuracy(examples, finetuning.constant_guess(examples.rows["labels"])),
         best_by="accuracy",
@@ -117,7 +118,7 @@ def _read(settings: Settings, tokenizer: Tokenizer, readings: list[Reading], spl
     reading.used = len(labels) - (labels.count(-1) if labelled else 0)
     if not labels:
         raise UsageError(f"{reading.file} has no rows that can be used")
-    return make_examples(sequences, {"labels": np.array(labels, np.int32)}, CHOICES, lines)
+    return make_examples(sequences, {"labels": np.array(labels, np.int32)}, _CHOICES, lines)
 
 
 def _open(path: str, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Reading, Iterator[Row]]:
@@ -131,7 +132,7 @@ def _open(path: str, split: str, columns: Sequence[str], keep_short: bool) -> tu
 
 
 def _label(value: str, file: str, line: int) -> int:
-    if value not in {str(index) for index in range(CHOICES)}:
+    if value not in {str(index) for index in range(_CHOICES)}:
         raise UsageError(f"{file} line {line}: label is {value!r}; known labels: 0, 1, 2, 3")
     return int(value)
 

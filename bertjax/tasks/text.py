@@ -22,7 +22,7 @@ from bertjax.model.heads import SequenceModel
 from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits, tagging
-from bertjax.tasks.finetuning.output_layer import saved_labels
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
 from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task
@@ -145,8 +145,12 @@ def build(settings: Settings, train: bool = True) -> Task:
         trained if train else None,
         examples,
         readings,
-        output=f"text/{data.kind}{'/pair' if data.second_text else ''}",
-        labels=labels,
+        layer=OutputLayer(
+            MULTILABEL if data.kind == "multilabel" else CLASSES,
+            tuple(labels),
+            f"text/{data.kind}{'/pair' if data.second_text else ''}",
+            2 if data.second_text else 1,
+        ),
         score=lambda outputs: _measured(data, examples, _values(data, examples, outputs)),
         baseline=lambda: _baseline(data, examples),
         best_by=_BEST_BY[data.kind],

@@ -1,7 +1,7 @@
 """The parameters of a checkpoint alone: to start another run, to evaluate, to convert."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from bertjax.training.checkpoint import (
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 from bertjax.training.identity import read_meta, sealed
 
+_OUTPUTS = "classifier/bias"
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
 _FILE_BYTES = 4 << 20
 
@@ -73,6 +74,38 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
         raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
     restored = _flat(whole)
     return nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
+
+
+def load_whole(checkpoint: epath.Path, known: Callable[[int], Mapping[str, jax.ShapeDtypeStruct]]) -> dict[str, Any]:
+    """All parameters that a step's directory has, on the devices.
+
+    Args:
+      checkpoint: the directory.
+      known: outputs of its output layer, 0 where it has none, to shapes and shardings of all parameters it may have.
+
+    Raises:
+      BertjaxError: it is damaged, or has arrays that a model of its architecture has not.
+    """
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            saved = _saved_arrays(checkpointer, checkpoint / "params")
+            outputs = saved[_OUTPUTS].shape[0] if _OUTPUTS in saved else 0
+            wanted = known(outputs)
+            odd = [
+                name for name, leaf in saved.items() if name not in wanted or wanted[name].shape != tuple(leaf.shape)
+            ]
+            if odd:
+                raise BertjaxError(f"it has {listed(sorted(odd))}, which no model of its architecture has")
+            spec = nested({name: wanted[name] for name in saved})
+            whole = checkpointer.restore(checkpoint / "params", args=ocp.args.StandardRestore(spec))
+        check_fingerprint(fingerprint(whole), read_meta(checkpoint), "params")
+    except UsageError:
+        raise
+    except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        raise BertjaxError(
+            f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older one beside it"
+        ) from error
+    return whole
 
 
 def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:

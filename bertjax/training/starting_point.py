@@ -57,9 +57,9 @@ def check_output_layer(task: Task, checkpoint: epath.Path, tell: Callable[[str],
                 f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
                 f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
             )
-    if not found["output"] and (found.get("kind") == MULTILABEL) != (MULTILABEL in ours["output"].split("/")):
+    if not found["output"] and (found["kind"] == MULTILABEL) != (ours["kind"] == MULTILABEL):
         raise UsageError(
-            f"the output layer of {checkpoint} is for {found.get('kind')}, the config wants {ours['output']}; give "
+            f"the output layer of {checkpoint} is for {found['kind']}, the config wants {ours['output']}; give "
             f"kind={MULTILABEL} for the one and not for others"
         )
     return [] if found["output"] else _output_order(found["labels"], ours["labels"], checkpoint, tell)

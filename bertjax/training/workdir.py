@@ -19,6 +19,8 @@ from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
 
 DATA = "data.json"
+# What a checkpoint of another format was converted from.
+ORIGIN = "origin.json"
 # May change when a run goes on: they do not change the numbers it computes.
 _MAY_CHANGE = (
     "log_every",
@@ -117,6 +119,11 @@ def other_numbers(old: dict[str, Any], new: dict[str, Any]) -> str:
     old, new = (json.loads(json.dumps(config)) for config in (old, new))
     changed = [line for line in differences(old, new) if not line.startswith(_MAY_CHANGE)]
     return "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
+
+
+def is_converted(workdir: Path | epath.Path) -> bool:
+    """Whether a workdir is of a conversion, not of a run."""
+    return (workdir / ORIGIN).exists()
 
 
 def _read(file: epath.Path) -> dict[str, Any] | None:

@@ -13,10 +13,10 @@ from checkpoints import portable
 from bertjax import cli
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.inference import answers
-from bertjax.inference.habits import Habits
 from bertjax.interop import huggingface
-from bertjax.interop.portable import CHOICES, CLASSES, SPANS, TAGS
+from bertjax.loading import load_trained
 from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, SPANS, TAGS
 from bertjax.tasks.finetuning.records import softmax
 from bertjax.training.parameters import nested
 
@@ -145,7 +145,7 @@ def test_lines_of_any_number_stream_in_order(folders, letters, monkeypatch, capf
     # An endless input is answered as it comes.
     read: list[int] = []
     endless = (read.append(index) or f"a {index}" for index in itertools.count())
-    made = answers.answers(huggingface.read(folders[CLASSES]), Habits(), endless)
+    made = answers.answers(load_trained(folders[CLASSES]), endless)
     for count in range(1, 8):
         assert next(made)["prediction"] in LABELS[CLASSES]
         assert len(read) == -(-count // 3) * 3

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,9 +15,8 @@ from bertjax.data.finetuning.examples import make_examples
 from bertjax.files import unfinished_name
 from bertjax.inference import features
 from bertjax.inference.batches import BATCH_TOKENS, batches
-from bertjax.interop import huggingface
+from bertjax.loading import load_trained
 from bertjax.model.encoder import Encoder
-from bertjax.training.parameters import nested
 
 TEXTS = ["the cat, sat", "", "a " * 60, "ab ||| c d", *(f"w{index}" for index in range(40))]
 
@@ -43,17 +43,15 @@ def refused(capfd, *arguments, code: int = 2) -> str:
 
 
 def test_each_text_has_its_own_length_and_the_states_it_has_alone(pretrained):
-    portable = huggingface.read(pretrained)
-    request = features.Request(portable.model, (0, -1), 40)
-    params = nested(portable.params)["encoder"]
-    (shard,) = features.shards(request, params, portable.vocabulary, TEXTS)
+    trained = load_trained(pretrained)
+    (shard,) = features.shards(features.Request(trained, (0, -1), 40), TEXTS)
     assert shard["hidden_states"].shape == (shard["offsets"][-1], 2, 16)
     assert len(shard["offsets"]) == len(TEXTS) + 1
     for index, text in enumerate(TEXTS[:4]):
         here = slice(*shard["offsets"][index : index + 2])
         ids, segments = shard["input_ids"][None, here], shard["segment_ids"][None, here]
-        _, states = Encoder(portable.model).apply(
-            {"params": params}, ids, segments, np.ones_like(ids), collect_layers=True
+        _, states = Encoder(trained.config).apply(
+            {"params": jax.device_get(trained.params["encoder"])}, ids, segments, np.ones_like(ids), collect_layers=True
         )
         np.testing.assert_allclose(shard["hidden_states"][here, 0], states[0, 0], atol=2e-6)
         np.testing.assert_allclose(shard["hidden_states"][here, 1], states[-1, 0], atol=2e-5)
@@ -85,11 +83,10 @@ def test_a_long_row_makes_none_of_the_others_longer():
 
 
 def test_no_more_texts_are_in_memory_than_those_of_a_shard(pretrained, small_shards):
-    portable = huggingface.read(pretrained)
-    request = features.Request(portable.model, (-1,), 40)
+    request = features.Request(load_trained(pretrained), (-1,), 40)
     read = []
     endless = (read.append(index) or "a b" for index in itertools.count())
-    made = features.shards(request, nested(portable.params)["encoder"], portable.vocabulary, endless)
+    made = features.shards(request, endless)
     for count in (8, 16, 24):
         assert features.texts_in(next(made)) == 8
         assert len(read) == count

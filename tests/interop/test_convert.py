@@ -13,8 +13,7 @@ from bertjax import cli
 from bertjax.errors import UsageError
 from bertjax.interop import huggingface, workdir
 from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
-from bertjax.interop.portable import CLASSES, SPANS, TAGS
-from bertjax.tasks.finetuning.output_layer import MULTILABEL
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
 
 
 @pytest.mark.parametrize("slots", [False, True])

@@ -21,7 +21,7 @@ from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import flops_per_token
 from bertjax.tasks.finetuning import selection, synthetic
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, output_layer
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import FileRecords
 from bertjax.tasks.finetuning.settings import FinetuningSettings
 from bertjax.tasks.task import Objective, Schedule, Task, Work
@@ -63,8 +63,7 @@ def make_task(
     evaluated: Examples | None,
     readings: list[Reading],
     *,
-    output: str,
-    labels: Sequence[str] = (),
+    layer: OutputLayer,
     score: Callable[[list[dict[str, np.ndarray]]], dict[str, float]],
     baseline: Callable[[], dict[str, float]],
     best_by: str,
@@ -83,8 +82,7 @@ def make_task(
       evaluated: labelled or not; every one of them once, in batches of `eval_batch_size`. None where there are none, so
         that a run is not evaluated and keeps its last checkpoint.
       readings: of the files they come from.
-      output: what the output layer tells; a checkpoint of another `output`, or other `labels`, cannot be evaluated.
-      labels: of its classes, in the order of their ids.
+      layer: a checkpoint of one with another `output`, or other `labels`, cannot be evaluated.
       score: outputs of all evaluation batches to metrics; {} where there are no labels.
       baseline, best_by, write, records, per_class: see `Task`; `best_by` unless the config has `select_by`.
       evaluated_on: where the examples that are evaluated come from, for a person.
@@ -139,14 +137,14 @@ def make_task(
         unlabelled="" if is_labelled else evaluated_on,
         per_class=per_class if is_evaluated else None,
         fresh=NEW_LAYER,
-        files={**vocabulary_files(vocabulary), OUTPUT_LAYER: output_layer(output, labels)},
+        files={**vocabulary_files(vocabulary), OUTPUT_LAYER: layer.as_json()},
         report={
             "evaluated_on": evaluated_on if is_evaluated else nothing,
             "files": [vars(reading) for reading in readings],
         },
         notes=(
             *(reading.summary() for reading in readings),
-            *_class_counts(labels, train),
+            *_class_counts(layer.labels, train),
             *([] if is_evaluated else [f"evaluated on {nothing}"]),
         ),
         data_hash=_data_hash(train, evaluated, answers),

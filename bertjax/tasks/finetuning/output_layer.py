@@ -1,26 +1,56 @@
 """What a workdir keeps of the layer on top of the encoder: whose it is, and what its outputs mean."""
 
+import dataclasses
 import json
-from collections.abc import Sequence
+
+from etils import epath
 
 from bertjax.errors import UsageError
 from bertjax.files import read_json
 
 OUTPUT_LAYER = "output_layer.json"
-# Of a layer whose outputs are labels, any number of them a row: the kind, and a part of what a task calls it.
-MULTILABEL = "multilabel"
+# What the outputs are: one of several classes (or, without labels, a number), any number of labels, the scores of
+# choices, tags of words, or the ends of spans.
+CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "choices", "tags", "spans")
 
 
-def output_layer(output: str, labels: Sequence[str], kind: str = "") -> bytes:
-    """The content of the file.
+@dataclasses.dataclass(frozen=True)
+class OutputLayer:
+    """The layer on top of an encoder.
 
-    Args:
-      output: what the layer tells; "" where no task of ours made it.
-      labels: of its classes, in the order of their ids.
-      kind: of what it tells, where `output` does not say.
+    Attributes:
+      kind: one of KINDS.
+      labels: of classes, labels or tags, in the order of their ids; empty for a number, choices and spans.
+      output: what it tells, such as `glue/mnli`; "" where no task of ours made it.
+      texts: 1 or 2 a row; 0 is either.
     """
-    layer = {"output": output, **({"kind": kind} if kind else {}), "labels": list(labels)}
-    return (json.dumps(layer, ensure_ascii=False, indent=1) + "\n").encode()
+
+    kind: str
+    labels: tuple[str, ...] = ()
+    output: str = ""
+    texts: int = 0
+
+    def as_json(self) -> bytes:
+        """The content of the file."""
+        return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
+    """The output layer of a workdir's checkpoints; None where they are pre-trained alone.
+
+    Raises:
+      UsageError: the file cannot be read.
+    """
+    file = workdir / OUTPUT_LAYER
+    if not file.exists():
+        return None
+    try:
+        layer = OutputLayer(**read_json(file))
+        if layer.kind not in KINDS or not all(isinstance(label, str) for label in layer.labels):
+            raise ValueError("it is none")
+        return dataclasses.replace(layer, labels=tuple(layer.labels))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"cannot read {file} ({error}), which tells the output layer") from error
 
 
 def saved_labels(path: str) -> list[str] | None:

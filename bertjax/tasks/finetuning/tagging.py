@@ -24,7 +24,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
-from bertjax.tasks.finetuning.output_layer import saved_labels
+from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_sentence
 from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
@@ -56,7 +56,7 @@ def tagging_task(
       readings: gains one of each file that is read.
       train: False for evaluation alone.
       read_training, read_split: the words of the training file, and of "dev" or "test", with tags or without.
-      output: see `finetuning.make_task`.
+      output: what the output layer tells.
       documents: a row is as much of a document as fits, not a sentence.
       table: columns to the rows of the file that is evaluated, where it has columns.
 
@@ -115,8 +115,7 @@ def tagging_task(
         trained_rows,
         examples,
         readings,
-        output=output,
-        labels=labels,
+        layer=OutputLayer(TAGS, tuple(labels), output),
         score=lambda outputs: score(tags(outputs)),
         baseline=baseline,
         best_by="f1" if entities else "word_accuracy",

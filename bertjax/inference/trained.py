@@ -1,0 +1,155 @@
+"""A trained model on its devices, with all that is needed to ask it something; and how one of our own is read."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from etils import epath
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
+
+from bertjax.building import checkpoint_model
+from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.corpus.vocabulary_files import workdir_vocabulary
+from bertjax.errors import UsageError
+from bertjax.inference.habits import Habits, habits_of
+from bertjax.model.architecture import Architecture
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel
+from bertjax.settings.mesh import MeshConfig
+from bertjax.tasks.finetuning.output_layer import SPANS, TAGS, OutputLayer, read_output_layer
+from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.parameters import load_whole, nested
+from bertjax.training.sharding import batch_shards, make_mesh, parameter_shardings, put_batch, replicated
+from bertjax.training.step import in_mesh
+
+_CLASSIFIER = "classifier"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A trained model.
+
+    Attributes:
+      config: its architecture and layout.
+      params: float32 arrays on the mesh, in the tree that `model` takes; also what it has besides.
+      vocabulary: its pieces.
+      layer: its output layer; None of one that is pre-trained alone.
+      habits: what it was fine-tuned on.
+      mesh: its devices.
+      path: where it came from, for messages.
+    """
+
+    config: ModelConfig
+    params: dict[str, Any]
+    vocabulary: Vocabulary
+    layer: OutputLayer | None
+    habits: Habits
+    mesh: Mesh
+    path: str
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.config.architecture
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.vocabulary)
+
+    @property
+    def model(self) -> nn.Module:
+        """The Flax module of the parameters: of pre-training, of the output layer, or of the encoder alone."""
+        if self.layer is not None:
+            outputs = self.params[_CLASSIFIER]["bias"].shape[0]
+            if self.layer.kind in (TAGS, SPANS):
+                # Dropout before the layer is a matter of training.
+                return TokenModel(self.config, outputs, head_dropout=False)
+            return SequenceModel(self.config, outputs)
+        whole = {"masked_lm", "next_sentence", "pooler"} <= self.params.keys()
+        return PretrainingModel(self.config) if whole else EncoderModel(self.config)
+
+    def check_parts(self, *parts: str) -> None:
+        """Raises a UsageError if the checkpoint lacks top-level parameters."""
+        if lacking := [part for part in parts if part not in self.params]:
+            there = ", ".join(sorted(self.params))
+            raise UsageError(f"{self.path} has no {', '.join(lacking)}, it has {there}; give one of pre-training")
+
+    def compiled(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[dict[str, np.ndarray]], Any]:
+        """A function of parameters and a batch, compiled for the mesh, as one of batches on the host to arrays there.
+
+        A batch has any number of rows: those that are needed to split it over the mesh are added, and left out again.
+        """
+        traced = jax.jit(in_mesh(function, self.mesh), out_shardings=replicated(self.mesh))
+        shards = batch_shards(self.mesh)
+
+        def run(batch: dict[str, np.ndarray]) -> Any:
+            rows = len(batch["input_ids"])
+            missing = -rows % shards
+            whole = {name: np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1)) for name, part in batch.items()}
+            return jax.tree.map(lambda part: np.asarray(part)[:rows], traced(self.params, put_batch(whole, self.mesh)))
+
+        return run
+
+
+def read_trained(path: str | epath.Path, mesh: Mesh | None = None) -> TrainedModel:
+    """The model of one of our own checkpoints.
+
+    Args:
+      path: a workdir, whose best, else newest checkpoint is taken, or a step in it.
+      mesh: to put it on; None is all devices, each with all parameters.
+
+    Raises:
+      UsageError: there is none.
+      BertjaxError: it is damaged.
+    """
+    checkpoint = find_checkpoint(path)
+    workdir = workdir_of(checkpoint)
+    mesh = mesh or make_mesh(MeshConfig())
+    config = checkpoint_model(checkpoint)
+    params = load_whole(checkpoint, lambda outputs: abstract_parameters(config, outputs, mesh))
+    vocabulary, layer = workdir_vocabulary(workdir), read_output_layer(workdir)
+    return TrainedModel(config, params, vocabulary, layer, habits_of(checkpoint), mesh, str(path))
+
+
+def placed(
+    config: ModelConfig,
+    params: dict[str, np.ndarray],
+    vocabulary: Vocabulary,
+    layer: OutputLayer | None,
+    path: str,
+    mesh: Mesh | None = None,
+) -> TrainedModel:
+    """A model whose parameters, by path, are on the host; see `TrainedModel`."""
+    mesh = mesh or make_mesh(MeshConfig())
+    bias = params.get(f"{_CLASSIFIER}/bias")
+    abstract = abstract_parameters(config, 0 if bias is None else len(bias), mesh)
+    on_devices = {name: jax.device_put(array, abstract[name].sharding) for name, array in params.items()}
+    return TrainedModel(config, nested(on_devices), vocabulary, layer, Habits(), mesh, path)
+
+
+def abstract_parameters(config: ModelConfig, outputs: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """By path, shapes and shardings of all parameters that a model of this kind may have.
+
+    Args:
+      config: of the model.
+      outputs: of its output layer; 0 is none.
+      mesh: its devices.
+    """
+    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
+    batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
+    models = [PretrainingModel(config), *([SequenceModel(config, outputs)] if outputs else [])]
+    found: dict[str, jax.ShapeDtypeStruct] = {}
+    for model in models:
+        boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+        shapes, shardings = nn.unbox(boxed), parameter_shardings(boxed, mesh)
+        found |= {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for (name, leaf), sharding in zip(
+                flatten_dict(shapes, sep="/").items(), flatten_dict(shardings, sep="/").values(), strict=True
+            )
+        }
+    return found
