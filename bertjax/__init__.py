@@ -1,1 +1,47 @@
-"""BERT pre-training and fine-tuning in JAX and Flax, built for TPUs."""
+"""BERT pre-training and fine-tuning in JAX and Flax, built for TPUs.
+
+`load` and `load_tokenizer` are the door for Python; `Encoder` and `Pooler` are Flax modules for models of your own.
+What is in `__all__` stays as it is; all else may move.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertjax.door import Encoded, Pretrained, load, load_tokenizer
+    from bertjax.errors import BertjaxError, UsageError
+    from bertjax.model.architecture import Architecture
+    from bertjax.model.config import ModelConfig
+    from bertjax.model.encoder import Encoder, Pooler
+
+__all__ = [
+    "Architecture",
+    "BertjaxError",
+    "Encoded",
+    "Encoder",
+    "ModelConfig",
+    "Pooler",
+    "Pretrained",
+    "UsageError",
+    "load",
+    "load_tokenizer",
+]
+_HOMES = {
+    "Architecture": "bertjax.model.architecture",
+    "BertjaxError": "bertjax.errors",
+    "Encoder": "bertjax.model.encoder",
+    "ModelConfig": "bertjax.model.config",
+    "Pooler": "bertjax.model.encoder",
+    "UsageError": "bertjax.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # On demand: `bertjax --help` waits for no library.
+    if name not in __all__:
+        raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "bertjax.door")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ import functools
 import os
 import runpy
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -50,14 +51,32 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     Raises:
       UsageError: no such file, an unknown field (the known ones beside it are listed), or a value of another type.
     """
-    file = config.partition(":")[0]
-    if not os.path.isfile(file):
-        raise UsageError(f"no config file {file}; the experiments are in the folder `experiments` of the repository")
+    file, colon, arguments = config.partition(":")
+    file = experiment_file(file)
     return _with_overrides(
         lambda values, argv: config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv),
-        [f"--config={config}", *overrides],
+        [f"--config={file}{colon}{arguments}", *overrides],
         file,
     )
+
+
+def experiment_file(name: str) -> str:
+    """The path of an experiment: of a file, or of one of those that come with the program, such as `pretrain`.
+
+    Raises:
+      UsageError: there is none.
+    """
+    if os.path.isfile(name):
+        return name
+    package = Path(__file__).parent
+    # Inside of an installed package, beside that of a repository.
+    shipped = next(
+        (folder for folder in (package / "experiments", package.parent / "experiments") if folder.is_dir()), None
+    )
+    known = sorted(file.stem for file in shipped.glob("[!_]*.py")) if shipped else []
+    if name in known:
+        return str(shipped / f"{name}.py")
+    raise UsageError(f"no config file {name}; give one, or one of the experiments {', '.join(known)}")
 
 
 def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict:
@@ -145,6 +164,7 @@ def load_trials(
       UsageError: there are none, or `sweep` fails, or gives something else.
     """
     file, _, arguments = config.partition(":")
+    file = experiment_file(file)
     try:
         experiment = runpy.run_path(file)
         sweep = experiment.get("sweep") or functools.partial(named, experiment["get_config"])

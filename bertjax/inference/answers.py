@@ -61,7 +61,7 @@ def answers(
     """
     check_model(trained, context)
     most = trained.config.max_positions
-    seq_len = seq_len or trained.habits.seq_len or most
+    seq_len = seq_len or min(trained.habits.seq_len or most, most)
     if not 8 <= seq_len <= most:
         raise UsageError(f"--seq_len is {seq_len}; it must be between 8 and the model's {most}")
     asked = _Asked(trained, seq_len, _runner(trained, seq_len), logits)

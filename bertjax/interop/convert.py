@@ -9,9 +9,11 @@ from typing import Any
 
 from etils import epath
 
+from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import check_space
 from bertjax.interop import foreign_weights, huggingface, names, tensorflow, workdir
+from bertjax.interop.foreign_tokenizer import read_tokenizer
 from bertjax.interop.portable import Portable
 from bertjax.staging import staged
 from bertjax.temporary import temporary_folder
@@ -65,6 +67,20 @@ def read(path: str | epath.Path) -> Portable:
     if form == BERTJAX:
         return workdir.read(absolute(path))
     return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[form](Path(path).expanduser())
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a folder of Hugging Face or of google-research/bert, without its arrays.
+
+    Raises:
+      UsageError: there is none.
+    """
+    prefix = tensorflow.prefix_of(path)
+    folder = prefix.parent if prefix is not None else path
+    vocabulary = read_tokenizer(folder)[0]
+    if vocabulary is None:
+        raise UsageError(f"{path} has no vocab.txt; put the one it was trained with beside it")
+    return vocabulary
 
 
 def convert(source: str, destination: str, form: str, overwrite: bool, tell: Callable[[str], None]) -> None:

@@ -1,0 +1,144 @@
+"""The door for Python: what is public, what it gives, the examples, and an installed program far from its source."""
+
+import ast
+import doctest
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from checkpoints import portable
+
+import bertjax
+from bertjax import door
+from bertjax.interop import huggingface, tensorflow, workdir
+from bertjax.settings.mesh import MeshConfig
+from bertjax.tasks.finetuning.output_layer import CLASSES
+from bertjax.training.sharding import make_mesh
+
+ROOT = Path(__file__).parents[1]
+FORMATS = {"bertjax": workdir.write, "huggingface": huggingface.write, "tensorflow": tensorflow.write}
+TEXTS = ["a film", ("who is it", "it is a man with a very long name"), "", "a b c d e f g h"]
+
+
+@pytest.fixture(scope="module")
+def folders(letters, tmp_path_factory):
+    """One checkpoint in each format, and one that was fine-tuned."""
+    found = {}
+    for name, write in FORMATS.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        write(portable(letters), found[name])
+    found["classifier"] = tmp_path_factory.mktemp("classifier")
+    workdir.write(portable(letters, CLASSES, ("bad", "good")), found["classifier"])
+    return found
+
+
+def test_the_examples_in_the_docstrings_are_true(folders):
+    names = {"CHECKPOINT": folders["huggingface"], "CLASSIFIER": folders["classifier"], "bertjax": bertjax}
+    result = doctest.testmod(door, extraglobs=names)
+    assert result.attempted >= 15 and not result.failed
+
+
+def test_what_is_public_is_there_and_nothing_is_imported_for_it():
+    assert all(getattr(bertjax, name) is not None for name in bertjax.__all__)
+    assert {*bertjax.__all__} <= {*dir(bertjax)}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = bertjax.nothing
+    code = "import sys, bertjax; print(*({'jax', 'flax', 'tensorflow', 'orbax', 'numpy'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "\n"
+
+
+def test_all_formats_and_meshes_give_the_same(folders):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    found = [bertjax.load(folders[name]).encode(TEXTS) for name in FORMATS]
+    spread = bertjax.load(folders["bertjax"], mesh)
+    assert spread.params["encoder"]["layers"]["mlp_in"]["kernel"].sharding.spec[-1] == "tensor"
+    for encoded in (*found[1:], spread.encode(TEXTS)):
+        np.testing.assert_allclose(encoded.last_hidden_state, found[0].last_hidden_state, atol=3e-5)
+        np.testing.assert_allclose(encoded.pooled, found[0].pooled, atol=3e-5)
+        np.testing.assert_array_equal(encoded.attention_mask, found[0].attention_mask)
+
+
+def test_a_batch_is_what_the_modules_take(folders):
+    bert = bertjax.load(folders["bertjax"])
+    batch, encoded = bert.batch(TEXTS), bert.encode(TEXTS)
+    assert {name: array.shape for name, array in batch.items()} == dict.fromkeys(batch, encoded.attention_mask.shape)
+    states, _ = bertjax.Encoder(bert.config).apply(
+        {"params": jax.device_get(bert.params["encoder"])},
+        *(batch[name] for name in ("input_ids", "segment_ids", "input_mask")),
+    )
+    inside = batch["input_mask"] > 0
+    np.testing.assert_allclose(np.asarray(states)[inside], encoded.last_hidden_state[inside], atol=3e-5)
+    assert not encoded.last_hidden_state[~inside].any()
+    assert bert.batch(TEXTS, 8)["input_mask"].sum(axis=1).tolist() == [7, 8, 2, 8]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_tokenizer_comes_alone(folders, letters, name):
+    tokenizer = bertjax.load_tokenizer(folders[name])
+    ids = tokenizer.encode("A film, 2 books!")
+    assert tokenizer.decode(ids) == "a film , 2 books !"
+    assert bertjax.load_tokenizer(letters).encode("A film, 2 books!") == ids
+
+
+def test_errors_are_for_people(tmp_path, folders):
+    with pytest.raises(bertjax.UsageError, match="there is nothing at"):
+        bertjax.load(tmp_path / "nothing")
+    with pytest.raises(bertjax.UsageError, match="has no output layer to predict with"):
+        bertjax.load(folders["bertjax"]).predict(["a"])
+    with pytest.raises(bertjax.UsageError, match="has no masked_lm"):
+        bertjax.load(folders["classifier"]).fill("a [MASK]")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.stem)
+def test_an_example_is_short_and_runs(file, folders, capsys):
+    source = file.read_text()
+    assert len(source.splitlines()) <= 60 and "python examples/" in ast.get_docstring(ast.parse(source))
+    names = {"__name__": file.stem}
+    exec(compile(source, str(file), "exec"), names)
+    result = names["main"](str(folders["huggingface"]))
+    assert np.isfinite(np.asarray(result)).all() and capsys.readouterr().out
+
+
+def test_an_own_head_learns(folders, capsys):
+    names = {"__name__": "own_head"}
+    exec((ROOT / "examples" / "own_head.py").read_text(), names)
+    names["main"](str(folders["huggingface"]), 0)
+    before = float(capsys.readouterr().out.split()[1])
+    names["main"](str(folders["huggingface"]), 800)
+    assert float(capsys.readouterr().out.split()[1]) < before / 4
+
+
+def test_a_wheel_has_everything_and_finds_its_experiments_anywhere(tmp_path):
+    # A copy: a build leaves folders, and takes what an earlier one has left.
+    for name in ("bertjax", "experiments"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, f"--wheel-dir={tmp_path}", tmp_path / "source"], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {*archive.namelist()}
+        archive.extractall(tmp_path / "installed")
+    source = {str(file.relative_to(ROOT)) for file in (ROOT / "bertjax").rglob("*.py")}
+    experiments = {f"bertjax/experiments/{file.name}" for file in (ROOT / "experiments").glob("*.py")}
+    assert source | experiments | {"bertjax/py.typed"} == {name for name in names if name.startswith("bertjax/")}
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    for config, exit_code in (("pretrain:size=tiny,quick=true", 0), ("nosuch", 2)):
+        done = subprocess.run(
+            [sys.executable, "-m", "bertjax", "describe", "--config", config],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == exit_code, done.stderr
+    assert "one of the experiments demo, glue, ner, pretrain" in done.stderr
