@@ -1,8 +1,9 @@
 """A trained model on its devices, with all that is needed to ask it something; and how one of our own is read."""
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from bertjax.building import checkpoint_model
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
@@ -110,7 +111,7 @@ def read_trained(path: str | epath.Path, mesh: Mesh | None = None) -> TrainedMod
     workdir = workdir_of(checkpoint)
     mesh = mesh or make_mesh(MeshConfig())
     config = checkpoint_model(checkpoint)
-    params = load_whole(checkpoint, lambda outputs: abstract_parameters(config, outputs, mesh))
+    params = load_whole(checkpoint, lambda outputs: shardings_of(config, outputs, mesh))
     vocabulary, layer = workdir_vocabulary(workdir), read_output_layer(workdir)
     return TrainedModel(config, params, vocabulary, layer, habits_of(checkpoint), mesh, str(path))
 
@@ -126,30 +127,26 @@ def placed(
     """A model whose parameters, by path, are on the host; see `TrainedModel`."""
     mesh = mesh or make_mesh(MeshConfig())
     bias = params.get(f"{_CLASSIFIER}/bias")
-    abstract = abstract_parameters(config, 0 if bias is None else len(bias), mesh)
-    on_devices = {name: jax.device_put(array, abstract[name].sharding) for name, array in params.items()}
+    shardings = shardings_of(config, 0 if bias is None else len(bias), mesh)
+    on_devices = {name: jax.device_put(array, shardings[name]) for name, array in params.items()}
     return TrainedModel(config, nested(on_devices), vocabulary, layer, Habits(), mesh, path)
 
 
-def abstract_parameters(config: ModelConfig, outputs: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """By path, shapes and shardings of all parameters that a model of this kind may have.
+def shardings_of(config: ModelConfig, outputs: int, mesh: Mesh) -> Mapping[str, Sharding]:
+    """Where the parameters of a model go, by path: all that it may have.
 
     Args:
       config: of the model.
       outputs: of its output layer; 0 is none.
       mesh: its devices.
     """
+    if mesh.size == 1:
+        # Tracing a model to learn that there is one place would be half of the time to a first answer.
+        return collections.defaultdict(lambda: replicated(mesh))
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
     batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
-    models = [PretrainingModel(config), *([SequenceModel(config, outputs)] if outputs else [])]
-    found: dict[str, jax.ShapeDtypeStruct] = {}
-    for model in models:
+    found: dict[str, Sharding] = {}
+    for model in (PretrainingModel(config), *([SequenceModel(config, outputs)] if outputs else [])):
         boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-        shapes, shardings = nn.unbox(boxed), parameter_shardings(boxed, mesh)
-        found |= {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            for (name, leaf), sharding in zip(
-                flatten_dict(shapes, sep="/").items(), flatten_dict(shardings, sep="/").values(), strict=True
-            )
-        }
+        found |= flatten_dict(parameter_shardings(boxed, mesh), sep="/")
     return found

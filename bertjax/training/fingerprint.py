@@ -16,6 +16,7 @@ import numpy as np
 _SLICE_BYTES = 16 << 20
 # 32-bit sums kept side by side, with keys of their own.
 _LANES = 2
+_LITTLE_BYTES = 1 << 20
 
 
 def fingerprint(tree: Any) -> str:
@@ -28,7 +29,10 @@ def fingerprint(tree: Any) -> str:
     for seeds, leaf in _with_seeds(tree):
         # Fetched before the next begins: sums of many arrays over many devices of one CPU, all under way at once, may
         # wait for each other until XLA gives up.
-        total += jax.device_get(_leaf_sum(leaf, seeds, np.uint32(0)))
+        if getattr(leaf, "is_fully_addressable", True) and leaf.nbytes <= _LITTLE_BYTES:
+            total += _little_sum(np.asarray(leaf), seeds)
+        else:
+            total += jax.device_get(_leaf_sum(leaf, seeds, np.uint32(0)))
     return _digits(total)
 
 
@@ -36,11 +40,21 @@ def fingerprint_on_host(tree: Any) -> str:
     """The same, of arrays on the host, a slice after the other, so that little is held twice."""
     total = np.zeros(_LANES, np.uint32)
     for seeds, leaf in _with_seeds(tree):
+        if leaf.nbytes <= _LITTLE_BYTES:
+            total += _little_sum(leaf, seeds)
+            continue
         rows = max(1, _SLICE_BYTES * len(leaf) // leaf.nbytes)
         for row in range(0, len(leaf), rows):
             first = np.uint32(row * (leaf.size // len(leaf)) % 2**32)
             total += jax.device_get(_leaf_sum(leaf[row : row + rows], seeds, first))
     return _digits(total)
+
+
+def _little_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """`_leaf_sum` of a whole array, without the compilation that each shape takes."""
+    bits = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
+    place = np.arange(bits.size, dtype=np.uint32)
+    return np.array([np.sum(_mixed(bits ^ _mixed(place ^ seed)), dtype=np.uint32) for seed in seeds])
 
 
 def _digits(sums: np.ndarray) -> str:
@@ -68,8 +82,8 @@ def _leaf_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(_mixed(bits ^ _mixed(place ^ seeds[lane])), dtype=jnp.uint32) for lane in range(_LANES)])
 
 
-def _mixed(x: jax.Array) -> jax.Array:
+def _mixed(x: Any) -> Any:
     """The last step of MurmurHash3 for 32 bits (Appleby): a permutation in which each bit sways all others."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))

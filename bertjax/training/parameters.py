@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.sharding import Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.training.checkpoint import (
@@ -76,31 +77,26 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
     return nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
 
 
-def load_whole(checkpoint: epath.Path, known: Callable[[int], Mapping[str, jax.ShapeDtypeStruct]]) -> dict[str, Any]:
+def load_whole(checkpoint: epath.Path, shardings: Callable[[int], Mapping[str, Sharding]]) -> dict[str, Any]:
     """All parameters that a step's directory has, on the devices.
 
     Args:
       checkpoint: the directory.
-      known: outputs of its output layer, 0 where it has none, to shapes and shardings of all parameters it may have.
+      shardings: outputs of its output layer, 0 where it has none, to those of all parameters it may have.
 
     Raises:
-      BertjaxError: it is damaged, or has arrays that a model of its architecture has not.
+      BertjaxError: it is damaged.
     """
     try:
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             saved = _saved_arrays(checkpointer, checkpoint / "params")
-            outputs = saved[_OUTPUTS].shape[0] if _OUTPUTS in saved else 0
-            wanted = known(outputs)
-            odd = [
-                name for name, leaf in saved.items() if name not in wanted or wanted[name].shape != tuple(leaf.shape)
-            ]
-            if odd:
-                raise BertjaxError(f"it has {listed(sorted(odd))}, which no model of its architecture has")
-            spec = nested({name: wanted[name] for name in saved})
-            whole = checkpointer.restore(checkpoint / "params", args=ocp.args.StandardRestore(spec))
+            places = shardings(saved[_OUTPUTS].shape[0] if _OUTPUTS in saved else 0)
+            spec = {
+                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[name])
+                for name, leaf in saved.items()
+            }
+            whole = checkpointer.restore(checkpoint / "params", args=ocp.args.StandardRestore(nested(spec)))
         check_fingerprint(fingerprint(whole), read_meta(checkpoint), "params")
-    except UsageError:
-        raise
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
         raise BertjaxError(
             f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older one beside it"

@@ -14,6 +14,20 @@ def made() -> dict[str, np.ndarray]:
     return {"matrix": rng.standard_normal((8, 6), np.float32), "stack": rng.standard_normal((3, 2, 4), np.float32)}
 
 
+@pytest.fixture(params=[0, module._LITTLE_BYTES], ids=["on devices", "in NumPy"], autouse=True)
+def little_bytes(request, monkeypatch):
+    """Every test with both ways of adding up an array."""
+    monkeypatch.setattr(module, "_LITTLE_BYTES", request.param)
+
+
+def test_both_ways_come_to_the_same(monkeypatch):
+    found = set()
+    for most in (0, 1 << 20):
+        monkeypatch.setattr(module, "_LITTLE_BYTES", most)
+        found |= {fingerprint(jax.device_put(made())), fingerprint_on_host(made())}
+    assert len(found) == 1
+
+
 def flip_signs(matrix):
     matrix[1, 2], matrix[4, 5] = -matrix[1, 2], -matrix[4, 5]
 
