@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 from bertjax.held_back import INTERRUPTED, hold_back
+from bertjax.staging import clear_under_way
 from bertjax.temporary import own_place
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,9 +38,15 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     _with_huge_pages()
     _open_closed_streams()
-    ending = _Ending(own_place())
+    remove_temporary_files = own_place()
+
+    def clean_up() -> None:
+        clear_under_way()
+        remove_temporary_files()
+
+    ending = _Ending(clean_up)
     if not debug:
-        ending.well = hold_back(ending.now, ending.clean_up)
+        ending.well = hold_back(ending.now, remove_temporary_files)
     ending.watch_requests()
     code: object = None
     try:

@@ -14,6 +14,8 @@ from bertjax.files import is_ours, is_unfinished, unfinished_name
 # What tells a directory that this program made, and may clear away, from any other of such a name.
 _MARKER = "bertjax-unfinished"
 _NEW, _OLD = "new", "old"
+# Of this process, where a directory is being made and what it will be.
+_under_way: dict[Path, Path] = {}
 
 
 @contextlib.contextmanager
@@ -71,6 +73,7 @@ def _staging(output: Path) -> Iterator[Path]:
     lock = None
     try:
         # It may not be there before, and nobody else may put anything into it.
+        _under_way[staging] = output
         staging.mkdir(mode=0o700)
         try:
             lock = _open_folder(staging)
@@ -82,8 +85,19 @@ def _staging(output: Path) -> Iterator[Path]:
         yield staging
     finally:
         _clear(staging, output)
+        _under_way.pop(staging, None)
         if lock is not None:
             os.close(lock)
+
+
+def clear_under_way() -> None:
+    """Clears what this process is making, before it ends at once; another thread may be at it."""
+    for staging, output in list(_under_way.items()):
+        # Nothing that is half cleared can come to its name any more.
+        aside = output.parent / unfinished_name(output.name)
+        with contextlib.suppress(OSError):
+            staging.rename(aside)
+            _clear(aside, output)
 
 
 def _clear_leftovers(output: Path, except_for: Path | None = None) -> None:

@@ -139,6 +139,22 @@ def test_a_request_that_a_library_keeps_to_itself_ends_the_process(tmp_path):
     assert (process.returncode, error) == (130, "bertjax: interrupted\n")
 
 
+def test_an_abrupt_end_leaves_nothing_of_what_was_being_made(tmp_path):
+    body = (
+        "from pathlib import Path\nfrom bertjax.staging import staged\nprocess._GRACE_SECONDS = 0.1\n"
+        "import ctypes\nlock, mutex = ctypes.CDLL(None).pthread_mutex_lock, (ctypes.c_long * 8)()\nlock(mutex)\n"
+        f"with staged(Path({str(tmp_path / 'out')!r}), False, 'corpus', lambda path: True) as folder:\n"
+        "    (folder / 'half').write_text('')\n    print('there', flush=True)\n    lock(mutex)"
+    )
+    process = start(body, tmp_path)
+    process.stdout.readline()
+    assert list(tmp_path.glob(".out-*"))
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "bertjax: interrupted\n")
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_what_libraries_leave_in_temporary_files_is_removed_and_what_runs_share_is_not(tmp_path):
     body = (
         "import tempfile\ntempfile.NamedTemporaryFile(delete=False).close()\n"

@@ -18,6 +18,7 @@ from bertjax.corpus.layouts import Text
 from bertjax.corpus.sentences import split_sentences
 from bertjax.corpus.store import SPLITS, token_dtype
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.process import REQUESTS
 
 BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
@@ -146,6 +147,8 @@ def start_worker(encoder: Encoder | None = None) -> None:
     global _encoder
     _encoder = encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Blocked while Python started.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
     # Workers make millions of small lists and no cycles.
     gc.disable()
     parent = multiprocessing.parent_process()

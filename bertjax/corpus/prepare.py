@@ -5,10 +5,12 @@ import itertools
 import multiprocessing
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabul
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space
+from bertjax.process import REQUESTS
 from bertjax.staging import staged
 from bertjax.terminal import progress_bar
 
@@ -218,6 +221,18 @@ def _spooled(
     return readers.Source("paragraphs", str(path), path.stat().st_size)
 
 
+class _Pool(ProcessPoolExecutor):
+    """Processes that start with requests to end blocked: Python has a traceback for one that comes before its start."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future:
+        # Which starts a process where none is idle.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+        try:
+            return super().submit(*args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextlib.contextmanager
 def worker_pool(workers: int, encoder: encoding.Encoder | None = None) -> Iterator[Executor]:
     """A process pool; with an encoder, its workers are ready for `encoding.encode_batch`.
@@ -227,7 +242,9 @@ def worker_pool(workers: int, encoder: encoding.Encoder | None = None) -> Iterat
     """
     # Not fork: TensorFlow's threads may run in the parent.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, encoding.start_worker, (encoder,))
+    # Started here, since it leaves requests unblocked.
+    resource_tracker.ensure_running()
+    pool = _Pool(workers, context, encoding.start_worker, (encoder,))
     try:
         yield pool
     except BrokenProcessPool as error:

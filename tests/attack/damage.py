@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oracle import Finding, Outcome, differences, faults_of, is_json_of, newest_checkpoint, state
+from oracle import Finding, Outcome, differences, faults_of, is_json_of, newest_checkpoint, state, temporary_left
 from sandbox import EXPERIMENTS, TINY, Sandbox, config, prepare, rng_of, sweep
 from zygote import Starter
 
@@ -330,7 +330,7 @@ class Damage:
             word = "healed"
         if outcome.code == 2 and (case / "work" / "out").exists():
             faults.append("left behind")
-        if outcome.code is not None and any((case / "tmp0").iterdir()):
+        if outcome.code is not None and temporary_left(case / "tmp0"):
             faults.append("temporary file left")
         faults += [f"harm: {path}" for path in sandbox.harm()]
         what = f"{self.kind}: {file.relative_to(copy)}; exit {outcome.code} in {outcome.seconds:.1f} s"

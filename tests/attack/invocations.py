@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
-from oracle import Finding, Outcome, changed, entries, faults_of
+from oracle import Finding, Outcome, changed, entries, faults_of, temporary_left
 from sandbox import EXPERIMENTS, LIMIT_SECONDS, TINY, Sandbox, config, rng_of
 from zygote import Starter
 
@@ -123,7 +123,7 @@ class Invocation:
             faults.append("left behind")
         if touched and not (outcome.code == 0 and set(touched) <= {*given, *_parents(given)}):
             faults.append("planted file changed")
-        if outcome.code in (0, 1, 2) and os.listdir(case / "tmp0"):
+        if outcome.code in (0, 1, 2) and temporary_left(case / "tmp0"):
             faults.append("temporary file left")
         faults += [f"harm: {path}" for path in sandbox.harm()]
         ends = {0: "done", 1: "failed", 2: "refused", 130: "stopped"}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from oracle import Finding, differences, faults_of, state
+from oracle import Finding, differences, faults_of, state, temporary_left
 from sandbox import LIMIT_SECONDS, Sandbox, config, prepare, rng_of, sweep
 from zygote import Running, Starter
 
@@ -228,7 +228,7 @@ def _left_over(
     if not _gone(running.alive):
         faults.append("processes left")
         running.kill()
-    names = sorted(path.name for path in temporary.iterdir())
+    names = temporary_left(temporary)
     strange = [name for name in names if not _TEMPORARY.search(name)]
     if code >= 0 and names:
         faults.append(f"temporary files left: {', '.join(names[:3])}")

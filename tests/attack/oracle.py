@@ -96,6 +96,12 @@ def faults_of(outcome: Outcome, codes: Iterable[int] = (0, 1, 2)) -> list[str]:
     return found
 
 
+def temporary_left(folder: Path) -> list[str]:
+    """Names in a temporary folder that a command has left there, but for what runs share where a corpus cannot be
+    written: pair plans."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith("bertjax-plans-"))
+
+
 def entries(folder: Path) -> dict[str, tuple[Any, ...]]:
     """Everything under a folder by its path, with what changes when it is written to."""
     found: dict[str, tuple[Any, ...]] = {}
