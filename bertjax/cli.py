@@ -205,13 +205,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rows", type=int, default=3, help="examples printed of each batch")
     sub.add_argument("--npz", metavar="FILE", help="write the whole batches there")
 
-    command(
+    sub = command(
         "describe",
         commands.describe,
         "Prints parameters by module, FLOPs per token, batch and schedule.",
         "bertjax describe --config experiments/pretrain.py:size=large,phases=2",
         config=True,
     )
+    sub.add_argument("--fields", action="store_true", help="every field of the config instead, and what it means")
 
     sub = command(
         "train",

@@ -116,10 +116,11 @@ def inspect(args: argparse.Namespace) -> None:
 def describe(args: argparse.Namespace) -> None:
     from bertjax.building import settings_of
     from bertjax.report.describe import describe_task
+    from bertjax.report.fields import describe_fields
     from bertjax.tasks.run import build_task
 
     settings = settings_of(_config(args))
-    show(describe_task(settings, build_task(settings, train=None)))
+    show(describe_fields(settings) if args.fields else describe_task(settings, build_task(settings, train=None)))
 
 
 def train(args: argparse.Namespace) -> None:

@@ -26,12 +26,12 @@ class Field(NamedTuple):
 
     Attributes:
       path: such as `data.seq_len`.
-      default: where the experiment says nothing.
+      value: that it has.
       meaning: in a sentence or two.
     """
 
     path: str
-    default: Any
+    value: Any
     meaning: str
 
 
@@ -118,10 +118,10 @@ def one_of(settings: Any, section: str, **known: tuple[str, ...]) -> None:
 
 
 def documented(settings: Any, model: type, prefix: str = "") -> Iterator[Field]:
-    """All fields of settings, in order, with the default that they have there.
+    """All fields of settings, in order.
 
     Args:
-      settings: with all defaults.
+      settings: of any kind.
       model: the class that a section which is a plain dictionary, `model`, is made into.
       prefix: of their paths.
     """

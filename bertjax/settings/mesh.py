@@ -8,9 +8,9 @@ class MeshConfig:
     """Devices along each mesh axis; one of them may be -1, which takes all that are left.
 
     Attributes:
-      data: a batch is spread over them, and each has all parameters.
-      fsdp: a batch is spread over them, and so are the parameters, along the hidden size.
-      tensor: parameters are spread over them, along heads, feed-forward width and vocabulary.
+      data: devices that a batch is spread over, and each of which has all parameters; -1 is all that are left.
+      fsdp: devices that a batch is spread over, and the parameters too, along the hidden size.
+      tensor: devices that parameters are spread over, along heads, feed-forward width and vocabulary.
     """
 
     data: int = -1

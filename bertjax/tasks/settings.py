@@ -19,7 +19,7 @@ class RunSettings:
     """What every run has; each task adds its own, `data` among them.
 
     Attributes:
-      task: a module of `bertjax.tasks`.
+      task: what the run is for: a file of `bertjax/tasks`; an experiment's, which none overrides.
       seed: of initial parameters, dropout, and the order and masks of the data.
       steps: updates of the whole run.
       log_every: steps between two lines of metrics.

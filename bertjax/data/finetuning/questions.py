@@ -8,7 +8,6 @@ import dataclasses
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,15 @@ import numpy as np
 
 from bertjax.corpus.offsets import encode_with_offsets
 from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.tables import Reading, whole_characters
 from bertjax.errors import UsageError, quoted
 from bertjax.files import TABLE_BYTES, open_regular, read_stream
 from bertjax.terminal import progress_bar
+
+# Context that a token gets for each token of its window (`_check_is_max_context` of `run_squad.py`).
+_LENGTH_BONUS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +163,9 @@ def make_windows(
             ids, characters = passages[question.context]
             answer = _answer_tokens(question, characters)
             parts = _parts(len(ids), seq_len - len(query) - 3, doc_stride)
+            best = most_context(parts, len(ids), _LENGTH_BONUS)
             head = [vocabulary.cls_id, *query, vocabulary.sep_id]
-            for begin, end in parts:
+            for part, (begin, end) in enumerate(parts):
                 passage = [*ids[begin:end], vocabulary.sep_id]
                 rows.append(
                     {
@@ -172,7 +176,7 @@ def make_windows(
                 owner.append(index)
                 first.append(len(head))
                 spans.append(characters[begin:end])
-                is_best.append(_most_context(parts, begin, end))
+                is_best.append(best[begin:end] == part)
                 inside = answer and begin <= answer[0] and answer[1] < end
                 starts.append(answer[0] - begin + len(head) if inside else 0)
                 ends.append(answer[1] - begin + len(head) if inside else 0)
@@ -198,17 +202,3 @@ def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
         if end == tokens:
             return parts
         begin += min(end - begin, stride)
-
-
-def _most_context(parts: Iterable[tuple[int, int]], begin: int, end: int) -> np.ndarray:
-    """Which tokens of a window no earlier one has as much context for: `_check_is_max_context` of `run_squad.py`."""
-    tokens = np.arange(begin, end)
-    best, own = np.full(tokens.size, -np.inf), None
-    winner = np.full(tokens.size, -1)
-    for index, (first, last) in enumerate(parts):
-        context = np.minimum(tokens - first, last - 1 - tokens) + 0.01 * (last - first)
-        context = np.where((tokens >= first) & (tokens < last), context, -np.inf)
-        better = context > best
-        winner[better], best[better] = index, context[better]
-        own = index if (first, last) == (begin, end) else own
-    return winner == own

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.tables import Reading, Row, decoded, whole_characters
 from bertjax.errors import UsageError, listed, quoted
@@ -224,7 +225,7 @@ def make_rows(
     start = 0
     for stop in tagged.document_ends if documents else tagged.sentence_ends:
         parts = _parts(lengths[start:stop], room)
-        best = _most_context(parts, stop - start)
+        best = most_context(parts, stop - start)
         for index, (first, last) in enumerate(parts):
             row = [piece for word in pieces[start + first : start + last] for piece in word]
             token_labels = [-1] * (len(row) + 2)
@@ -277,14 +278,3 @@ def _parts(lengths: np.ndarray, room: int) -> list[tuple[int, int]]:
         if last == len(lengths):
             return parts
         first = min(last, max(first + 1, int(np.searchsorted(starts, starts[first] + room // 2))))
-
-
-def _most_context(parts: list[tuple[int, int]], words: int) -> np.ndarray:
-    """int64 [words], the part in which each word is farthest from an end."""
-    best, winner = np.full(words, -1.0), np.zeros(words, np.int64)
-    for index, (first, last) in enumerate(parts):
-        here = np.arange(first, last)
-        context = np.minimum(here - first, last - 1 - here).astype(float)
-        better = here[context > best[first:last]]
-        winner[better], best[better] = index, context[better - first]
-    return winner

@@ -1,0 +1,118 @@
+"""Settings and configs: one is made of the other, each field is checked, and each is documented."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bertjax.building import settings_of
+from bertjax.errors import UsageError
+from bertjax.experiment import finetuning_config, pretraining_config
+from bertjax.model.config import ModelConfig
+from bertjax.report.fields import describe_fields, document
+from bertjax.settings.fields import as_config, documented, from_config, limited, meanings_of
+from bertjax.tasks.run import settings_class
+
+TASKS = ("pretraining", "glue", "squad", "swag", "ner", "text")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part.
+
+    Attributes:
+      rate: how much,
+        told in two lines.
+      names: of things.
+    """
+
+    rate: float = 0.5
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole(Part):
+    """A whole.
+
+    Attributes:
+      first, second: counts.
+      is_on: or off.
+
+    Raises:
+      UsageError: never.
+    """
+
+    first: int = limited(1, 10)
+    second: int = 2
+    is_on: bool = False
+    part: Part = Part()
+
+
+def test_a_config_gives_the_settings_it_was_made_of():
+    made = Whole(rate=0.25, first=7, part=Part(names=("a", "b")))
+    assert from_config(Whole, as_config(made)) == made
+    config = as_config(made)
+    config.part.names = ["c"]
+    config.rate = 1
+    changed = from_config(Whole, config)
+    assert changed.part.names == ("c",) and type(changed.rate) is float
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("first", 11, "config.first is 11; it must be at most 10"),
+        ("second", 1 << 31, "config.second is 2,147,483,648; it must be at most 2,147,483,647"),
+        ("second", "two", "config.second is 'two'; it must be a whole number"),
+        ("second", True, "config.second is True; it must be a whole number"),
+        ("is_on", 1, "config.is_on is 1; it must be true or false"),
+        ("rate", "fast", "config.rate is 'fast'; it must be a number"),
+        ("names", 3, "config.names is 3; it must be a list"),
+        ("part", 5, "config.part is 5; it must be a section of fields"),
+        ("part", {"rate": 0.5}, "config.part has no names"),
+        ("third", 3, "config has third, which nothing reads; known: first, is_on, names, part, rate, second"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(field, value, says):
+    content = as_config(Whole()).to_dict() | {field: value}
+    with pytest.raises(UsageError) as refusal:
+        from_config(Whole, type(as_config(Whole()))(content))
+    assert str(refusal.value).startswith(says)
+
+
+def test_meanings_are_those_of_the_docstrings():
+    assert meanings_of(Whole) == {
+        "rate": "how much, told in two lines.",
+        "names": "of things.",
+        "first": "counts.",
+        "second": "counts.",
+        "is_on": "or off.",
+    }
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_field_of_every_task_has_a_meaning_of_its_own(task):
+    settings = settings_class(task)()
+    fields = list(documented(settings, ModelConfig))
+    config = as_config(settings)
+
+    def paths(section, prefix=""):
+        for name, value in section.items():
+            yield from paths(value, f"{prefix}{name}.") if hasattr(value, "items") else [f"{prefix}{name}"]
+
+    assert {field.path for field in fields} == {*paths(config)}
+    assert all(len(field.meaning) > 8 for field in fields)
+    text = describe_fields(settings)
+    assert all(f"{field.path} = " in text for field in fields)
+
+
+def test_the_reference_is_that_of_the_code():
+    assert (Path(__file__).parents[1] / "docs" / "configs.md").read_text() == document()
+
+
+def test_the_defaults_of_every_task_are_settings_a_run_can_have():
+    assert settings_of(pretraining_config("tiny")).model_config(100).num_layers == 2
+    for task in TASKS[1:]:
+        given, of_checkpoint = (settings_of(finetuning_config(task, size)) for size in ("tiny", ""))
+        assert given.model["hidden_size"] == 128 and not of_checkpoint.model["hidden_size"]
+        assert of_checkpoint.model["hidden_dropout"] == given.model["hidden_dropout"] == 0.1
