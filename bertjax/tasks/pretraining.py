@@ -16,14 +16,15 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import flops_per_token
 from bertjax.settings.fields import at_least, limited, one_of
-from bertjax.tasks.objectives.masked_lm import objective, synthetic_rows
+from bertjax.tasks.objectives import masked_lm
 from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE, RunSettings
 from bertjax.tasks.task import NumpyBatch, Schedule, Task, Work
 
-# Where the rows of each objective come from; imported when they are made, as it needs TensorFlow.
-_SOURCES = {
-    "nsp": ("bertjax.data.pretraining.sentence_pairs", "SENTENCE_PAIRS"),
-    "none": ("bertjax.data.pretraining.tiles", "TILES"),
+# Each objective: what a step computes, and where its rows come from, which is imported when they are made, as it needs
+# TensorFlow.
+_OBJECTIVES = {
+    "nsp": (masked_lm, "bertjax.data.pretraining.sentence_pairs", "SENTENCE_PAIRS"),
+    "none": (masked_lm, "bertjax.data.pretraining.tiles", "TILES"),
 }
 _BATCH_READINGS = ("tokens", "sequences")
 
@@ -54,7 +55,7 @@ class PretrainingData:
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
-        one_of(self, "settings.data", objective=tuple(_SOURCES))
+        one_of(self, "settings.data", objective=tuple(_OBJECTIVES))
         at_least(self, "settings.data", pair_passes=1, eval_rows=0, max_predictions=0)
 
 
@@ -126,7 +127,7 @@ class Settings(RunSettings):
     @property
     def source(self) -> Any:
         """Where rows come from: a `RowSource`."""
-        module, name = _SOURCES[self.data.objective]
+        _, module, name = _OBJECTIVES[self.data.objective]
         return getattr(importlib.import_module(module), name)
 
 
@@ -146,8 +147,9 @@ def build(settings: Settings, train: bool = True) -> Task:
     vocabulary = corpus.vocabulary() if corpus else None
     size = vocabulary.size if vocabulary else settings.model["vocab_size"] or DEFAULT_VOCAB_SIZE
     model = settings.model_config(size)
+    computed, _, _ = _OBJECTIVES[settings.data.objective]
     return Task(
-        objective=objective(model),
+        objective=computed.objective(model),
         schedule=Schedule(
             steps=settings.steps,
             warmup_steps=settings.optimizer.warmup_steps,
@@ -160,7 +162,7 @@ def build(settings: Settings, train: bool = True) -> Task:
         eval_batches=partial(_eval_batches, settings, corpus),
         eval_steps=-(-settings.data.eval_rows // settings.phases[0].batch_size),
         work=partial(_work, settings.phases, model),
-        synthetic_batch=partial(synthetic_rows, settings.phases[0], model),
+        synthetic_batch=partial(computed.synthetic_rows, settings.phases[0], model),
         show=partial(format_example, vocabulary=vocabulary),
         score=lambda means, outputs: _with_perplexity(means),
         baseline=partial(_baseline, settings, corpus),

@@ -14,15 +14,14 @@ import tensorflow as tf
 
 from bertjax.corpus.store import Corpus, Split
 from bertjax.data.pretraining.assembly import assembled, truncated
-from bertjax.data.pretraining.masking import masker, uniforms_per_row
 from bertjax.data.pretraining.rows import (
     Spans,
     stream_key,
     without_copy,
 )
-from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Masking, Phase, check_shape
+from bertjax.data.pretraining.settings import Masking, Phase, check_shape
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
-from bertjax.data.schema import padding_of
+from bertjax.data.schema import Schema, padding_of
 from bertjax.data.share import Share
 from bertjax.errors import UsageError
 
@@ -88,7 +87,7 @@ def train_dataset(
         masking,
         phase.seq_len,
         phase.max_predictions,
-        source.is_paired,
+        source,
         runs,
         seed,
         phase.start_step,
@@ -133,14 +132,14 @@ def eval_dataset(
         raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
     available, lookup = source.heldout(corpus, seq_len)
     count = min(available, max_rows or available)
-    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, source.is_paired, runs, EVAL_SEED)
+    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, source, runs, EVAL_SEED)
     rows = share.rows(batch_size)
 
     def batch_of_index(index: tf.Tensor) -> Batch:
         first = index * batch_size
         positions = first + rows
         spans = lookup(tf.minimum(positions, count - 1) * available // count)
-        return _only_real(assemble(spans, first), positions < count)
+        return _only_real(assemble(spans, first), positions < count, source.prediction.schema)
 
     return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
 
@@ -164,16 +163,16 @@ def _assembler(
     masking: Masking,
     seq_len: int,
     max_predictions: int,
-    paired: bool,
+    source: RowSource,
     runs: list[tuple[int, int]],
     *seeds: int,
 ) -> Callable[[Spans, tf.Tensor], Batch]:
     """Makes the function of (spans of the `runs` of rows, position of the global batch's first row) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
-    mask = masker(vocabulary, masking, seq_len, max_predictions)
+    predict = source.prediction.maker(vocabulary, masking, seq_len, max_predictions)
     mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
-    row_uniforms = uniforms_per_row(seq_len, max_predictions)
+    row_uniforms = source.prediction.uniforms(seq_len, max_predictions)
     # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.
     row_counts = -(-row_uniforms // 4)
 
@@ -190,7 +189,7 @@ def _assembler(
                 alg=_PHILOX,
             )
         )[:, :row_uniforms]
-        if paired:
+        if source.is_paired:
             bits = by_run(
                 lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
                     shape=[rows, 2],
@@ -201,24 +200,19 @@ def _assembler(
                 )
             )
             spans = truncated(spans, seq_len - 3, bits)
-        ids, segment_ids, lengths = assembled(tokens, spans, seq_len, vocabulary, paired)
-        masked = mask(ids, lengths, uniforms)
+        ids, segment_ids, lengths = assembled(tokens, spans, seq_len, vocabulary, source.is_paired)
         return {
-            "input_ids": masked.input_ids,
             "input_mask": tf.cast(tf.range(seq_len) < lengths[:, None], tf.int32),
             "segment_ids": segment_ids,
-            "masked_lm_positions": masked.positions,
-            "masked_lm_ids": masked.ids,
-            "masked_lm_weights": masked.weights,
-            "next_sentence_labels": tf.cast(spans.label, tf.int32),
+            **predict(ids, lengths, tf.cast(spans.label, tf.int32), uniforms),
         }
 
     return assemble
 
 
-def _only_real(batch: Batch, real: tf.Tensor) -> Batch:
+def _only_real(batch: Batch, real: tf.Tensor, schema: Schema) -> Batch:
     """The batch with padding in the rows that are not real."""
-    padding = padding_of(MASKED_LM_BATCH)
+    padding = padding_of(schema)
     return {
         name: tf.where(real if value.shape.rank == 1 else real[:, None], value, tf.constant(padding[name], value.dtype))
         for name, value in batch.items()

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.pretraining.settings import Masking
+from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Masking
+from bertjax.data.pretraining.source import Prediction
 
 # How many words too long for what is left of a row's predictions are passed over before choosing stops.
 _SKIPPED_WORDS = 2
@@ -132,3 +133,24 @@ def _choose_words(
     chosen = candidates & (tf.gather(tf.reshape(taken_words, [-1, seq_len]), word, batch_dims=1) > 0)
     # From the back: top_k of S - position puts the chosen in ascending order and the rest, 0, behind them.
     return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values
+
+
+def _maker(
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
+) -> Callable[..., dict[str, tf.Tensor]]:
+    mask = masker(vocabulary, masking, seq_len, max_predictions)
+
+    def make(ids: tf.Tensor, lengths: tf.Tensor, labels: tf.Tensor, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        masked = mask(ids, lengths, uniforms)
+        return {
+            "input_ids": masked.input_ids,
+            "masked_lm_positions": masked.positions,
+            "masked_lm_ids": masked.ids,
+            "masked_lm_weights": masked.weights,
+            "next_sentence_labels": labels,
+        }
+
+    return make
+
+
+MASKED_LM = Prediction(MASKED_LM_BATCH, uniforms_per_row, _maker)

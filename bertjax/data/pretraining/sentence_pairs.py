@@ -11,6 +11,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus
+from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.plan import pair_plan, verify_read_plan
 from bertjax.data.pretraining.rows import Spans, epoch_order, pair_lookup, stream_key
 from bertjax.data.pretraining.settings import Phase
@@ -42,4 +43,4 @@ def _verify_heldout(corpus: Corpus, seq_len: int) -> None:
     verify_read_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
 
 
-SENTENCE_PAIRS = RowSource(True, _train, _heldout, _train_plan, _verify_heldout)
+SENTENCE_PAIRS = RowSource(MASKED_LM, True, _train, _heldout, _train_plan, _verify_heldout)

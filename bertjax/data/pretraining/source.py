@@ -1,4 +1,4 @@
-"""Where the rows of an objective come from: which spans of the corpus, in which order."""
+"""What an objective is to the data: where its rows come from, and what is to be predicted of them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,8 +7,10 @@ from pathlib import Path
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus
+from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.data.pretraining.rows import Spans
-from bertjax.data.pretraining.settings import Phase
+from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.schema import Schema
 
 # Of held-out rows, which are the same for every run.
 EVAL_SEED = 0
@@ -19,10 +21,28 @@ Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 
 @dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What is to be predicted of rows.
+
+    Attributes:
+      schema: of a batch.
+      uniforms: (tokens a row, predictions a row) to how many random numbers a row takes.
+      maker: (vocabulary, masking, tokens a row, predictions a row) to a function of (ids int32 [B, S], row lengths and
+        next-sentence labels int32 [B], uniforms float32 [B, uniforms]) to a batch, without what `assembled` knows: the
+        mask and the segments.
+    """
+
+    schema: Schema
+    uniforms: Callable[[int, int], int]
+    maker: Callable[[Vocabulary, Masking, int, int], Callable[..., dict[str, tf.Tensor]]]
+
+
+@dataclasses.dataclass(frozen=True)
 class RowSource:
     """Where rows come from.
 
     Attributes:
+      prediction: what is to be predicted of them.
       is_paired: rows have two segments.
       train: (corpus, phase, seed, different passes, whether to shuffle) to the training rows of a phase.
       heldout: (corpus, tokens a row) to the number of held-out rows, and a function of them to their spans.
@@ -32,6 +52,7 @@ class RowSource:
         checksums.
     """
 
+    prediction: Prediction
     is_paired: bool
     train: Callable[[Corpus, Phase, int, int, bool], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Callable[[tf.Tensor], Spans]]]

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus
+from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
 from bertjax.data.pretraining.settings import Phase
 from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, RowSource
@@ -46,4 +47,4 @@ def _token_count(corpus: Corpus, split: str) -> int:
     return tokens
 
 
-TILES = RowSource(False, _train, _heldout, lambda *_: None, lambda *_: None)
+TILES = RowSource(MASKED_LM, False, _train, _heldout, lambda *_: None, lambda *_: None)
