@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from bertjax import cli
+from bertjax.arguments import PATHS, parser
 from bertjax.building import settings_of
 from bertjax.config import load_config
 from bertjax.corpus.tokenizer import load_vocabulary
@@ -50,7 +51,7 @@ def commands(
     }
 
 
-COMMANDS = list(commands(cli._parser()))
+COMMANDS = list(commands(parser()))
 
 
 def ends(capfd, *arguments) -> tuple[int, str]:
@@ -183,10 +184,10 @@ def path_options() -> list[tuple[list[str], str]]:
             if isinstance(action, argparse._SubParsersAction):
                 for name, sub in action.choices.items():
                     yield from walk(sub, [*words, name])
-            elif (action.metavar or "").partition("[")[0] in cli._PATHS:
+            elif (action.metavar or "").partition("[")[0] in PATHS:
                 yield words, action.option_strings[0] if action.option_strings else action.dest
 
-    return list(walk(cli._parser(), []))
+    return list(walk(parser(), []))
 
 
 @pytest.mark.parametrize(("words", "name"), path_options())
@@ -213,7 +214,7 @@ def test_all_options_that_look_like_paths_are_tried():
 def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypatch):
     """Pieces and labels of files that others made, and what errors and notes quote of them."""
     obeyed = "\x1b[31mred\x9b2J\u202e\r"
-    monkeypatch.setattr("bertjax.commands._encoder_and", lambda *_: (None, None, None))
+    monkeypatch.setattr("bertjax.loading.load_trained", lambda *_, **__: None)
     monkeypatch.setattr("bertjax.inference.fill.fill", lambda *_: [[(obeyed, 0.5)]])
     monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_, **__: f"A: ä\t{obeyed}")
     cli.main(["fill", "--checkpoint=x", "a [MASK]"])
@@ -351,7 +352,7 @@ def test_what_libraries_say_of_a_damaged_checkpoint_is_held_back_but_with_debug(
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=120) for more in ([], ["--debug"])
     )
     assert plain.returncode == debug.returncode == 1
-    assert re.fullmatch(rf"bertjax: checkpoint {path}/checkpoints/4 is damaged \([^\n]+\)\n", plain.stderr)
+    assert re.fullmatch(rf"bertjax: checkpoint {path}/checkpoints/4 is damaged \([^\n]+\); [^\n]+\n", plain.stderr)
     assert "Traceback" in debug.stderr and "BertjaxError" in debug.stderr
 
 
@@ -388,7 +389,7 @@ def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
     example = re.search(r"^example:\n  (bertjax .+)$", capfd.readouterr().out, re.MULTILINE)
     assert example, "no example"
     program, *arguments = shlex.split(example[1])
-    args, overrides = cli._parser().parse_known_args(arguments)
+    args, overrides = parser().parse_known_args(arguments)
     assert tuple(arguments[: len(words)]) == words
     if getattr(args, "config", None):
         settings_of(load_config(args.config, overrides))

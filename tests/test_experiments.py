@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertjax import cli
+from bertjax.arguments import parser
 from bertjax.building import settings_of
 from bertjax.config import load_config, load_trials
 from bertjax.errors import UsageError
@@ -55,7 +55,7 @@ def test_the_docstring_has_commands_that_are_valid_hardware_and_expectation(file
     assert lines and all(line.startswith("bertjax ") for line in lines)
     trained = []
     for line in lines:
-        args, overrides = cli._parser().parse_known_args(shlex.split(line)[1:])
+        args, overrides = parser().parse_known_args(shlex.split(line)[1:])
         if args.command == "train":
             settings_of(load_config(args.config, overrides))
             trained.append(args.config.partition(":")[0])

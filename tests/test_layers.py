@@ -26,7 +26,9 @@ FLOORS = (
     ("door",),
     ("report",),
     ("sweeps",),
-    ("commands", "cli", "__main__", "__init__"),
+    ("commands",),
+    ("asking",),
+    ("arguments", "cli", "__main__", "__init__"),
 )
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
 # Where models are, no text, no file and no TensorFlow is.
