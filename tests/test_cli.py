@@ -233,7 +233,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
         ("ConfigDict({'task': 'pretraining'})", "has no data or no model; begin with the defaults, see bertjax/exp"),
         (
             "ConfigDict(pretraining_config().to_dict() | {'task': 5})",
-            "config.task is 5; there is no bertjax/tasks/5",
+            "config.task is 5; known: glue, ner",
         ),
         (
             "ConfigDict(pretraining_config().to_dict() | {'data': 'x'})",

@@ -11,9 +11,9 @@ from bertjax.experiment import finetuning_config, pretraining_config
 from bertjax.model.config import ModelConfig
 from bertjax.report.fields import describe_fields, document
 from bertjax.settings.fields import as_config, documented, from_config, limited, meanings_of
-from bertjax.tasks.run import settings_class
+from bertjax.tasks.run import settings_class, task_names
 
-TASKS = ("pretraining", "glue", "squad", "swag", "ner", "text")
+TASKS = task_names()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +90,13 @@ def test_meanings_are_those_of_the_docstrings():
     }
 
 
+def test_tasks_are_the_files_that_have_settings():
+    assert {"pretraining", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
+    assert all(settings_class(task)().task == task for task in TASKS)
+    with pytest.raises(UsageError, match="config.task is 'run'; known: glue, ner"):
+        settings_class("run")
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_every_field_of_every_task_has_a_meaning_of_its_own(task):
     settings = settings_class(task)()
@@ -112,7 +119,7 @@ def test_the_reference_is_that_of_the_code():
 
 def test_the_defaults_of_every_task_are_settings_a_run_can_have():
     assert settings_of(pretraining_config("tiny")).model_config(100).num_layers == 2
-    for task in TASKS[1:]:
+    for task in {*TASKS} - {"pretraining"}:
         given, of_checkpoint = (settings_of(finetuning_config(task, size)) for size in ("tiny", ""))
         assert given.model["hidden_size"] == 128 and not of_checkpoint.model["hidden_size"]
         assert of_checkpoint.model["hidden_dropout"] == given.model["hidden_dropout"] == 0.1

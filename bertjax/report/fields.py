@@ -10,7 +10,7 @@ from typing import Any
 from bertjax.model.config import ModelConfig
 from bertjax.settings.fields import Field, documented
 from bertjax.tasks.finetuning.settings import FinetuningSettings
-from bertjax.tasks.run import settings_class
+from bertjax.tasks.run import settings_class, task_names
 from bertjax.tasks.settings import RunSettings
 
 _WIDTH = 100
@@ -38,7 +38,7 @@ def document() -> str:
         ("Every run", run),
         ("Pre-training", _fields(settings_class("pretraining")())),
         ("Fine-tuning", finetuning),
-        *((f"Task `{task}`", _fields(settings_class(task)())) for task in ("glue", "squad", "swag", "ner", "text")),
+        *((f"Task `{task}`", _fields(settings_class(task)())) for task in task_names() if task != "pretraining"),
     ]
     sections = [_HEAD]
     for title, fields in parts:

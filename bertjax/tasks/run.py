@@ -8,6 +8,14 @@ from bertjax.errors import UsageError
 from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 
+# Files of this folder that are no tasks.
+_OTHERS = ("__init__", "run", "settings", "task")
+
+
+def task_names() -> list[str]:
+    """All tasks there are."""
+    return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem not in _OTHERS)
+
 
 def settings_class(task: str) -> type[RunSettings]:
     """The settings of a task.
@@ -32,10 +40,6 @@ def build_task(settings: RunSettings, train: bool | None = False) -> Task:
 
 def _module(task: object) -> Any:
     # Not a registry: the name is that of the one file that knows the task.
-    name = str(task)
-    if not name.isidentifier() or not (Path(__file__).parent / f"{name}.py").is_file():
-        raise UsageError(f"config.task is {task!r}; there is no bertjax/tasks/{name}.py")
-    module = importlib.import_module(f"bertjax.tasks.{name}")
-    if not hasattr(module, "Settings"):
-        raise UsageError(f"config.task is {task!r}, which is no task")
-    return module
+    if task not in task_names():
+        raise UsageError(f"config.task is {task!r}; known: {', '.join(task_names())}")
+    return importlib.import_module(f"bertjax.tasks.{task}")
