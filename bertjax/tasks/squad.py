@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,15 @@ def _threshold(data: SquadData, questions: list[Question], answers: list[Answer]
         )
     predictions = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
     odds = {question.id: answer.null_odds for question, answer in zip(questions, answers, strict=True)}
-    return metrics.best_threshold(wanted, metrics.scores_v2(wanted, predictions)[1], predictions, odds)[0]
+    return _rounded_up(metrics.best_threshold(wanted, metrics.scores_v2(wanted, predictions)[1], predictions, odds)[0])
+
+
+def _rounded_up(threshold: float) -> float:
+    """The next number of seven digits, all that `results.json` has: the question whose odds it is stays below it."""
+    if not threshold:
+        return threshold
+    unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)
+    return float(f"{math.ceil(threshold / unit) * unit:.7g}")
 
 
 def _thresholded(questions: list[Question], answers: list[Answer], threshold: float) -> dict[str, str]:

@@ -77,6 +77,27 @@ def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
     return folder
 
 
+def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
+    """The answer is the one word that begins with z, and ends with q; where there is none, there is no answer."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 64), ("dev", 12)):
+        paragraphs = []
+        for index in range(count):
+            words = [f"{rng.choice(WORDS)}{rng.choice('xy')}" for _ in range(8)]
+            qa = {"id": f"{split}{index}", "question": "what is it?", "answers": []}
+            if version == "2.0" and index % 3 == 0:
+                qa["is_impossible"] = True
+            else:
+                answer = f"z{rng.choice(WORDS)}q"
+                words[rng.randrange(8)] = answer
+                qa["answers"] = [{"text": answer, "answer_start": " ".join(words).index(answer)}]
+            paragraphs.append({"context": " ".join(words), "qas": [qa]})
+        content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
+    return folder
+
+
 def conll_files(folder: Path, seed: int = 0) -> Path:
     """Words on z are persons."""
     rng = random.Random(seed)

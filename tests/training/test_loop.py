@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
@@ -25,7 +26,7 @@ from bertjax.files import unfinished_name
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
 from bertjax.training import loop, workdir
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint
+from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import abstract_params
 from bertjax.training.parameters import load_params
 
@@ -316,14 +317,14 @@ def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypa
 
 def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):
     config, task = make(corpus)
-    save = Checkpoints._start
+    save = ocp.CheckpointManager.save
 
-    def full(self, step, *args):
+    def full(self, step, **items):
         if step >= 8:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save(self, step, *args)
+        return save(self, step, **items)
 
-    monkeypatch.setattr(Checkpoints, "_start", full)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
     with pytest.raises(BertjaxError, match=r"No space left on device.*the last good one is .*/checkpoints/4"):
         loop.train(config, task, str(tmp_path))
 
