@@ -1,0 +1,205 @@
+"""The documents: each command in them is one the program takes, each link leads somewhere, their Python runs."""
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import portable
+
+from bertjax import cli
+from bertjax.building import settings_of
+from bertjax.config import grid_values, load_config, load_trials
+from bertjax.errors import UsageError
+from bertjax.experiment import trials_of
+from bertjax.interop import workdir
+from bertjax.tasks.finetuning.output_layer import CLASSES
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXPERIMENTS = sorted(file.stem for file in (ROOT / "experiments").glob("*.py"))
+every_document = pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+
+_INDENTED = re.compile(r"^ {4,}(\S.*)$", re.MULTILINE)
+_FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+# What stands for many: EXPERIMENT, FIELD, COMMAND.
+_FORM = re.compile(r"(?<![\w.])[A-Z]{3,}\b")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def commands(text: str) -> list[list[str]]:
+    """What is to be typed, as words: in indented and fenced blocks, and in a line where there is more than a name."""
+    blocks = [body for _, language, body in _FENCED.findall(text) if language in ("", "bash", "sh", "console")]
+    prose = _FENCED.sub("", text)
+    lines = "\n".join([*blocks, *_INDENTED.findall(prose)]).replace("\\\n", " ").splitlines()
+    inline = [code for code in _INLINE.findall(_INDENTED.sub("", prose)) if not _FORM.search(code)]
+    inline = [code for code in inline if re.match(r"bertjax .* -|(make|python) \S", code)]
+    found = [_words(line.strip().removeprefix("$ ")) for line in [*lines, *inline]]
+    return [words for words in found if words]
+
+
+def _words(line: str) -> list[str]:
+    # What is printed, and not typed, need not be a line that a shell takes.
+    return shlex.split(line, comments=True) if re.match(r"(bertjax|make|python3?|pip|source)\s", line) else []
+
+
+def check(words: list[str]) -> None:
+    """Holds a command against what would take it.
+
+    Raises:
+      UsageError: the program refuses its flags, its config or a field.
+      AssertionError: there is no such target, file or extra.
+    """
+    program, *arguments = words
+    if program == "bertjax":
+        _check_bertjax(arguments)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in arguments if "=" not in word} <= {*targets}, words
+    elif program == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = [extra for word in arguments for extra in re.findall(r"^\.\[(.+)\]$", word)]
+        assert {*extras} <= {*project["optional-dependencies"]}, words
+        files = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag == "-c"]
+        assert all((ROOT / file).is_file() for file in files), words
+    elif program.startswith("python"):
+        flag, module = (*arguments, "")[:2]
+        if flag != "-m":
+            assert (ROOT / flag).is_file(), words
+        elif module.startswith("bertjax"):
+            assert importlib.util.find_spec(module), words
+
+
+def _check_bertjax(arguments: list[str]) -> None:
+    args, overrides = cli._parser().parse_known_args(arguments)
+    if unknown := [item for item in overrides if not hasattr(args, "config") or cli._is_flag(item)]:
+        raise UsageError(f"unknown argument {unknown[0]}")
+    if getattr(args, "config", None):
+        settings_of(load_config(args.config, overrides))
+        if args.command == "sweep":
+            assert args.grid or load_trials(args.config, trials_of)
+            grid_values(args.grid or [], overrides, lambda given: load_config(args.config, [*overrides, *given]))
+    else:
+        # The config is the checkpoint's, of whatever task.
+        check_fields(overrides)
+
+
+def check_fields(overrides: list[str]) -> None:
+    """Raises a UsageError if no experiment that there is has all fields."""
+    refused: list[UsageError] = []
+    for name in EXPERIMENTS if overrides else ():
+        try:
+            load_config(name, overrides)
+        except UsageError as error:
+            refused.append(error)
+    if refused and len(refused) == len(EXPERIMENTS):
+        raise refused[0]
+
+
+def anchors(text: str) -> Iterator[str]:
+    """Of headings, as GitHub makes them."""
+    for heading in re.findall(r"^#+ (.+)$", _FENCED.sub("", text), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def check_links(file: Path, text: str) -> None:
+    """Raises an AssertionError if a link leads to no file of the repository or no heading of a document."""
+    for link in _LINK.findall(text):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (file.parent / name).resolve() if name else file
+        assert target.is_relative_to(ROOT) and target.exists(), f"{file.name} links to {link}"
+        assert not anchor or anchor in anchors(target.read_text()), f"{file.name} links to {link}"
+
+
+@every_document
+def test_every_command_is_one_the_program_takes(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for words in commands(file.read_text()):
+        check(words)
+
+
+@every_document
+def test_every_setting_is_a_field(file):
+    for code in _INLINE.findall(file.read_text()):
+        if re.match(r"--config\.[\w.]+=", code) and not _FORM.search(code):
+            check_fields(shlex.split(code))
+
+
+@every_document
+def test_every_link_leads_somewhere(file):
+    check_links(file, file.read_text())
+
+
+def test_the_documents_have_commands_and_links():
+    """So that none is passed over by being written otherwise."""
+    for file in DOCUMENTS:
+        text = file.read_text()
+        assert sum(words[0] == "bertjax" for words in commands(text)) >= text.count("\n    bertjax "), file.name
+    counts = {file.name: len(commands(file.read_text())) for file in DOCUMENTS}
+    assert counts["README.md"] >= 10 and counts["RESULTS.md"] >= 15 and counts["finetuning.md"] >= 20
+    linked = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
+    assert {str(file.relative_to(ROOT)) for file in DOCUMENTS[1:]} | {"CONTRIBUTING.md"} <= linked
+
+
+def test_the_front_page_is_one_screen():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+
+
+def test_what_needs_no_data_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    found = [
+        words for file in DOCUMENTS for words in commands(file.read_text()) if words[:2] == ["bertjax", "describe"]
+    ]
+    assert found
+    for words in {" ".join(words): words for words in found}.values():
+        cli.main(words[1:])
+        assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
+def test_the_python_runs(name, letters, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, made in {"base": portable(letters), "sst2": portable(letters, CLASSES, ("bad", "good"))}.items():
+        path = tmp_path / "runs" / folder
+        path.mkdir(parents=True)
+        workdir.write(made, path)
+    blocks = [body for _, language, body in _FENCED.findall((ROOT / name).read_text()) if language == "python"]
+    assert blocks
+    exec(compile("\n".join(blocks), name, "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("    bertjax train --config pretrain --workdr runs/a", "workd"),
+        ("    bertjax train --config pretrain --workdir runs/a \\\n      --config.optimizer.lr=1", "lr"),
+        ("    bertjax train --config pretrain:sise=base --workdir runs/a", "sise"),
+        ("    bertjax train --config nosuch --workdir runs/a", "nosuch"),
+        ("    bertjax sweep --config glue --workdir runs/a --grid optimizer.lr=1,2", "lr"),
+        ("    bertjax sweep --config glue:grid=b --workdir runs/a", "grid=b"),
+        ("    bertjax predict --checkpoint runs/a --output runs/b --config.data.nosuch=1", "nosuch"),
+        ("```\nbertjax fill --checkpoint runs/a\n```", "text"),
+        ("```bash\nbertjax fil\n```", "fil"),
+        ("so `bertjax describe --conf pretrain` shows", "conf"),
+        ("    make nosuch", "nosuch"),
+        ("    pip install -e '.[nosuch]'", "nosuch"),
+        ("    python tests/nosuch.py", "nosuch"),
+    ],
+)
+def test_a_wrong_command_is_found(text, told, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (words,) = commands(text)
+    with pytest.raises((UsageError, AssertionError), match=told):
+        check(words)
+
+
+@pytest.mark.parametrize("link", ["nosuch.md", "RESULTS.md#nosuch", "../elsewhere.md"])
+def test_a_dead_link_is_found(link):
+    with pytest.raises(AssertionError, match=re.escape(link)):
+        check_links(ROOT / "README.md", f"see [this]({link})")
