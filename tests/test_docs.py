@@ -11,6 +11,7 @@ import pytest
 from checkpoints import portable
 
 from bertjax import cli
+from bertjax.arguments import parser
 from bertjax.building import settings_of
 from bertjax.config import grid_values, load_config, load_trials
 from bertjax.errors import UsageError
@@ -19,7 +20,8 @@ from bertjax.interop import workdir
 from bertjax.tasks.finetuning.output_layer import CLASSES
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")
+DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 EXPERIMENTS = sorted(file.stem for file in (ROOT / "experiments").glob("*.py"))
 every_document = pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
 
@@ -44,7 +46,7 @@ def commands(text: str) -> list[list[str]]:
 
 def _words(line: str) -> list[str]:
     # What is printed, and not typed, need not be a line that a shell takes.
-    return shlex.split(line, comments=True) if re.match(r"(bertjax|make|python3?|pip|source)\s", line) else []
+    return shlex.split(line, comments=True) if re.match(r"(bertjax|make|python3?|pip|launch/\S+)\s", line) else []
 
 
 def check(words: list[str]) -> None:
@@ -66,6 +68,9 @@ def check(words: list[str]) -> None:
         assert {*extras} <= {*project["optional-dependencies"]}, words
         files = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag == "-c"]
         assert all((ROOT / file).is_file() for file in files), words
+    elif program.startswith("launch/"):
+        assert (ROOT / program).is_file(), words
+        check(arguments[arguments.index("--") + 1 :])
     elif program.startswith("python"):
         flag, module = (*arguments, "")[:2]
         if flag != "-m":
@@ -75,7 +80,7 @@ def check(words: list[str]) -> None:
 
 
 def _check_bertjax(arguments: list[str]) -> None:
-    args, overrides = cli._parser().parse_known_args(arguments)
+    args, overrides = parser().parse_known_args(arguments)
     if unknown := [item for item in overrides if not hasattr(args, "config") or cli._is_flag(item)]:
         raise UsageError(f"unknown argument {unknown[0]}")
     if getattr(args, "config", None):
@@ -144,7 +149,7 @@ def test_the_documents_have_commands_and_links():
     counts = {file.name: len(commands(file.read_text())) for file in DOCUMENTS}
     assert counts["README.md"] >= 10 and counts["RESULTS.md"] >= 15 and counts["finetuning.md"] >= 20
     linked = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
-    assert {str(file.relative_to(ROOT)) for file in DOCUMENTS[1:]} | {"CONTRIBUTING.md"} <= linked
+    assert {str(file.relative_to(ROOT)) for file in DOCUMENTS[1:]} <= linked
 
 
 def test_the_front_page_is_one_screen():
@@ -190,6 +195,8 @@ def test_the_python_runs(name, letters, tmp_path, monkeypatch, capsys):
         ("    make nosuch", "nosuch"),
         ("    pip install -e '.[nosuch]'", "nosuch"),
         ("    python tests/nosuch.py", "nosuch"),
+        ("    launch/nosuch.sh -- bertjax describe --config pretrain", "nosuch"),
+        ("    launch/local_pod.sh -n 2 -- bertjax describe --config nosuch", "nosuch"),
     ],
 )
 def test_a_wrong_command_is_found(text, told, monkeypatch):
