@@ -101,7 +101,7 @@ def inspect(args: argparse.Namespace) -> None:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = []
     for step, batch in enumerate(islice(task.train_batches(0, WHOLE), args.steps)):
-        for row in range(min(args.rows, len(batch["input_ids"]))):
+        for row in range(min(args.rows, task.batch_sizes[0])):
             show(f"step {step}, row {row}\n{task.show(batch, row)}\n")
         if args.npz:
             batches.append(batch)

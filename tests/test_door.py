@@ -65,6 +65,12 @@ def test_all_formats_and_meshes_give_the_same(folders):
         np.testing.assert_array_equal(encoded.attention_mask, found[0].attention_mask)
 
 
+def test_nothing_is_said_that_is_as_it_should_be(folders):
+    code = f"import bertjax; print(bertjax.load({str(folders['bertjax'])!r}).architecture.num_layers)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
 def test_a_batch_is_what_the_modules_take(folders):
     bert = bertjax.load(folders["bertjax"])
     batch, encoded = bert.batch(TEXTS), bert.encode(TEXTS)

@@ -19,7 +19,8 @@ class OptimizerConfig:
       weight_decay: decoupled; not applied to LayerNorm and biases.
       b1, b2, eps: of the moments.
       clip_norm: global gradient norm to clip to; 0 does not clip. Of the gradient of what is trained.
-      layer_decay: what a layer's rate is multiplied by for each one above it; see `scale_by_layer`.
+      layer_decay: what rates are multiplied by for each step down from the output layer: once in the highest layer,
+        once more in each below it; see `scale_by_layer`.
       freeze_layers: so many of the lowest layers are not trained.
       freeze: paths of parameters that are not trained, or of modules with all that is in them: `encoder/embeddings`.
     """

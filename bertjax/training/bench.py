@@ -51,7 +51,7 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         say(f"step of {seconds[-1]:.3f} s")
     # After the steps, not before: processors that have just worked are as warm as they were during them.
     peak, source = peak_flops_per_second(jax.devices())
-    work, shape = task.work(1), batch["input_ids"].shape
+    work = task.work(1)
     tokens = work.tokens / statistics.median(seconds)
     return {
         "tokens_per_second": tokens,
@@ -65,8 +65,8 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         "peak_source": source,
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
-        "batch_size": shape[0],
-        "seq_len": shape[-1],
+        "batch_size": work.rows,
+        "seq_len": settings.data.seq_len,
         "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
         "losses": means(jax.device_get(state.sums)),
     }

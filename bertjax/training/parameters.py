@@ -1,7 +1,9 @@
 """The parameters of a checkpoint alone: to start another run, to evaluate, to convert."""
 
+import contextlib
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,7 @@ def load_whole(checkpoint: epath.Path, shardings: Callable[[int], Mapping[str, S
       BertjaxError: it is damaged.
     """
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        with _without_warnings(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             saved = _saved_arrays(checkpointer, checkpoint / "params")
             places = shardings(saved[_OUTPUTS].shape[0] if _OUTPUTS in saved else 0)
             spec = {
@@ -147,6 +149,18 @@ def save_params(workdir: epath.Path, params: dict[str, np.ndarray], identity: di
         written = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
         manager.save(0, args=ocp.args.Composite(params=written, meta=ocp.args.JsonSave(meta)))
         manager.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keeps from a user's program what Orbax warns of and is as it should be: items have no metadata of their own."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _saved_arrays(checkpointer: ocp.Checkpointer, path: epath.Path) -> dict[str, Any]:
