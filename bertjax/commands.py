@@ -37,12 +37,15 @@ def checkpoint_of(args: argparse.Namespace) -> Iterator[Any]:
 @contextlib.contextmanager
 def _start(args: argparse.Namespace) -> Iterator[str | None]:
     """The checkpoint of --init_from as one of ours; one of another format is kept converted beside the run."""
+    from bertjax.building import settings_of
     from bertjax.interop.convert import as_bertjax
     from bertjax.terminal import say
 
     if not args.init_from:
         yield None
         return
+    # A conversion may take minutes.
+    settings_of(config_of(args))
     shared = getattr(args, "distributed", False) or "://" in args.workdir
     keep = None if shared else Path(args.workdir).expanduser().absolute() / "init_from"
     with as_bertjax(args.init_from, say, keep) as path:

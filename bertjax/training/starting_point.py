@@ -93,13 +93,14 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     """
     whole = config.copy_and_resolve_references()
     for name, value in vars(architecture_of(read_meta(checkpoint))).items():
-        if name == "vocab_size" and not whole.model[name]:
+        given = whole.model.get(name)
+        if name == "vocab_size" and not given:
             # The vocabulary's, whose hash is compared.
             continue
         # How far the token table is padded is nobody's wish, and must be as it was saved.
-        if whole.model[name] and whole.model[name] != value and name != "vocab_multiple":
+        if given and given != value and name != "vocab_multiple":
             raise UsageError(
-                f"config.model.{name} is {whole.model[name]}, {checkpoint} has {value}; leave size= out of the "
+                f"config.model.{name} is {given}, {checkpoint} has {value}; leave size= out of the "
                 "config, or give what the checkpoint has"
             )
         whole.model[name] = value

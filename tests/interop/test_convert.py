@@ -233,6 +233,10 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
     experiment = f"experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     command = ["train", f"--config={experiment}", f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}"]
     command += ["--config.steps=1", "--config.mesh.data=1", "--config.mesh.fsdp=8"]
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--config.epochs=0", "--config.steps=0"])
+    # Before anything was converted.
+    assert "config.epochs is 0" in capfd.readouterr().err and not (tmp_path / "run").exists()
     cli.main(command)
     said = capfd.readouterr().err
     assert "from " in said and "encoder (" in said and "new, with random values: classifier/" in said
