@@ -14,7 +14,6 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 from bertjax.held_back import INTERRUPTED, hold_back
-from bertjax.staging import clear_under_way
 from bertjax.temporary import own_place
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,7 +40,9 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
     remove_temporary_files = own_place()
 
     def clean_up() -> None:
-        clear_under_way()
+        # What is being made is known to a module that takes long to import, and without it nothing is.
+        if staging := sys.modules.get("bertjax.staging"):
+            staging.clear_under_way()
         remove_temporary_files()
 
     ending = _Ending(clean_up)

@@ -49,7 +49,10 @@ def test_what_is_public_is_there_and_nothing_is_imported_for_it():
     assert {*bertjax.__all__} <= {*dir(bertjax)}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = bertjax.nothing
-    code = "import sys, bertjax; print(*({'jax', 'flax', 'tensorflow', 'orbax', 'numpy'} & {*sys.modules}))"
+    # The command line, too, has to answer at once.
+    code = (
+        "import sys, bertjax, bertjax.cli; print(*({'jax', 'flax', 'tensorflow', 'numpy', 'etils'} & {*sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "\n"
 
