@@ -1,8 +1,8 @@
 """From settings to configs and back, and what their fields mean.
 
-Settings are frozen dataclasses, in parts: `Settings` of `tasks/squad.py` has `data`, a `SquadData`. A config is the same
-tree as an `ml_collections.ConfigDict`, which experiments and the command line change; it has no field that the settings
-have not. Each class documents its own fields under `Attributes:` and checks them when it is made.
+Settings are frozen dataclasses, in parts: those of SQuAD have `data`, a `SquadData`. A config is the same tree as an
+`ml_collections.ConfigDict`, which experiments and the command line change; it has no field that the settings have not.
+Each class documents its own fields under `Attributes:` and checks them when it is made.
 """
 
 import dataclasses
