@@ -138,7 +138,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         (["--config", f"{EXPERIMENT}:batch=rows"], "'rows'; known: tokens, sequences"),
         (["--config", TINY, "--config.steps=many"], "--config.steps=many"),
         (["--config", TINY, "--config.steps=0"], "config.steps is 0"),
-        (["--config", TINY, "--config.data.objective=sop"], "'sop'; known: nsp, none"),
+        (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, none"),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
         (["--config", TINY, "stray"], "'stray'"),

@@ -55,8 +55,8 @@ class PretrainingData:
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
-        one_of(self, "settings.data", objective=tuple(_OBJECTIVES))
-        at_least(self, "settings.data", pair_passes=1, eval_rows=0, max_predictions=0)
+        one_of(self, "config.data", objective=tuple(_OBJECTIVES))
+        at_least(self, "config.data", pair_passes=1, eval_rows=0, max_predictions=0)
 
 
 @dataclasses.dataclass(frozen=True)
