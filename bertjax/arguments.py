@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--text", metavar="FILE", help="a text on each line; - reads standard input")
     sub.add_argument("--context", metavar="TEXT", help="the passage that questions are on")
     sub.add_argument("--context_file", metavar="FILE", help="a file with the passage")
-    sub.add_argument("--seq_len", type=int, default=0, help="cut texts to so many tokens (default: as in training)")
+    sub.add_argument("--seq_len", type=int, help="cut texts to so many tokens (default: as in training)")
     sub.add_argument("--json", action="store_true", help="print an object of JSON a text")
     sub.add_argument("--logits", action="store_true", help="beside the probabilities")
     sub.add_argument(
@@ -242,7 +242,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
     sub.add_argument("--input", metavar="FILE", help="more texts, one a line; - reads standard input")
     sub.add_argument("--layers", default="-1", help="0 is the embeddings, -1 the last layer: --layers=-1,-2")
-    sub.add_argument("--seq_len", type=int, default=0, help="cut texts to so many tokens (default: the model's)")
+    sub.add_argument("--seq_len", type=int, help="cut texts to so many tokens (default: the model's)")
     sub.add_argument(
         "--output",
         metavar="DIR",

@@ -59,7 +59,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
     trained = load_trained(args.checkpoint, tell=say)
     check_model(trained, context)
     asked, told = itertools.tee(texts)
-    found = answers(trained, asked, context=context or "", seq_len=args.seq_len or 0, logits=args.logits)
+    found = answers(trained, asked, context=context or "", seq_len=args.seq_len, logits=args.logits)
     for number, (text, record) in enumerate(zip(told, found, strict=True), 1):
         if args.json:
             # ASCII alone, so that it is the same for any terminal and locale.
@@ -107,7 +107,8 @@ def features(args: argparse.Namespace) -> None:
     layers = parse_layers(args.layers)
     texts = chain(args.text, lines_of(args.input) if args.input else ())
     trained = load_trained(args.checkpoint, tell=say)
-    request = Request(trained, layers, args.seq_len or trained.config.max_positions)
+    most = trained.config.max_positions if args.seq_len is None else args.seq_len
+    request = Request(trained, layers, most)
     shards_of = partial(shards, request)
     if args.output:
         head: list[str] = []

@@ -24,7 +24,7 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     Raises:
       UsageError: an unknown name (the known ones are listed), or a value of another type.
     """
-    arguments = ConfigDict(defaults)
+    arguments, given = ConfigDict(defaults), set()
     for item in filter(None, (text or "").split(",")):
         name, has_value, value = item.partition("=")
         if name not in defaults:
@@ -32,6 +32,9 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
                 f"unknown config argument {name!r}; known: {', '.join(defaults)}; a value with a comma in it goes in "
                 "--config.FIELD=VALUE"
             )
+        if name in given:
+            raise UsageError(f"config argument {name} is given twice")
+        given.add(name)
         kind = type(defaults[name])
         try:
             if kind is bool:
@@ -126,6 +129,10 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
         raise UsageError(f"the config file {file} is not valid Python: {error}") from error
     except SystemExit as error:
         raise UsageError(f"the config of {file} cannot be made: it ends the program") from error
+    except AttributeError as error:
+        if "no attribute 'get_config'" not in str(error):
+            raise UsageError(f"the config of {file} cannot be made: {shortened(error)}") from error
+        raise UsageError(f"{file} has no function get_config, which makes the config") from error
     except Exception as error:  # What a user's own `get_config` raises is anything.
         detail = shortened(error) or type(error).__name__
         raise UsageError(f"the config of {file} cannot be made: {detail}") from error
@@ -149,6 +156,24 @@ def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:
                 known = ", ".join(sorted(node)) if isinstance(node, ConfigDict) else "none, it is a value"
                 raise UsageError(f"unknown field {'.'.join(names)!r}: {here} has no {name!r}; known: {known}")
             node = node[name]
+        _refuse_another_type(node, item)
+
+
+def _refuse_another_type(value: Any, item: str) -> None:
+    """Raises a UsageError where what is given for a field is no value of its type."""
+    given, text = item.partition("=")[::2]
+    if isinstance(value, ConfigDict):
+        raise UsageError(f"{given} is a section of fields; set one of them: {', '.join(sorted(value))}")
+    kind = type(value)
+    if kind not in (bool, int, float) or "=" not in item:
+        return
+    what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    try:
+        fits = text.lower() in ("true", "false", "1", "0") if kind is bool else kind(text) is not None
+    except ValueError:
+        fits = False
+    if not fits:
+        raise UsageError(f"{item}: it must be {what}")
 
 
 def load_trials(

@@ -22,9 +22,11 @@ from jax.sharding import Mesh
 from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.corpus.vocabulary_files import open_vocabulary, workdir_vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.errors import UsageError, quoted
 from bertjax.inference.answers import answers
 from bertjax.inference.batches import batches
 from bertjax.inference.fill import fill
+from bertjax.inference.texts import PAIR
 from bertjax.inference.trained import TrainedModel
 from bertjax.interop.convert import BERTJAX, detect, read_vocabulary
 from bertjax.loading import load_trained
@@ -154,26 +156,27 @@ class Pretrained:
         >>> len(pieces), pieces[0][1] >= pieces[1][1]
         (3, True)
         """
+        if not isinstance(text, str) or not isinstance(top, int):
+            raise UsageError(f"fill takes a text and a whole number, given are {quoted(text)} and {quoted(top)}")
         return fill(self._trained, text, top)
 
-    def predict(self, texts: Sequence[str], context: str = "") -> list[dict[str, Any]]:
+    def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:
         """What a fine-tuned checkpoint says of texts: for each the `prediction` and its `probabilities` by label.
 
         Args:
-          texts: sentences; pairs and choices with ` ||| ` between their parts; questions on `context`.
+          texts: sentences, or tuples of the parts of pairs and choices; questions on `context`.
           context: the passage that has the answers.
 
         >>> (said,) = bertjax.load(CLASSIFIER).predict(["a b"])
         >>> said["prediction"] in said["probabilities"], sorted(said["probabilities"])
         (True, ['bad', 'good'])
         """
-        return list(answers(self._trained, texts, context=context))
+        return list(answers(self._trained, map(PAIR.join, _parts_of(texts)), context=context))
 
     def _examples(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
         vocabulary = self._trained.vocabulary
         rows = []
-        for text in texts:
-            parts = (text,) if isinstance(text, str) else text
+        for parts in _parts_of(texts, most=2):
             first, *second = (self.tokenizer.encode(part) for part in parts)
             pair = second[0] if second else None
             rows.append(encode_pair(first, pair, seq_len, vocabulary.cls_id, vocabulary.sep_id))
@@ -194,6 +197,22 @@ class Pretrained:
         return self._trained.compiled(states)
 
 
+def _parts_of(texts: Sequence[str | tuple[str, ...]], most: int | None = None) -> list[tuple[str, ...]]:
+    """The parts of each text.
+
+    Raises:
+      UsageError: they are something else than a list of texts, or of tuples of at most `most` texts.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise UsageError(f"give a list of texts, such as ['a film']; given is {quoted(texts)}")
+    found = [(text,) if isinstance(text, str) else text for text in texts]
+    for parts in found:
+        texts_alone = isinstance(parts, (tuple, list)) and all(isinstance(part, str) for part in parts)
+        if not texts_alone or not parts or (most and len(parts) > most):
+            raise UsageError(f"{quoted(parts)} is no text, nor a tuple of {f'at most {most} ' if most else ''}texts")
+    return found
+
+
 def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
     """A checkpoint of any of the three formats.
 
@@ -208,6 +227,8 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
     >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
     dtype('float32')
     """
+    if not str(path):
+        raise UsageError("the path of the checkpoint is empty")
     return Pretrained(load_trained(path, mesh))
 
 

@@ -51,6 +51,8 @@ def staged(output: Path, overwrite: bool, what: str, is_one: Callable[[Path], bo
                 output.rename(staging / _OLD)
             new.rename(output)
             _sync(output.parent)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{output} cannot be the {what}: there is a file in its path; choose another place") from error
     except OSError as error:
         raise BertjaxError(
             f"cannot write the {what} {output}: {error.strerror or error}; nothing was left there"
@@ -61,7 +63,7 @@ def _check_free(output: Path, overwrite: bool, what: str, is_one: Callable[[Path
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not is_one(output):
-        raise UsageError(f"{output} exists and is no {what} to replace; choose another place")
+        raise UsageError(f"{output} exists and is no {what} to replace, or holds more than that; choose another place")
     if not overwrite:
         raise UsageError(f"there is one at {output} already; give --overwrite, or another place")
 

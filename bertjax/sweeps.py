@@ -24,7 +24,7 @@ from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import unsealed
 from bertjax.training.progress import RESULTS
-from bertjax.training.workdir import other_numbers, place
+from bertjax.training.workdir import check_own, other_numbers, place
 
 SWEEP = "sweep.json"
 _TRIALS = "trials"
@@ -57,6 +57,7 @@ def run_sweep(
       BertjaxError: every trial failed.
     """
     workdir = place(path)
+    check_own(workdir, (SWEEP, _TRIALS, "init_from", ".*"))
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
     folders = [workdir / _TRIALS / name_of(trial) for trial in trials]

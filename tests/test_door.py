@@ -101,8 +101,24 @@ def test_errors_are_for_people(tmp_path, folders):
         bertjax.load(tmp_path / "nothing")
     with pytest.raises(bertjax.UsageError, match="has no output layer to predict with"):
         bertjax.load(folders["bertjax"]).predict(["a"])
+    classifier = bertjax.load(folders["classifier"])
     with pytest.raises(bertjax.UsageError, match="has no masked_lm"):
-        bertjax.load(folders["classifier"]).fill("a [MASK]")
+        classifier.fill("a [MASK]")
+    for texts in ("a film", {"a film": 1}, [1], [None], [("a", 1)], [()]):
+        for asked in (classifier.batch, classifier.encode, classifier.predict):
+            with pytest.raises(bertjax.UsageError, match="give a list of texts|is no text, nor a tuple"):
+                asked(texts)
+    with pytest.raises(bertjax.UsageError, match="nor a tuple of at most 2 texts"):
+        classifier.encode([("a", "b", "c")])
+    with pytest.raises(bertjax.UsageError, match="fill takes a text and a whole number"):
+        classifier.fill(["a [MASK]"])
+    with pytest.raises(bertjax.UsageError, match="the path of the checkpoint is empty"):
+        bertjax.load("")
+
+
+def test_a_pair_may_be_a_tuple(folders):
+    classifier = bertjax.load(folders["classifier"])
+    assert classifier.predict([("a", "b c")]) == classifier.predict(["a ||| b c"])
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.stem)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatch
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ _BATCHES_AHEAD = 2
 _MAX_WORKERS = 1024
 # A low guess: plain English text of 200 MB gave 0.48.
 _CORPUS_BYTES_A_TEXT_BYTE = 0.4
+
+# All that is in the folder of a corpus.
+_FILES = (store.MANIFEST, "*.bin", "*.crc32", "vocab.txt", "*.model", "plans")
 
 # Each entry of the manifest's `problems`, for people.
 _PROBLEMS = {
@@ -103,7 +107,7 @@ def prepare(
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_space(output.parent, _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
 
-    with staged(output, overwrite, "corpus", lambda path: (path / store.MANIFEST).is_file()) as directory:
+    with staged(output, overwrite, "corpus", _is_corpus) as directory:
         with worker_pool(workers) as pool:
             to_read = [_spooled(source, directory, problems, pool, progress) for source in sources]
             if given:
@@ -219,6 +223,12 @@ def _spooled(
         for document in docstrings.documents(names, problems, pool, bar.update):
             file.write(document + "\n\n")
     return readers.Source("paragraphs", str(path), path.stat().st_size)
+
+
+def _is_corpus(path: Path) -> bool:
+    """Whether a folder holds a corpus and nothing else, which would be lost with it."""
+    names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    return store.MANIFEST in names and all(any(fnmatch(name, pattern) for pattern in _FILES) for name in names)
 
 
 class _Pool(ProcessPoolExecutor):

@@ -44,7 +44,7 @@ def check_model(trained: TrainedModel, context: str | None) -> None:
 
 
 def answers(
-    trained: TrainedModel, texts: Iterable[str], *, context: str = "", seq_len: int = 0, logits: bool = False
+    trained: TrainedModel, texts: Iterable[str], *, context: str = "", seq_len: int | None = None, logits: bool = False
 ) -> Iterator[Record]:
     """A record of `tasks/finetuning/records.py` for each text, in order; few texts are in memory at a time.
 
@@ -53,7 +53,7 @@ def answers(
       texts: for a model of classes or numbers a sentence, or a pair with ` ||| ` between; of endings the beginning and
         each ending likewise; of tags words with blanks between; else questions on the context.
       context: the passage that has the answers.
-      seq_len: tokens a row at most; 0 is what the model was trained on, or else takes.
+      seq_len: tokens a row at most; None is what the model was trained on, or else takes.
       logits: whether records have them as well.
 
     Raises:
@@ -61,7 +61,7 @@ def answers(
     """
     check_model(trained, context)
     most = trained.config.max_positions
-    seq_len = seq_len or min(trained.habits.seq_len or most, most)
+    seq_len = min(trained.habits.seq_len or most, most) if seq_len is None else seq_len
     if not 8 <= seq_len <= most:
         raise UsageError(f"--seq_len is {seq_len}; it must be between 8 and the model's {most}")
     asked = _Asked(trained, seq_len, _runner(trained, seq_len), logits)

@@ -84,9 +84,16 @@ class LongPhase:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(RunSettings):
-    """Settings of the task."""
+    """Settings of the task.
+
+    Attributes:
+      model: fields of `ModelConfig`, where a vocabulary of size 0 is that of the corpus.
+    """
 
     task: str = "pretraining"
+    model: dict[str, Any] = dataclasses.field(
+        default_factory=lambda: {**dataclasses.asdict(ModelConfig()), "vocab_size": 0}
+    )
     data: PretrainingData = PretrainingData()
     long_phase: LongPhase = LongPhase()
 

@@ -169,7 +169,8 @@ def _file(folder: Path, name: str) -> Path:
     for candidate in (Path(name), folder / name, *named):
         if candidate.is_file():
             return candidate
-    raise UsageError(f"there is no {folder / name}*.json; name it with --config.data.train_file or data.eval_file")
+    field = "data.train_file" if name.startswith("train") else "data.eval_file"
+    raise UsageError(f"there is no {folder / name}*.json; name it with --config.{field}, or evaluate another split")
 
 
 def objective(model: ModelConfig) -> Objective:

@@ -179,7 +179,8 @@ class Progress:
         write_whole(self._workdir / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
         before = self._first_evaluation if self._task.schedule.eval_first else {}
         width = 2 + max(map(len, [*values, "held out"]))
-        say(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
+        if values:
+            say(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
         for name, value in values.items():
             if name != "loss":
                 first = f"{before[name]:.4f}" if name in before else ""

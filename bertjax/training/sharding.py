@@ -45,8 +45,6 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     devices = jax.devices() if devices is None else devices
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
-    if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-        raise UsageError(f"{shown}: each must be at least 1, and only one may be -1 (all devices that are left)")
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UsageError(f"{shown} does not fit the {len(devices)} devices here")

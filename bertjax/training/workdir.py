@@ -4,7 +4,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 from etils import epath
 
 from bertjax.config import differences
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import check_space, check_writable, read_json, unfinished_files, write_whole
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
@@ -35,6 +36,14 @@ _MAY_CHANGE = (
     "data.vocabulary",
 )
 _SHOWN_DIFFERENCES = 5
+# All that may be in the folder of a run, whatever task and version of it.
+_OWN = (
+    *("config.json", "data.json", "origin.json", "vocabulary.json", "output_layer.json", "vocab.txt", "*.model"),
+    *("metrics.jsonl", "timing.jsonl", "results.json", "curves.png", "confusion.png", "events.out.tfevents.*"),
+    *(CHECKPOINTS, DAMAGED, "init_from", ".*"),
+)
+# What a shell or a scheduler may have put there before.
+_LOGS = ("*.log", "*.out", "*.err")
 
 
 def place(path: str) -> epath.Path:
@@ -56,16 +65,40 @@ def make(path: str) -> epath.Path:
     """Makes the workdir where there is none, and finds out whether it can be written.
 
     Raises:
-      UsageError: no run may live there.
+      UsageError: no run may live there, or something else does.
       BertjaxError: it cannot be written.
     """
     workdir = place(path)
+    check_own(workdir, _OWN)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         check_writable(workdir)
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
     return workdir
+
+
+def check_own(workdir: epath.Path, own: Sequence[str]) -> None:
+    """Refuses a folder in which there is something else, with which a run would be mixed.
+
+    Args:
+      workdir: the folder, or where one is to be made.
+      own: patterns of the names that are expected there, beside those of logs.
+
+    Raises:
+      UsageError: names what is there.
+    """
+    try:
+        names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
+    except NotADirectoryError as error:
+        raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
+    expected = (*own, *_LOGS)
+    others = [name for name in names if not any(fnmatch(name, pattern) for pattern in expected)]
+    if others:
+        raise UsageError(f"the workdir {workdir} holds {listed(others, 3)}, of no run; choose another --workdir")
+    config = _read(workdir / CONFIG)
+    if config is not None and not {"task", "data", "model"} <= config.keys():
+        raise UsageError(f"{workdir / CONFIG} is of something else than a run; choose another --workdir")
 
 
 def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: str, state: TrainState) -> None:
@@ -79,15 +112,12 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
       state: abstract, for the size of a checkpoint.
 
     Raises:
-      UsageError: the checkpoints are of another config, or of other data at the same path; or there is a config of
-        something else.
+      UsageError: the checkpoints are of another config, or of other data at the same path.
       BertjaxError: the disk is too full for two checkpoints.
     """
     # A run that failed before its first checkpoint has left nothing to protect from the command that puts it right.
     begun = any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
     old = _read(workdir / CONFIG)
-    if old is not None and not {"task", "data", "model"} <= old.keys():
-        raise UsageError(f"{workdir / CONFIG} is of something else than a run; choose another --workdir")
     shown = other_numbers(old, config) if begun and old is not None else ""
     if shown:
         raise UsageError(

@@ -211,6 +211,11 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
     assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
     write_text(tmp_path / "a.txt", make_text(6))
     run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
+    # What lies in the folder of a corpus besides would be lost with it.
+    (tmp_path / "corpus" / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="is no corpus to replace, or holds more than that"):
+        run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
+    (tmp_path / "corpus" / "checkpoints").rmdir()
     assert bytes_of(tmp_path / "corpus") != before and leftovers(tmp_path) == ["corpus"]
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")

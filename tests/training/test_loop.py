@@ -241,6 +241,16 @@ def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_pat
     assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
     with pytest.raises(UsageError, match="the root of the file system"):
         loop.train(config, task, "/")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "novel.txt").write_text("")
+    (tmp_path / "own" / "job.log").write_text("")
+    with pytest.raises(UsageError, match=r"own holds novel.txt, of no run"):
+        loop.train(config, task, str(tmp_path / "own"))
+    with pytest.raises(UsageError, match=r"holds heldout.documents.bin, .* and \d+ more, of no run"):
+        loop.train(config, task, str(corpus))
+    with pytest.raises(UsageError, match="novel.txt is a file"):
+        loop.train(config, task, str(tmp_path / "own" / "novel.txt"))
+    assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
 
 
 def _fail_early(batch):
