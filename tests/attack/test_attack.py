@@ -18,9 +18,9 @@ from sandbox import Sandbox
 from zygote import Started, output_files
 
 SEED = 0
-INVOCATIONS, DAMAGES = 45, 25
+INVOCATIONS, DAMAGES = 26, 25
 TRAINED = ("checkpoint of a run that goes on", "numbers of a run")
-KILLED = ("train", "fine-tune", "prepare", "convert to huggingface", "features", "predict")
+KILLED = ("train", "prepare", "convert to huggingface", "predict")
 
 
 @pytest.fixture(scope="module")
