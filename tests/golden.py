@@ -154,7 +154,7 @@ def step_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
     """Experiment and item to the hash of its arrays after 20 steps, dropout on."""
     found = {}
     for name in _TRAINED:
-        workdir = folder / name.replace(" ", "_")
+        workdir = folder / "runs" / name.replace(" ", "_")
         flags = config_flags((PRETRAINING | FINETUNING)[name], data)
         run("train", *flags, f"--config.steps={_STEPS}", f"--workdir={workdir}")
         for item in ("params", "training"):
