@@ -205,6 +205,14 @@ def read_json(path: os.PathLike) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def read_object(path: os.PathLike) -> dict[str, Any]:
+    """The content of a JSON file that holds an object; raises as `read_json`."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return content
+
+
 def check_space(folder: os.PathLike, needed_bytes: float, what: str, remedy: str = "choose another place") -> None:
     """Refuses to begin writing what the disk has no room for; an address elsewhere is taken to have room.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.errors import UsageError
-from bertjax.files import read_json
+from bertjax.files import read_object
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 from bertjax.model.config import ModelConfig
 
@@ -35,12 +35,9 @@ def read_config(file: Path) -> dict[str, Any]:
       UsageError: it cannot be read, or is none.
     """
     try:
-        config = read_json(file)
-        if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
+        return read_object(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}), which tells the sizes of the checkpoint") from error
-    return config
 
 
 def model_of(config: dict[str, Any], file: Path, defaults: dict[str, Any], **ours: Any) -> ModelConfig:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bertjax.corpus.tokenizer import MAX_WORD_CHARS, SPECIAL_PIECES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
-from bertjax.files import read_json
+from bertjax.files import read_object
 from bertjax.model.config import ModelConfig
 
 VOCABULARY = "vocab.txt"
@@ -98,9 +98,6 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = read_json(file)
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+        return read_object(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}); mend it, or take it away") from error
-    return found

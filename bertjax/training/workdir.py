@@ -14,7 +14,7 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError, listed
-from bertjax.files import check_space, check_writable, read_json, unfinished_files, write_whole
+from bertjax.files import check_space, check_writable, read_object, unfinished_files, write_whole
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
@@ -161,10 +161,7 @@ def _read(file: epath.Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        content = read_json(file)
-        if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
-        return content
+        return read_object(file)
     except ValueError as error:
         raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
 
