@@ -15,15 +15,14 @@ from urllib.parse import quote
 from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.files import read_json, write_whole
+from bertjax.files import write_whole
 from bertjax.tasks.finetuning.selection import score
 from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
-from bertjax.training.identity import unsealed
-from bertjax.training.progress import RESULTS
+from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import check_own, other_numbers, place
 
 SWEEP = "sweep.json"
@@ -71,7 +70,7 @@ def run_sweep(
                 "one off the training data with --config.data.dev_share=0.1"
             )
         data_hash = task.data_hash
-        if finished[0] and results_of(folders[0])["data_sha256"] != data_hash:
+        if finished[0] and read_results(folders[0])["data_sha256"] != data_hash:
             raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
@@ -109,7 +108,7 @@ def _run(
         task = build_task(settings, train=True)
         if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
             return None
-        return _outcome(trial, results_of(folder))
+        return _outcome(trial, read_results(folder))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         say(f"the trial failed: {text}")
@@ -122,28 +121,13 @@ def _finished(
     """The outcome of a trial that was run before; None where it was not, or not to its end."""
     if not (folder / RESULTS).exists():
         return None
-    results = results_of(folder)
+    results = read_results(folder)
     shown = other_numbers(results["config"], dataclasses.asdict(settings))
     if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
         shown = "it started from other parameters than those of --init_from"
     if shown:
         raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
     return _outcome(trial, results)
-
-
-def results_of(folder: epath.Path) -> dict[str, Any]:
-    """What a trial came to, as it was written.
-
-    Raises:
-      BertjaxError: it has been damaged since.
-    """
-    file = folder / RESULTS
-    try:
-        return unsealed(read_json(file))
-    except (OSError, ValueError, BertjaxError) as error:
-        raise BertjaxError(
-            f"{file} is damaged ({first_line(error)}); remove it, and the same command ends that trial again"
-        ) from error
 
 
 def _outcome(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,15 @@
 """What a checkpoint tells of how it was fine-tuned, beside its output layer."""
 
 import dataclasses
-from typing import Any
 
 from etils import epath
 
 from bertjax.building import checkpoint_config
-from bertjax.errors import UsageError
-from bertjax.files import read_json
 from bertjax.tasks.finetuning.output_layer import read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import workdir_of
-from bertjax.training.progress import RESULTS
+from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import is_converted
 
 
@@ -43,6 +40,7 @@ def habits_of(checkpoint: epath.Path) -> Habits:
 
     Raises:
       UsageError: a file of the workdir cannot be read.
+      BertjaxError: its results have been changed.
     """
     workdir = workdir_of(checkpoint)
     layer = read_output_layer(workdir)
@@ -53,16 +51,6 @@ def habits_of(checkpoint: epath.Path) -> Habits:
     threshold = None
     if data.get("version") == "2.0":
         # Chosen on dev, where there was a dev set.
-        threshold = float(_results(workdir).get("null_threshold", data.null_threshold))
+        results = read_results(workdir) if (workdir / RESULTS).exists() else {}
+        threshold = float(results.get("null_threshold", data.null_threshold))
     return Habits(**{**known, "texts": layer.texts, "null_threshold": threshold})
-
-
-def _results(workdir: epath.Path) -> dict[str, Any]:
-    file = workdir / RESULTS
-    if not file.exists():
-        return {}
-    try:
-        content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file} ({error})") from error
-    return content if isinstance(content, dict) else {}

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.files import write_whole
+from bertjax.errors import BertjaxError, first_line
+from bertjax.files import read_json, write_whole
 from bertjax.metrics.report import ClassReport
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.finetuning.selection import is_out_of_patience, score
@@ -22,7 +23,7 @@ from bertjax.terminal import duration, progress_bar, say
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
 from bertjax.training.confusion import draw_confusion
 from bertjax.training.curves import draw_curves
-from bertjax.training.identity import sealed
+from bertjax.training.identity import sealed, unsealed
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.workdir import started_from
 from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, rounded
@@ -30,6 +31,21 @@ from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, round
 RESULTS = "results.json"
 CURVES = "curves.png"
 CONFUSION = "confusion.png"
+
+
+def read_results(workdir: epath.Path) -> dict[str, Any]:
+    """What a finished run came to, as it was written.
+
+    Raises:
+      BertjaxError: it has been changed since.
+    """
+    file = workdir / RESULTS
+    try:
+        return unsealed(read_json(file))
+    except (OSError, ValueError, BertjaxError) as error:
+        raise BertjaxError(
+            f"{file} is damaged ({first_line(error)}); remove it, and the command that trained writes it again"
+        ) from error
 
 
 class Progress:

@@ -49,3 +49,10 @@ def test_squad(version, letters, tmp_path, capfd):
         given = ["--json", f"--context={paragraph['context']}", question["question"]]
         cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
         assert json.loads(capfd.readouterr().out)["prediction"] == predictions[question["id"]]
+    if version == "2.0":
+        # What decides an answer is what was written.
+        file = tmp_path / "run" / "results.json"
+        file.write_text(file.read_text().replace(f'"null_threshold": {threshold}', '"null_threshold": 99.0'))
+        with pytest.raises(SystemExit):
+            cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
+        assert "results.json is damaged (it does not fit its seal)" in capfd.readouterr().err
