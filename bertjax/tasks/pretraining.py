@@ -1,7 +1,6 @@
 """The paper's pre-training: masked language model and next-sentence prediction (section 3.1)."""
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -20,12 +19,22 @@ from bertjax.tasks.objectives import masked_lm
 from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE, RunSettings
 from bertjax.tasks.task import NumpyBatch, Schedule, Task, Work
 
-# Each objective: what a step computes, and where its rows come from, which is imported when they are made, as it needs
-# TensorFlow.
-_OBJECTIVES = {
-    "nsp": (masked_lm, "bertjax.data.pretraining.sentence_pairs", "SENTENCE_PAIRS"),
-    "none": (masked_lm, "bertjax.data.pretraining.tiles", "TILES"),
-}
+
+def _sentence_pairs() -> Any:
+    # Imported when rows are made, so that models are described and timed where TensorFlow is not installed.
+    from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+
+    return SENTENCE_PAIRS
+
+
+def _tiles() -> Any:
+    from bertjax.data.pretraining.tiles import TILES
+
+    return TILES
+
+
+# Of each objective, what a step computes and where its rows come from.
+_OBJECTIVES = {"nsp": (masked_lm, _sentence_pairs), "none": (masked_lm, _tiles)}
 _BATCH_READINGS = ("tokens", "sequences")
 
 
@@ -134,8 +143,8 @@ class Settings(RunSettings):
     @property
     def source(self) -> Any:
         """Where rows come from: a `RowSource`."""
-        _, module, name = _OBJECTIVES[self.data.objective]
-        return getattr(importlib.import_module(module), name)
+        _, source = _OBJECTIVES[self.data.objective]
+        return source()
 
 
 def build(settings: Settings, train: bool = True) -> Task:
@@ -154,7 +163,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     vocabulary = corpus.vocabulary() if corpus else None
     size = vocabulary.size if vocabulary else settings.model["vocab_size"] or DEFAULT_VOCAB_SIZE
     model = settings.model_config(size)
-    computed, _, _ = _OBJECTIVES[settings.data.objective]
+    computed, _ = _OBJECTIVES[settings.data.objective]
     return Task(
         objective=computed.objective(model),
         schedule=Schedule(
