@@ -234,6 +234,11 @@ def _is_corpus(path: Path) -> bool:
 class _Pool(ProcessPoolExecutor):
     """Processes that start with requests to end blocked: Python has a traceback for one that comes before its start."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Started here, since it leaves requests unblocked.
+        resource_tracker.ensure_running()
+        super().__init__(*args, **kwargs)
+
     def submit(self, *args: Any, **kwargs: Any) -> Future:
         # Which starts a process where none is idle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
@@ -252,8 +257,6 @@ def worker_pool(workers: int, encoder: encoding.Encoder | None = None) -> Iterat
     """
     # Not fork: TensorFlow's threads may run in the parent.
     context = multiprocessing.get_context("spawn")
-    # Started here, since it leaves requests unblocked.
-    resource_tracker.ensure_running()
     pool = _Pool(workers, context, encoding.start_worker, (encoder,))
     try:
         yield pool
