@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from commanding import commands
 from ml_collections import ConfigDict
 from oracle import Finding, Outcome, changed, entries, faults_of, temporary_left
 from sandbox import EXPERIMENTS, LIMIT_SECONDS, TINY, Sandbox, config, rng_of
@@ -173,18 +174,6 @@ def invocations(seed: int) -> list[Invocation]:
     cases = [Invocation(f"invocation-{index}", row, argv, **more) for index, (row, argv, more) in enumerate(made)]
     rng_of(seed, "invocations").shuffle(cases)
     return cases
-
-
-def commands(
-    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
-) -> dict[tuple[str, ...], argparse.ArgumentParser]:
-    """Every command that does something, by its words, such as ("bench", "step")."""
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not groups:
-        return {words: parser}
-    return {
-        key: sub for word, child in groups[0].choices.items() for key, sub in commands(child, (*words, word)).items()
-    }
 
 
 def _of_command(row: str, parser: argparse.ArgumentParser) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
