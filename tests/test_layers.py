@@ -19,6 +19,7 @@ FLOORS = (
     # What experiments are made with.
     ("experiment",),
     ("training",),
+    ("planning",),
     ("building",),
     ("inference",),
     ("interop",),

@@ -17,6 +17,7 @@ from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.attention.resolver import AttentionFn, resolve
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import Dense, LayerNorm, activation, dropout, kernel_init
+from bertjax.model.placement import placed
 
 # Names of the stacked parameters of all layers, and of the lowest ones where these are given apart; the first is also
 # the logical name of the leading axis of both.
@@ -43,10 +44,15 @@ class Embeddings(nn.Module):
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        x = jnp.take(self.token_table, input_ids, axis=0)  # [B, L, D]
+        # A part of the hidden size of more rows: ids are small to gather, tables are not.
+        input_ids, segment_ids, position_ids = (
+            placed(ids, ("shared_batch", "length")) for ids in (input_ids, segment_ids, position_ids)
+        )
+        x = jnp.take(placed(self.token_table, ("vocab", "embed_part")), input_ids, axis=0)  # [B, L, D]
         # A product with one-hot rows: two segments make a gather slower than this, forwards and backwards.
         x += jax.nn.one_hot(segment_ids, self.config.num_segments, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
+        x = placed(placed(x, ("shared_batch", "length", "embed_part")), _ACTIVATION_AXES)
         key = None if deterministic else self.make_rng("dropout")
         return dropout(self.norm(x), self.config.hidden_dropout, key)
 
@@ -93,7 +99,7 @@ class Layer(nn.Module):
         def residual(x: jax.Array, y: jax.Array, norm: str) -> jax.Array:
             key = None if self.deterministic else self.make_rng("dropout")
             x = LayerNorm(config, name=norm)(x + dropout(y, config.hidden_dropout, key))
-            return nn.with_logical_constraint(x, _ACTIVATION_AXES)
+            return placed(x, _ACTIVATION_AXES)
 
         y = SelfAttention(config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
         x = residual(x, y, "attention_norm")
@@ -156,7 +162,6 @@ class Encoder(nn.Module):
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        x = nn.with_logical_constraint(x, _ACTIVATION_AXES)
         outputs = [x[None]]
         lower = 0
         if self.has_variable("params", FROZEN_LAYERS):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder, Pooler
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
+from bertjax.model.placement import placed
 
 
 class MaskedLmHead(nn.Module):
@@ -21,13 +22,15 @@ class MaskedLmHead(nn.Module):
         width = config.hidden_size
         x = Dense(config, (width, width), ("embed", "pooled"), name="transform")(hidden)
         x = LayerNorm(config, name="norm")(activation(config)(x))
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
-        logits = jnp.einsum("BPD,VD->BPV", x, token_table.astype(config.dtype), preferred_element_type=jnp.float32)
-        bias = self.param("bias", constant_init(0.0, ("vocab",)), (config.padded_vocab_size,))
+        x = placed(x, ("shared_batch", "length", "embed"))
+        # From a part of each vector to whole vectors of a part of the vocabulary, and its gradient back.
+        table = placed(placed(token_table.astype(config.dtype), ("vocab", "embed_part")), ("vocab_part", "embed"))
+        logits = jnp.einsum("BPD,VD->BPV", x, table, preferred_element_type=jnp.float32)
+        bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
         # An outer product rather than a broadcast: its gradient is a matrix product, which XLA's CPU backend does 30
         # times faster than the sum over so many columns.
         logits += jnp.einsum("BP,V->BPV", jnp.ones(logits.shape[:2]), bias)
-        logits = nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
+        logits = placed(logits, ("shared_batch", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
             real = jnp.arange(config.padded_vocab_size) < config.vocab_size
             logits = jnp.where(real, logits, jnp.finfo(jnp.float32).min)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
+from bertjax.model.placement import placed
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> Callable:
@@ -39,8 +40,12 @@ class Dense(nn.Module):
         dtype = jnp.dtype(self.config.dtype)
         kernel = self.param("kernel", kernel_init(self.config, self.axes), self.shape)
         bias = self.param("bias", constant_init(0.0, self.axes[self.inputs :]), self.shape[self.inputs :])
-        y = jnp.tensordot(x.astype(dtype), kernel.astype(dtype), self.inputs)
-        return y + bias.astype(dtype)
+
+        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jnp.tensordot(x.astype(dtype), placed(kernel.astype(dtype), self.axes), self.inputs)
+
+        # The kernel of a device's own, and not what it gathers from others.
+        return keeping_inputs(product, self.config)(x, kernel) + placed(bias.astype(dtype), self.axes[self.inputs :])
 
 
 class LayerNorm(nn.Module):

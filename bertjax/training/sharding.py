@@ -7,22 +7,24 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.data.share import Share
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, first_line
+from bertjax.model.placement import fitting
 from bertjax.settings.mesh import MeshConfig
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Logical axis of a parameter or activation -> mesh axis. Parameters are spread over `fsdp` along the hidden size and
-# over `tensor` along heads, feed-forward width and vocabulary; a batch is spread over `data` and `fsdp`.
+# Logical axis of a parameter -> mesh axis. Parameters are spread over `fsdp` along the hidden size and over `tensor`
+# along heads, feed-forward width and vocabulary.
 RULES = (
-    ("batch", ("data", "fsdp")),
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("mlp", "tensor"),
     ("vocab", "tensor"),
+    ("vocab_part", ("tensor", "fsdp")),
     # Whole: a LayerNorm over an axis that `tensor` splits gets a wrong gradient from XLA 0.10 on some meshes.
     ("pooled", None),
     ("head", None),
@@ -32,24 +34,64 @@ RULES = (
     ("position", None),
     ("segment", None),
 )
-# Activations keep their hidden axis whole: their batch axis has taken `fsdp` already.
-ACTIVATION_RULES = tuple(("embed", None) if name == "embed" else (name, axis) for name, axis in RULES)
+# Logical axis of an array that is computed with -> mesh axis. A batch is spread over `data` and `fsdp`, so that the
+# hidden size is whole, of weights too: they are gathered for a layer, forwards and again backwards. The vocabulary's
+# table is larger than what goes in and comes out of it. It is never gathered; the rows of the devices that share it,
+# `shared_batch`, are.
+ACTIVATION_RULES = (
+    ("batch", ("data", "fsdp")),
+    ("embed", None),
+    *(rule for rule in RULES if rule[0] != "embed"),
+    ("shared_batch", "data"),
+    ("embed_part", "fsdp"),
+)
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """A mesh with axes `data`, `fsdp` and `tensor` over all devices.
 
+    Neighbours on it are neighbours on the network that connects the devices; slices follow each other along `data`.
+
     Raises:
-      UsageError: the sizes do not multiply to the number of devices.
+      UsageError: the sizes do not multiply to the number of devices, or do not fit into its slices.
     """
     devices = jax.devices() if devices is None else devices
+    slices = _slices(config.slices, devices)
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UsageError(f"{shown} does not fit the {len(devices)} devices here")
-    sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    return Mesh(np.asarray(devices).reshape(sizes), MESH_AXES)
+    data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
+    if data % len(slices):
+        raise UsageError(
+            f"{shown} does not fit {len(slices)} slices of {len(slices[0])} devices: mesh.data, here {data}, is spread "
+            f"over the slices; make it a multiple of {len(slices)}"
+        )
+    try:
+        parts = [
+            mesh_utils.create_device_mesh([data // len(slices), *inner], part, allow_split_physical_axes=True)
+            for part in slices
+        ]
+    except (NotImplementedError, ValueError) as error:
+        raise UsageError(f"{shown} does not fit the network of the devices here ({first_line(error)})") from error
+    return Mesh(np.concatenate(parts), MESH_AXES)
+
+
+def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
+    """The devices of each TPU slice; of devices that are none, those of equal parts of the list."""
+    if devices[0].platform == "tpu":
+        by_slice: dict[int, list[jax.Device]] = {}
+        for device in devices:
+            by_slice.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+        found = [by_slice[index] for index in sorted(by_slice)]
+        if wanted not in (-1, len(found)):
+            raise UsageError(f"mesh.slices={wanted}, and the {len(devices)} devices here are in {len(found)}")
+        return found
+    size, rest = divmod(len(devices), max(wanted, 1))
+    if rest:
+        raise UsageError(f"mesh.slices={wanted} does not fit the {len(devices)} devices here")
+    return [devices[start : start + size] for start in range(0, len(devices), size)]
 
 
 def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
@@ -60,15 +102,12 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
     specs = nn.logical_to_mesh(nn.get_partition_spec(abstract_boxed), RULES)
     shapes = nn.unbox(abstract_boxed)
 
-    def fit(spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        axes = list(spec) + [None] * (len(leaf.shape) - len(spec))
-        for i, axis in enumerate(axes):
-            names = (axis,) if isinstance(axis, str) else axis or ()
-            if leaf.shape[i] % math.prod(mesh.shape[name] for name in names):
-                axes[i] = None
-        return NamedSharding(mesh, PartitionSpec(*axes))
-
-    return jax.tree.map(fit, specs, shapes, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree.map(
+        lambda spec, leaf: NamedSharding(mesh, fitting(spec, leaf.shape, mesh.shape)),
+        specs,
+        shapes,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -1,27 +1,32 @@
 """The train step: the same numbers on any mesh, for any number of micro-batches, scanned or not."""
 
 import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from bertjax.data.pretraining.settings import Phase
 from bertjax.model.config import ModelConfig
+from bertjax.planning.collectives import collectives
+from bertjax.planning.program import read_program
 from bertjax.settings.mesh import MeshConfig
 from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.optimizer import LearningRate, make_optimizer
-from bertjax.training.sharding import make_mesh, put_batch
+from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.step import abstract_state, init_state, make_eval_step, make_train_step, means
 
 CONFIG = ModelConfig(
-    vocab_size=60,
+    vocab_size=117,
     hidden_size=16,
     num_layers=2,
-    num_heads=2,
-    mlp_size=32,
+    num_heads=4,
+    mlp_size=40,
     max_positions=16,
     vocab_multiple=8,
     dtype="float32",
@@ -29,6 +34,9 @@ CONFIG = ModelConfig(
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
 OPTIMIZER = make_optimizer(OptimizerConfig())
 RATE = LearningRate(peak=1e-2, warmup_steps=2, steps=10)
+
+
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)]
 
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
@@ -40,14 +48,24 @@ def uneven_batch(seed: int) -> dict[str, np.ndarray]:
     return batch
 
 
-def run(mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig, steps: int = 3):
+@functools.cache
+def compiled(
+    mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig
+) -> tuple[jax.stages.Compiled, Mesh]:
+    """The train step, and the mesh it is for."""
     objective = masked_lm.objective(config)
-    devices = jax.devices()[: int(np.prod(mesh_sizes))]
-    mesh = make_mesh(MeshConfig(*mesh_sizes), devices)
-    state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
+    mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
     step = make_train_step(objective, OPTIMIZER, mesh, accumulate)
+    batch = put_batch(uneven_batch(0), mesh)
+    return step.lower(abstract_state(objective, OPTIMIZER, mesh), batch, jax.random.key(1), RATE).compile(), mesh
+
+
+def run(mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig, steps: int = 3):
+    step, mesh = compiled(mesh_sizes, accumulate, config)
+    state = init_state(masked_lm.objective(config), OPTIMIZER, mesh, jax.random.key(0))
+    key, rate = jax.device_put((jax.random.key(1), jax.tree.map(jnp.asarray, RATE)), replicated(mesh))
     for seed in range(steps):
-        state = step(state, put_batch(uneven_batch(seed), mesh), jax.random.key(1), RATE)
+        state = step(state, put_batch(uneven_batch(seed), mesh), key, rate)
     return state
 
 
@@ -65,15 +83,33 @@ def assert_states_close(a, b, atol: float = 2e-6):
         np.testing.assert_allclose(b.sums[name], [total, weight], rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("mesh_sizes", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("mesh_sizes", MESHES)
 def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
     state = run(mesh_sizes, 1, CONFIG)
     assert_states_close(alone, state)
     if mesh_sizes == (2, 2, 2):
         kernel = state.params["encoder"]["layers"]["mlp_in"]["kernel"]
-        assert kernel.sharding.shard_shape(kernel.shape) == (2, 8, 16)
+        assert kernel.sharding.shard_shape(kernel.shape) == (2, 8, 20)
         moment = state.opt_state[1][0].mu["encoder"]["layers"]["mlp_in"]["kernel"]
         assert moment.sharding == kernel.sharding
+
+
+@pytest.mark.parametrize("mesh_sizes", MESHES)
+def test_a_step_gathers_no_table_no_batch_and_weights_once_forwards_and_once_backwards(mesh_sizes):
+    data, _, tensor = mesh_sizes
+    step, _ = compiled(mesh_sizes, 1, CONFIG)
+    gathered = [
+        (math.prod(array.shape), found.times)
+        for found in collectives(read_program(step.as_text()), math.prod(mesh_sizes))
+        for array in found.arrays
+        if found.kind == "all-gather" and array.dtype == "f32"
+    ]
+    largest = max((size for size, _ in gathered), default=0)
+    assert largest < CONFIG.padded_vocab_size * CONFIG.hidden_size // tensor
+    assert largest < PHASE.batch_size * PHASE.seq_len * CONFIG.hidden_size // data
+    layer = CONFIG.hidden_size * CONFIG.mlp_size // tensor
+    # The feed-forward kernels of two layers, and nothing else of their size.
+    assert sum(times for size, times in gathered if size == layer) == (8 if mesh_sizes[1] > 1 else 0)
 
 
 @pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 4])

@@ -62,5 +62,8 @@ def compute(model: PretrainingModel, params: dict, batch: Batch, dropout_key: ja
 
 def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """float32 logits [..., C], labels and weights [...] to metric sums of cross-entropy and accuracy."""
-    correct = jnp.argmax(logits, axis=-1) == labels
+    # The first of the largest, as `argmax`, for which XLA moves as many indices between devices as there are logits.
+    pieces = jnp.arange(logits.shape[-1])
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    correct = jnp.min(jnp.where(logits == largest, pieces, pieces.size), axis=-1) == labels
     return weighted(cross_entropy(logits, labels), weights), weighted(correct, weights)

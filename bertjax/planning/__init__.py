@@ -1,0 +1,1 @@
+"""What a job will do on TPUs that nobody has to hold."""

@@ -1,0 +1,68 @@
+"""The mesh: which devices lie where on it, and what does not fit."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from bertjax.errors import UsageError
+from bertjax.settings.mesh import MeshConfig
+from bertjax.training import sharding
+from bertjax.training.sharding import make_mesh
+
+
+def chips(slices: int, size: tuple[int, int]) -> list[types.SimpleNamespace]:
+    """Stand-ins for the chips of TPU v5e slices, each a grid, in the order in which JAX lists them."""
+    columns, rows = size
+    return [
+        types.SimpleNamespace(
+            platform="tpu", device_kind="TPU v5 lite", coords=(x, y, 0), core_on_chip=0, slice_index=part,
+            process_index=0, id=0,
+        )
+        for part in range(slices)
+        for y in range(rows)
+        for x in range(columns)
+    ]  # fmt: skip
+
+
+def arranged(config: MeshConfig, devices: list[types.SimpleNamespace], monkeypatch) -> np.ndarray:
+    monkeypatch.setattr(sharding, "Mesh", lambda grid, axes: grid)
+    return make_mesh(config, devices)
+
+
+def test_an_axis_takes_neighbouring_chips(monkeypatch):
+    grid = arranged(MeshConfig(data=4, fsdp=1, tensor=4), chips(1, (4, 4)), monkeypatch)
+    for group in grid[:, 0]:
+        columns, rows = ({device.coords[axis] for device in group} for axis in (0, 1))
+        # A line of the grid, which is a ring on the torus.
+        assert sorted((len(columns), len(rows))) == [1, 4]
+
+
+def test_slices_follow_each_other_along_data_and_hold_the_other_axes_whole(monkeypatch):
+    grid = arranged(MeshConfig(data=4, fsdp=4, tensor=2), chips(2, (4, 4)), monkeypatch)
+    assert grid.shape == (4, 4, 2)
+    assert [{device.slice_index for device in row.flat} for row in grid] == [{0}, {0}, {1}, {1}]
+    assert len({id(device) for device in grid.flat}) == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (MeshConfig(data=1, fsdp=8, tensor=4), "does not fit 2 slices of 16 devices: mesh.data, here 1"),
+        (MeshConfig(data=3), "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 does not fit the 32 devices here"),
+        (MeshConfig(slices=4), "mesh.slices=4, and the 32 devices here are in 2"),
+    ],
+)
+def test_what_does_not_fit_the_chips_is_refused_with_its_numbers(config, named, monkeypatch):
+    with pytest.raises(UsageError, match=named):
+        arranged(config, chips(2, (4, 4)), monkeypatch)
+
+
+def test_devices_that_are_no_tpus_are_cut_into_slices_in_order():
+    mesh = make_mesh(MeshConfig(fsdp=2, slices=2))
+    assert [device.id for device in mesh.devices.flat] == [device.id for device in jax.devices()]
+    with pytest.raises(UsageError, match="mesh.slices=3 does not fit the 8 devices here"):
+        make_mesh(MeshConfig(slices=3))
+    with pytest.raises(UsageError, match="does not fit 4 slices of 2 devices: mesh.data, here 2"):
+        make_mesh(MeshConfig(fsdp=4, slices=4))
