@@ -10,8 +10,7 @@ from typing import NoReturn
 from bertjax import process
 from bertjax.addresses import check_answer, is_address, is_of_storage, unusable
 from bertjax.arguments import parser
-from bertjax.errors import BertjaxError, UsageError, first_line, shortened
-from bertjax.held_back import INTERRUPTED
+from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.terminal import show
 
 # Of an error; what is listed in one is bounded where it is made.
@@ -19,7 +18,7 @@ _MOST_CHARACTERS = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0 done, 1 failed, 2 wrong use, 130 interrupted. Tracebacks are shown with --debug.
+    """Runs a command and exits with a code of `errors`; 0 is done. Tracebacks are shown with --debug.
 
     Args:
       argv: None is those of the process, which then does nothing else.

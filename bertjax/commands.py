@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bertjax.errors import UsageError
+from bertjax.errors import STOPPED, UsageError
 from bertjax.terminal import show
 
 
@@ -128,13 +128,13 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.building import settings_of
     from bertjax.tasks.run import build_task
     from bertjax.training.loop import train as run
-    from bertjax.training.processes import join_the_others, naming_a_lost_process
+    from bertjax.training.processes import is_one_of_several, join_the_others, naming_a_lost_process
 
-    if args.distributed:
-        join_the_others()
+    if args.distributed or is_one_of_several():
+        join_the_others(settings_of(config_of(args)).cluster)
     with naming_a_lost_process(), _start(args) as start:
         settings = settings_of(config_of(args, start))
-        print(json.dumps(run(settings, build_task(settings, train=True), args.workdir, start)))
+        _end(run(settings, build_task(settings, train=True), args.workdir, start))
 
 
 def sweep(args: argparse.Namespace) -> None:
@@ -161,7 +161,14 @@ def sweep(args: argparse.Namespace) -> None:
         else:
             grid = load_trials(args.config, trials_of)
         trials = [{**trial, "seed": first + seed} for trial in grid for seed in range(args.seeds)]
-        print(json.dumps(run_sweep(configure, trials, args.workdir, start)))
+        _end(run_sweep(configure, trials, args.workdir, start))
+
+
+def _end(result: dict[str, Any]) -> None:
+    """Prints what a run came to; one that was stopped is to be started again, which its exit code tells."""
+    print(json.dumps(result))
+    if result["stopped"]:
+        raise SystemExit(STOPPED)
 
 
 def evaluate(args: argparse.Namespace) -> None:

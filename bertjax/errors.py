@@ -1,4 +1,7 @@
-"""The two ways a command can end badly, each with its exit code, and what may stand in their one line."""
+"""How a command can end, with its exit code, and what may stand in the one line of an error.
+
+0 is done. A scheduler starts the same command again after STOPPED and LOST, and not after the codes of the errors.
+"""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +10,14 @@ _MOST_CHARACTERS = 200
 # What libraries of C++ append to a message for programs to read, such as [tensorstore_spec='...'].
 _STATUS_DETAILS = re.compile(r" \[[\w. /]+=")
 _MOST_NAMES = 10
+
+
+# Asked to stop; what was done is saved.
+STOPPED = 42
+# Another process of the run is gone, or none of its steps ends any more.
+LOST = 43
+# Asked to stop where there was nothing to save.
+INTERRUPTED = 130
 
 
 class BertjaxError(Exception):
@@ -19,6 +30,12 @@ class UsageError(BertjaxError):
     """The user asked for something that cannot be: a wrong flag, path, name or value. Exit code 2."""
 
     exit_code = 2
+
+
+class LostError(BertjaxError):
+    """This process has done nothing wrong, and cannot go on without the others. Exit code 43."""
+
+    exit_code = LOST
 
 
 def shortened(text: object, most: int = _MOST_CHARACTERS) -> str:

@@ -21,15 +21,16 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from bertjax.errors import shortened
+from bertjax.errors import INTERRUPTED, LOST, shortened
 
-INTERRUPTED = 130
 LOST_PROCESS = (
     "another process of this run is gone ({}); when all of them have ended, the same command on every host goes on "
     "from the last checkpoint"
 )
 # What `client.h` of JAX's distributed runtime says before it aborts the process.
 _LOST = re.compile(rb"JAX distributed service detected fatal errors.*?absl::Status: ([^\n]*)\n", re.DOTALL)
+# The numbers of the processes it has not heard of; it is of process 0, and says nothing where that one is gone.
+_SILENT = re.compile(r"stopped sending heartbeats\):\n([\d\n, ]+)\n")
 # Of faulthandler, at any signal that is a crash.
 _CRASHED = b"Fatal Python error"
 # Their loggers warn of what becomes an error of ours, or of what is as it should be.
@@ -70,8 +71,8 @@ def hold_back(end: Callable[[int], object], clean_up: Callable[[], object]) -> C
     _hold_back_python(open(2, "w", buffering=1, errors="backslashreplace", closefd=False), end)  # noqa: SIM115
 
     def end_when_told() -> None:
-        if here.recv(1):
-            end(1)
+        if code := here.recv(1):
+            end(code[0])
 
     threading.Thread(target=end_when_told, daemon=True).start()
 
@@ -129,7 +130,7 @@ def _watch(source: int, parent: socket.socket, shown: int, clean_up: Callable[[]
             time.sleep(_LAST_WORDS_SECONDS)
             os.write(shown, _ending(_drained(source, kept)).encode())
             with contextlib.suppress(OSError):
-                parent.sendall(_WELL)
+                parent.sendall(bytes([LOST if _LOST.search(kept) else 1]))
     if not well and not told:
         os.write(shown, b"bertjax: ended from outside, or by a library without a word, perhaps for lack of memory\n")
     clean_up()
@@ -144,8 +145,12 @@ def _drained(source: int, kept: bytes) -> bytes:
 
 def _ending(kept: bytes) -> str:
     """What to say of a crash, from what libraries said."""
+    text = kept.decode(errors="replace")
     if lost := _LOST.search(kept):
-        return f"bertjax: {LOST_PROCESS.format(shortened(lost[1].decode(errors='replace')))}\n"
-    lines = kept.decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+        silent = _SILENT.search(text)
+        who = f"process {', '.join(silent[1].split())}" if silent else "process 0, which coordinates the others"
+        said = shortened(lost[1].decode(errors="replace"))
+        return f"bertjax: {LOST_PROCESS.format(f'{who}: {said}')}\n"
+    lines = text.splitlines()[-_SHOWN_LINES:]
     last = "bertjax: a library crashed; above is what was said last, --debug shows it from the beginning\n"
     return "\n".join(lines) + "\n" + last

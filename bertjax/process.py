@@ -13,13 +13,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from bertjax.held_back import INTERRUPTED, hold_back
+from bertjax.errors import INTERRUPTED, STOPPED
+from bertjax.held_back import hold_back
 from bertjax.temporary import own_place
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # For the interpreter to hear of a request, and for a command to clean up once it has.
 _GRACE_SECONDS = 5
 _CLEAN_UP_SECONDS = 10
+# Of this process, while `run` has it.
+_ending: "_Ending | None" = None
 
 
 def run(command: Callable[[], None], debug: bool) -> NoReturn:
@@ -45,7 +48,8 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
             staging.clear_under_way()
         remove_temporary_files()
 
-    ending = _Ending(clean_up)
+    global _ending
+    _ending = ending = _Ending(clean_up)
     if not debug:
         ending.well = hold_back(ending.now, remove_temporary_files)
     ending.watch_requests()
@@ -69,12 +73,20 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
         # Libraries make other exceptions of an interruption; whatever the command said last, this is what it was.
         ending.interrupted()
     # Not left to the interpreter, which would put the handlers away first.
-    if not code:
+    if code in (None, 0, STOPPED):
+        # Where there are others, they are told that this process ends as it should.
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     ending.now(code if isinstance(code, int) else int(code is not None))
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Ends this process from any thread, whatever the others are at, and leaves no temporary file."""
+    if _ending is not None:
+        _ending.now(code)
+    os._exit(code)
 
 
 def handled_requests() -> list[signal.Signals]:

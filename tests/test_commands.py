@@ -155,7 +155,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(capfd, corpus, workdir, t
     assert "another vocabulary" in refused(capfd, *started)
 
 
-def test_sigterm_saves_and_exits_with_0_and_the_same_command_goes_on(corpus, tmp_path):
+def test_sigterm_saves_and_exits_with_42_and_the_same_command_goes_on(corpus, tmp_path):
     config = [f"--config={TINY},corpus={corpus},seq_len=16", "--config.steps=2000", "--config.eval_every=2000"]
     command = [sys.executable, "-m", "bertjax", "train", *config, f"--workdir={tmp_path}"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -166,7 +166,7 @@ def test_sigterm_saves_and_exits_with_0_and_the_same_command_goes_on(corpus, tmp
             run.send_signal(signal.SIGTERM)
             break
     out, rest = run.communicate(timeout=120)
-    assert run.returncode == 0, "".join(said) + rest
+    assert run.returncode == 42, "".join(said) + rest
     assert "asked to stop" in rest and "stopped by a signal at step" in rest and "saved" in rest
     result = json.loads(out)
     assert result["stopped"] and (tmp_path / "checkpoints" / str(result["step"])).is_dir()

@@ -25,10 +25,11 @@ Noisy()
 sys.excepthook(ValueError, ValueError("noise of a callback"), None)
 """
 # As JAX says it before it aborts the process, here as there in a thread without the interpreter.
-LOST = """
+GONE = """
 import ctypes
 os.write(2, b"F1121 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
-    b"See the other logs. absl::Status: UNAVAILABLE: Task 1 heartbeat timeout.\\nRPC: x\\n")
+    b"See the other logs. absl::Status: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\\n"
+    b"1\\n2\\nThe tasks have crashed.\\n\\nRPC: x\\n")
 threading = __import__("threading")
 thread = threading.Thread(target=ctypes.CDLL(None).abort)
 thread.start()
@@ -94,10 +95,17 @@ def test_a_kill_is_told_and_leaves_no_temporary_folder(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_lost_coordinator_is_one_line_and_a_failure_not_an_abort(tmp_path):
-    code, error = run(LOST, tmp_path)
-    assert code == 1
-    assert error.startswith("bertjax: another process of this run is gone (UNAVAILABLE: Task 1 heartbeat timeout.)")
+def test_lost_processes_are_named_in_one_line_and_their_end_is_no_abort(tmp_path):
+    code, error = run(GONE, tmp_path)
+    assert code == 43
+    assert error.startswith("bertjax: another process of this run is gone (process 1, 2: UNAVAILABLE: The following")
+    assert error.count("\n") == 1
+
+
+def test_a_lost_coordinator_is_process_0(tmp_path):
+    code, error = run(GONE.replace("(stopped sending heartbeats):\\n", "Socket closed\\n"), tmp_path)
+    assert code == 43
+    assert error.startswith("bertjax: another process of this run is gone (process 0, which coordinates the others: ")
     assert error.count("\n") == 1
 
 

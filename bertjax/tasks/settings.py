@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
+from bertjax.settings.cluster import ClusterConfig
 from bertjax.settings.fields import at_least, limited
 from bertjax.settings.mesh import MeshConfig
 from bertjax.settings.optimizer import OptimizerConfig
@@ -27,10 +28,13 @@ class RunSettings:
       checkpoint_every: steps between two checkpoints.
       keep_checkpoints: so many of the newest ones are kept.
       accumulate: micro-batches a step.
+      hang_seconds: without a step, a batch of an evaluation or a checkpoint, compilation included, after which a run
+        that hangs ends, so that it can be started again; 0 is never.
       divergence_factor: a logged loss over this many times the first logged one stops the run.
       model: fields of `ModelConfig`, where a vocabulary of size 0 is that of the data.
       optimizer: see `OptimizerConfig`.
       mesh: see `MeshConfig`.
+      cluster: see `ClusterConfig`.
 
     Raises:
       UsageError: no run can start with a value; names the field.
@@ -49,13 +53,16 @@ class RunSettings:
     keep_checkpoints: int = 3
     accumulate: int = limited(1, 1 << 20)
     divergence_factor: float = 3.0
+    hang_seconds: int = 1800
     model: dict[str, Any] = dataclasses.field(default_factory=lambda: dataclasses.asdict(ModelConfig()))
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
         counts = ("steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "accumulate")
-        at_least(self, "config", **{name: 0 if name in self.zero_allowed else 1 for name in counts}, seed=0)
+        least = {name: 0 if name in self.zero_allowed else 1 for name in counts}
+        at_least(self, "config", **least, seed=0, hang_seconds=0)
         if not self.divergence_factor > 0:
             raise UsageError(f"config.divergence_factor is {self.divergence_factor}; it must be above 0")
         at_least(self.optimizer, "config.optimizer", warmup_steps=self.least_warmup)

@@ -37,6 +37,7 @@ from bertjax.training.step import (
     means,
     zero_sums,
 )
+from bertjax.training.watchdog import watchdog
 
 
 def train(settings: RunSettings, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
         stack.enter_context(workdirs.lock(workdir))
         workdirs.claim(workdir, dataclasses.asdict(settings), task.data_hash, start, abstract)
         stop_requested = stack.enter_context(stop_requests())
+        hear = stack.enter_context(watchdog(settings.hang_seconds))
         workdirs.keep_files(workdir, task.files)
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, settings.keep_checkpoints, identity)))
         # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
@@ -90,7 +92,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
                 say(f"starting at step 0 with the parameters of {init_from}")
         progress = stack.enter_context(contextlib.closing(Progress(settings, task, workdir, int(state.step))))
         train_step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
-        return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested)
+        return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested, hear)
 
 
 def _run(
@@ -102,6 +104,7 @@ def _run(
     checkpoints: Checkpoints,
     progress: Progress,
     stop_requested: Callable[[int], bool],
+    hear: Callable[[], None],
 ) -> dict[str, Any]:
     schedule = task.schedule
     scalars = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
@@ -114,7 +117,7 @@ def _run(
         jax.block_until_ready(state.step)
         start = time.monotonic()
         with progress.paused():
-            values = evaluate(task, mesh, state.params)
+            values = evaluate(task, mesh, state.params, hear)
             if not math.isfinite(values.get("loss", 0.0)):
                 raise _failure(f"the held-out loss at step {step:,} is not finite", checkpoints)
             progress.evaluated(step, values, time.monotonic() - start)
@@ -123,6 +126,7 @@ def _run(
         _refuse_bad_step(state, checkpoints)  # which waits for the steps under way
         with progress.paused():
             checkpoints.save(state, progress.score_at(step), progress.metric_lines)
+        hear()
 
     def log_now() -> None:
         nonlocal state
@@ -145,6 +149,7 @@ def _run(
                 state = train_step(state, rows, key, rate)
             step += 1
             progress.stepped(step, state.step)
+            hear()
             last, stop = step == schedule.steps, stop_requested(step)
             # In this order, so that a checkpoint has all lines before it. The loop waits for the devices here alone.
             logged = last or step % settings.log_every == 0
@@ -184,12 +189,14 @@ def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def evaluate(task: Task, mesh: Mesh, params: Any) -> dict[str, float]:
-    """Metrics over all evaluation batches, and the loss that some of them add up to."""
-    return task.score(*predict(task, mesh, params))
+def evaluate(task: Task, mesh: Mesh, params: Any, hear: Callable[[], None] = lambda: None) -> dict[str, float]:
+    """Metrics over all evaluation batches, and the loss that some of them add up to; `hear` is called after each."""
+    return task.score(*predict(task, mesh, params, hear))
 
 
-def predict(task: Task, mesh: Mesh, params: Any) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
+def predict(
+    task: Task, mesh: Mesh, params: Any, hear: Callable[[], None] = lambda: None
+) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Means of the evaluation's sums, with their loss, and the outputs of its batches, in order."""
     eval_step = make_eval_step(task.objective, mesh)
     names = task.objective.metrics
@@ -201,6 +208,7 @@ def predict(task: Task, mesh: Mesh, params: Any) -> tuple[dict[str, float], list
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
             bar.update()
+            hear()
     return _with_loss(means(jax.device_get(sums)), task.objective), jax.device_get(outputs)
 
 

@@ -30,6 +30,8 @@ _MAY_CHANGE = (
     "keep_checkpoints",
     "divergence_factor",
     "mesh",
+    "cluster",
+    "hang_seconds",
     # Where the data lies, under whatever name, is no matter: its hash is compared.
     "data.corpus",
     "data.path",

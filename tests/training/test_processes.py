@@ -7,8 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+
+from bertjax.errors import BertjaxError
+from bertjax.settings.cluster import ClusterConfig
+from bertjax.training import processes
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Runs each of several commands in turn, the processes being started and connected once.
@@ -104,7 +109,7 @@ def test_any_axes_may_lie_across_processes(corpus, tmp_path, alone, processes, d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1], ids=["the one that coordinates", "another"])
-def test_a_lost_process_is_one_line_and_a_failure_of_the_others(corpus, tmp_path, lost):
+def test_a_lost_process_is_named_and_ends_the_others_for_a_new_start(corpus, tmp_path, lost):
     command = [
         *(sys.executable, "-m", "bertjax", "train", "--distributed", f"--workdir={tmp_path}"),
         f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
@@ -117,7 +122,56 @@ def test_a_lost_process_is_one_line_and_a_failure_of_the_others(corpus, tmp_path
             break
     _, said = running[1 - lost].communicate(timeout=180)
     running[lost].communicate()
-    assert running[1 - lost].returncode == 1
+    assert running[1 - lost].returncode == 43
     *before, last = said.decode().splitlines()
-    assert last.startswith("bertjax: another process of this run is gone (")
+    assert last.startswith(f"bertjax: another process of this run is gone (process {lost}")
     assert all(line.startswith("step ") for line in before)
+
+
+@pytest.fixture
+def bare(monkeypatch) -> pytest.MonkeyPatch:
+    """No variable that tells a process of others."""
+    for name in [*os.environ]:
+        if name.startswith(("JAX_COORDINATOR", "JAX_NUM", "JAX_PROCESS", "TPU_", "MEGASCALE_", "SLURM_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variables", "several"),
+    [
+        ({}, False),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, True),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
+        ({"TPU_PROCESS_ADDRESSES": "a:8476,b:8476"}, True),
+        ({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}, True),
+        # An allocation alone, in which nothing was started with `srun`.
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, False),
+    ],
+)
+def test_a_process_knows_from_its_environment_whether_it_is_one_of_several(bare, variables, several):
+    for name, value in variables.items():
+        bare.setenv(name, value)
+    assert processes.is_one_of_several() == several
+
+
+@pytest.mark.parametrize(("tpus", "given", "port"), [(True, 0, "8476"), (True, 9000, "9000"), (False, 0, None)])
+def test_limits_and_port_of_the_config_reach_jax(bare, tpus, given, port):
+    calls = []
+    bare.setattr(jax.distributed, "initialize", lambda *args, **limits: calls.append((args, limits)))
+    bare.setattr(processes, "_has_tpus", lambda: tpus)
+    # Taken away again, whatever sets it.
+    bare.setenv(processes._PORT, "")
+    bare.delenv(processes._PORT)
+    processes.join_the_others(ClusterConfig(given, initialization_timeout_seconds=7, heartbeat_timeout_seconds=11))
+    assert calls == [((), {"initialization_timeout": 7, "heartbeat_timeout_seconds": 11})]
+    assert os.environ.get(processes._PORT) == port
+
+
+def test_a_cluster_that_is_not_found_is_one_line(bare):
+    with pytest.raises(BertjaxError, match="found no cluster .*; off TPU pods and Slurm, set JAX_COORDINATOR_ADDRESS"):
+        processes.join_the_others(ClusterConfig())
