@@ -33,6 +33,8 @@ pause() { sleep "$poll_seconds" & wait $!; }
 on_exit() {
   local code=$?
   trap - EXIT INT TERM
+  # What waits in the background does not get Ctrl-C.
+  jobs -p | xargs kill 2> /dev/null || true
   rm -rf "$scratch"
   if [[ -n $paid && -z $dry_run ]]; then
     say "$paid exists, as far as is known, and is paid for until it is deleted:"

@@ -47,9 +47,9 @@ case $verb in
       --gres="gpu:$gpus" --cpus-per-task="$cpus" --output="$output" --open-mode=append --requeue --signal=TERM@180 \
       --export=ALL "${options[@]}" "$(dirname "$0")/slurm/job.sh" "${command[@]}" ||
       fail "the job was refused, why stands above; nothing is queued" ;;
-  status) act squeue --me --name="$name" ;;
+  status) act squeue --user="$(id -un)" --name="$name" ;;
   log) act tail --lines=100 --follow=name --retry "$output" ;;
-  list) act squeue --me ;;
-  delete) act scancel --me --name="$name" ;;
+  list) act squeue --user="$(id -un)" ;;
+  delete) act scancel --user="$(id -un)" --name="$name" ;;
   *) wrong "unknown verb $verb" ;;
 esac

@@ -20,7 +20,8 @@ GCLOUD = """
 artifacts docker images list; artifacts repositories create; artifacts repositories delete; auth configure-docker
 auth login; compute instance-groups managed create; compute instance-groups managed delete
 compute instance-groups managed describe; compute instance-groups managed list
-compute instance-groups managed list-instances; compute instance-templates create; compute instance-templates delete
+compute instance-groups managed list-instances; compute instance-groups managed list-errors
+compute instance-templates create; compute instance-templates delete
 compute resource-policies create workload-policy; compute resource-policies delete; compute ssh
 compute tpus queued-resources create; compute tpus queued-resources delete; compute tpus queued-resources describe
 compute tpus queued-resources list; compute tpus queued-resources ssh; compute tpus tpu-vm describe
@@ -48,8 +49,8 @@ SLURM = {
     "sbatch": {
         "bool": "--requeue --no-requeue --parsable --exclusive --hold --test-only --wait",
         "value": "--nodes --ntasks --ntasks-per-node --gres --gpus --gpus-per-node --gpus-per-task --cpus-per-task "
-        "--mem --time --partition --account --qos --job-name --output --error --open-mode --signal --constraint --export "
-        "--chdir --dependency --comment --reservation",
+        "--mem --time --partition --account --qos --job-name --output --error --open-mode --signal --constraint "
+        "--export --chdir --dependency --comment --reservation",
     },
     "srun": {
         "bool": "--label --unbuffered --exclusive --overlap",
