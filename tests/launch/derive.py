@@ -4,7 +4,8 @@
     python tests/launch/derive.py schemas jobset_crd.yaml    # JobSet's CustomResourceDefinition, config/components/crd
     python tests/launch/derive.py flags "$(dirname "$(readlink -f "$(which gcloud)")")/.."
 
-`flags` asks the installed `gcloud`, `kubectl` and `xpk`; what they cannot be asked for is written below with its page.
+`flags` asks the installed `gcloud`, `kubectl`, `docker`, `sky` and `xpk`; what they cannot be asked for is written
+below with its page.
 """
 
 import json
@@ -188,12 +189,27 @@ def kubectl_flags() -> dict[str, dict]:
     return found
 
 
-def xpk_flags() -> dict[str, dict]:
-    text = subprocess.run(["xpk", "workload", "create", "--help"], capture_output=True, text=True, check=True).stdout
-    flags = {}
-    for line in re.findall(r"^  (-.*)$", text.partition("\noptions:")[2], re.MULTILINE):
-        flags |= {name: "value" if rest else "bool" for name, rest in re.findall(r"(--[\w-]+)( [A-Z{])?", line)}
-    return {"xpk workload create": flags}
+def listed_flags() -> dict[str, dict]:
+    """Of programs whose help has a line an option: names and value, then the meaning after several spaces."""
+    found = {}
+    for command in (
+        "xpk workload create",
+        "sky jobs launch",
+        "sky jobs logs",
+        "sky jobs queue",
+        "sky jobs cancel",
+        "docker build",
+        "docker push",
+    ):
+        asked = [*command.split(), "--help"]
+        text = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        flags = {}
+        for line in re.findall(r"^ {2,6}(-.*)$", re.split(r"\n[Oo]ptions:", text)[-1], re.MULTILINE):
+            head = re.split(r" {2,}", line)[0]
+            kind = "bool" if head.split()[-1].startswith("-") else "value"
+            flags |= dict.fromkeys(re.findall(r"(?<![\w-])--?\w[\w-]*", head), kind)
+        found[command] = flags
+    return found
 
 
 def slurm_flags() -> dict[str, dict]:
@@ -207,11 +223,11 @@ def main(what: str, path: str) -> None:
     if what == "schemas":
         write_schemas(Path(path))
         return
-    flags = {**gcloud_flags(Path(path)), **kubectl_flags(), **xpk_flags(), **slurm_flags()}
+    flags = {**gcloud_flags(Path(path)), **kubectl_flags(), **listed_flags(), **slurm_flags()}
     sources = {
         "gcloud": "gcloud 528.0.0, its table of completions; what is newer is in LATER of derive.py",
         "kubectl": "kubectl 1.32.4 --help",
-        "xpk": "xpk 1.16.0 workload create --help",
+        "xpk, sky, docker": "--help of xpk 1.16.0, SkyPilot 0.14.1, Docker 28.2.2",
         "Slurm": "slurm.schedmd.com, written by hand in derive.py",
     }
     (HERE / "flags.json").write_text(
