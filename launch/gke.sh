@@ -86,10 +86,13 @@ status() {
 }
 
 follow() {
-  local follow=("${kubectl[@]}" logs --follow --container=bertjax --tail=-1 --selector="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=$slice,batch.kubernetes.io/job-completion-index=$worker")
-  [[ -z $dry_run ]] || { act "${follow[@]}"; return; }
-  while look; [[ -z $answer ]]; do
-    "${follow[@]}" || say "no log yet; looking again"
+  local since=(--tail=-1) pod="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=$slice"
+  pod+=",batch.kubernetes.io/job-completion-index=$worker"
+  while [[ -n $dry_run ]] || look; [[ -z ${answer:-} ]]; do
+    # After a restart the pod is another one; what was printed is not printed again.
+    act "${kubectl[@]}" logs --follow --container=bertjax --selector="$pod" "${since[@]}" || say "no log yet; looking again"
+    [[ -z $dry_run ]] || return 0
+    since=(--since-time="$(date -u +%Y-%m-%dT%H:%M:%SZ)")
     pause
   done
   [[ $answer != ABSENT ]] || fail "there is no JobSet $name in namespace $namespace; see launch/$program list"

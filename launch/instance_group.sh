@@ -150,10 +150,12 @@ delete() {
 on_all() {
   local instance
   missing=()
-  if [[ -n $dry_run ]]; then quoted gcloud compute ssh "$name-VM" "${at_zone[@]}" --command="$1"; echo; return; fi
+  if [[ -n $dry_run ]]; then quoted gcloud compute ssh "$name-VM" "${at_zone[@]}" --command="$1" --quiet; echo; return; fi
   for instance in "${instances[@]}"; do
-    { gcloud compute ssh "$instance" "${at_zone[@]}" --command="$1" < /dev/null > "$scratch/$instance" 2> "$scratch/$instance.errors" &&
-      touch "$scratch/$instance.reached"; } &
+    {
+      gcloud compute ssh "$instance" "${at_zone[@]}" --command="$1" --quiet < /dev/null \
+        > "$scratch/$instance" 2> "$scratch/$instance.errors" && touch "$scratch/$instance.reached"
+    } &
   done
   wait
   for instance in "${instances[@]}"; do
@@ -199,6 +201,7 @@ keep() {
           say "${missing[*]} of $name cannot be reached any more; it is deleted and asked for anew"
           delete_group
         else
+          sed "s/^/$program: /" "$scratch/${missing[0]}.errors" >&2
           fail "no ssh, $out_of_reach times in a row, to ${missing[*]}"
         fi ;;
     esac
@@ -233,7 +236,7 @@ case $verb in
     on_all "$state_command" || fail "no ssh to ${missing[*]}" ;;
   log)
     [[ -n $dry_run ]] || { look; [[ -n ${instances[worker]:-} ]] || fail "$name has no worker $worker"; }
-    act gcloud compute ssh "${instances[worker]:-$name-VM}" "${at_zone[@]}" --command="$log_command" ;;
+    act gcloud compute ssh "${instances[worker]:-$name-VM}" "${at_zone[@]}" --command="$log_command" --quiet ;;
   list) act "${groups[@]}" list --project="$project" --zones="$zone" ;;
   delete) delete ;;
   *) wrong "unknown verb $verb" ;;

@@ -56,7 +56,7 @@ describe=("${resources[@]}" describe "$name" "${where[@]}")
 delete_it=("${resources[@]}" delete "$name" "${where[@]}" --force --quiet)
 owe() { paid="TPU $name" delete_with=$(quoted "${delete_it[@]}"); }
 nodes() { if ((slices == 1)); then echo "$name"; else seq -f "$name-%g" 0 $((slices - 1)); fi; }
-on_workers() { act "${resources[@]}" ssh "$name" "${where[@]}" --node="$1" --worker="$2" --command="$3"; }
+on_workers() { act "${resources[@]}" ssh "$name" "${where[@]}" --node="$1" --worker="$2" --command="$3" --quiet; }
 
 request() {
   local size=(--node-id="$name")
@@ -108,7 +108,7 @@ unreached() {
   for node in $(nodes); do
     ask gcloud compute tpus tpu-vm describe "$node" "${where[@]}" '--format=value(networkEndpoints.len())' || answer=0
     for ((index = 0; index < ${answer/ABSENT/0}; index++)); do
-      gcloud compute tpus tpu-vm ssh "$node" "${where[@]}" --worker="$index" --command=true < /dev/null &> /dev/null ||
+      gcloud compute tpus tpu-vm ssh "$node" "${where[@]}" --worker="$index" --command=true --quiet < /dev/null &> /dev/null ||
         missing+=("$node worker $index,")
     done
   done
@@ -153,7 +153,7 @@ keep() {
         delete ;;
       ACTIVE)
         owe
-        told=$(on_workers all all "$state_command" 2> "$scratch/ssh") || told=''
+        told=$(on_workers all all "$state_command" < /dev/null 2> "$scratch/ssh") || told=''
         job_of "$told"
         if [[ $job == running ]]; then
           failed=0 out_of_reach=0 reached=yes

@@ -4,7 +4,7 @@
 
 # The states in which bertjax-state of vm_startup.sh says that a VM is.
 state_command="bertjax-state 2> /dev/null || echo 'bertjax: setting up'"
-log_command='sudo journalctl --unit=bertjax --output=cat --lines=100 --follow'
+log_command='sudo journalctl --unit=bertjax --unit=google-startup-scripts --output=cat --lines=100 --follow'
 
 need_command() {
   [[ -n $image ]] || wrong "$verb needs --image"
@@ -24,12 +24,14 @@ write_startup() {
   [[ -z $dry_run ]] || echo "# startup: launch/vm_startup.sh after the line $(sed -n 2p "$scratch/startup")"
 }
 
-# Sets `job`, from what the workers say, to running, unreached, or the exit status of the command. One worker that failed
+# Sets `job`, from what the workers say, to running, unreached, or what the command ended with, an exit status. One worker that failed
 # for good is a failure of all.
 job_of() {
   local ended
   ended=$(sed -n 's/.*bertjax: ended \([0-9]*\)$/\1/p' <<< "$1")
-  if grep -qx '[12]' <<< "$ended"; then
+  if grep -q 'bertjax: set-up failed' <<< "$1"; then
+    job='a failed set-up'
+  elif grep -qx '[12]' <<< "$ended"; then
     job=$(grep -x '[12]' <<< "$ended" | head -n 1)
   elif grep -qE 'bertjax: (running|setting up)' <<< "$1"; then
     job=running

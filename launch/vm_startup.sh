@@ -10,10 +10,28 @@ unit=$root/etc/systemd/system/bertjax.service
 # At a later boot systemd has it already, perhaps with a newer command given by ssh.
 if [[ -e $unit && -z ${bertjax_replace:-} ]]; then exit 0; fi
 
+cat > "$root/usr/local/bin/bertjax-state" << 'END'
+#!/usr/bin/env bash
+# One line: `bertjax: setting up`, `bertjax: set-up failed`, `bertjax: running` or `bertjax: ended CODE`.
+if [[ -e /run/bertjax-set-up-failed ]]; then
+  echo 'bertjax: set-up failed'
+elif [[ $(systemctl show bertjax --property=ExecMainStartTimestampMonotonic --value) == 0 ]]; then
+  echo 'bertjax: setting up'
+elif [[ $(systemctl is-active bertjax) == @(active|activating|reloading|deactivating) ]]; then
+  echo 'bertjax: running'
+else
+  echo "bertjax: ended $(systemctl show bertjax --property=ExecMainStatus --value)"
+fi
+END
+sed -i "s|/run/|$root/run/|" "$root/usr/local/bin/bertjax-state"
+chmod +x "$root/usr/local/bin/bertjax-state"
+rm -f "$root/run/bertjax-set-up-failed"
+trap 'touch "$root/run/bertjax-set-up-failed"' ERR
+
 for program in docker curl; do
   command -v "$program" > /dev/null || {
-    apt-get -qq update
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes "${program/docker/docker.io}"
+    apt-get -qq -o DPkg::Lock::Timeout=600 update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 install --yes "${program/docker/docker.io}"
   }
 done
 
@@ -27,14 +45,16 @@ if [[ $bertjax_image == *-docker.pkg.dev/* ]]; then
 fi
 for attempt in 1 2 3 4 5; do
   docker pull --quiet "$bertjax_image" && break
-  ((attempt < 5)) || { echo "bertjax: cannot pull $bertjax_image" >&2; exit 1; }
-  sleep 10
+  echo "bertjax: cannot pull $bertjax_image, attempt $attempt of 5" >&2
+  ((attempt < 5))
+  sleep "${BERTJAX_PULL_SECONDS:-10}"
 done
 
 mkdir -p "$root/var/lib/bertjax"
 {
   echo '#!/usr/bin/env bash'
   printf '%q ' exec docker run --rm --name bertjax --privileged --network host --ulimit memlock=-1 \
+    --log-opt max-size=50m \
     --volume /var/lib/bertjax:/scratch --env BERTJAX_STAGING=/scratch "$bertjax_image" "${bertjax_command[@]}"
 } > "$root/usr/local/bin/bertjax-run"
 
@@ -65,16 +85,3 @@ END
 systemctl daemon-reload
 systemctl enable --quiet bertjax
 systemctl restart bertjax
-
-cat > "$root/usr/local/bin/bertjax-state" << 'END'
-#!/usr/bin/env bash
-# One line: `bertjax: setting up`, `bertjax: running` or `bertjax: ended CODE`.
-if [[ $(systemctl show bertjax --property=ExecMainStartTimestampMonotonic --value) == 0 ]]; then
-  echo 'bertjax: setting up'
-elif [[ $(systemctl is-active bertjax) == @(active|activating|reloading|deactivating) ]]; then
-  echo 'bertjax: running'
-else
-  echo "bertjax: ended $(systemctl show bertjax --property=ExecMainStatus --value)"
-fi
-END
-chmod +x "$root/usr/local/bin/bertjax-state"

@@ -13,10 +13,17 @@ import fcntl
 import json
 import os
 import sys
-from pathlib import Path
 
-FOLDER = Path(os.environ.get("STANDIN", "."))
-FLAGS = json.loads((Path(__file__).parent / "flags.json").read_text())["commands"]
+FOLDER = os.environ.get("STANDIN", ".")
+
+
+def read(path: str) -> str:
+    # Not by pathlib, which takes a fifth of the time that a call takes.
+    with open(path) as file:
+        return file.read()
+
+
+FLAGS = json.loads(read(os.path.join(os.path.dirname(__file__), "flags.json")))["commands"]
 
 
 class Refused(Exception):
@@ -72,8 +79,13 @@ def parse(program: str, arguments: list[str]) -> tuple[str, list[str], dict[str,
 
 
 def load(name: str) -> dict:
-    file = FOLDER / name
-    return json.loads(file.read_text()) if file.exists() else {}
+    path = os.path.join(FOLDER, name)
+    return json.loads(read(path)) if os.path.exists(path) else {}
+
+
+def store(name: str, value: object, mode: str = "w") -> None:
+    with open(os.path.join(FOLDER, name), mode) as file:
+        file.write(json.dumps(value) + "\n")
 
 
 class Cloud:
@@ -96,8 +108,8 @@ class Cloud:
         return value
 
     def save(self) -> None:
-        (FOLDER / "cloud.json").write_text(json.dumps(self.state))
-        (FOLDER / "faults.json").write_text(json.dumps(self.faults))
+        store("cloud.json", self.state)
+        store("faults.json", self.faults)
 
     def thing(self, kind: str) -> dict:
         name = self.positionals[0]
@@ -149,7 +161,7 @@ def tpu(cloud: Cloud) -> str:
         for name in ("--runtime-version", "--accelerator-type"):
             cloud.flag(name)
         script = cloud.flag("--metadata-from-file").partition("=")[2]
-        cloud.add("requests", {"startup": Path(script).read_text(), "states": cloud.fault("states") or ["ACTIVE"]})
+        cloud.add("requests", {"startup": read(script), "states": cloud.fault("states") or ["ACTIVE"]})
         return ""
     if verb == "list":
         return "\n".join(cloud.state.get("requests", {}))
@@ -189,7 +201,7 @@ def compute(cloud: Cloud) -> str:
             del cloud.state[kind][cloud.positionals[0]]
         else:
             startup = cloud.flags.get("--metadata-from-file", ["="])[-1].partition("=")[2]
-            cloud.add(kind, {"startup": Path(startup).read_text() if startup else "", **cloud.flags})
+            cloud.add(kind, {"startup": read(startup) if startup else "", **cloud.flags})
         return ""
     if verb == "list":
         return "\n".join(cloud.state.get("groups", {}))
@@ -230,7 +242,7 @@ def kubernetes(cloud: Cloud) -> str:
             raise Refused(
                 'Error from server (Invalid): error when creating "-": spec.replicatedJobs: field is immutable'
             )
-        cloud.state["applied"] = Path(cloud.flag("--filename")).read_text()
+        cloud.state["applied"] = read(cloud.flag("--filename"))
         return "jobset.jobset.x-k8s.io/bert created"
     if verb == "delete":
         if cloud.fault("stuck"):
@@ -257,12 +269,11 @@ def slurm(cloud: Cloud) -> str:
 
 
 def main(program: str, *arguments: str) -> int:
-    with (FOLDER / "calls.jsonl").open("a") as calls:
-        calls.write(json.dumps([program, *arguments]) + "\n")
+    store("calls.jsonl", [program, *arguments], "a")
     try:
         command, positionals, flags, _ = parse(program, [*arguments])
         # Calls may be made side by side.
-        with (FOLDER / "lock").open("w") as lock:
+        with open(os.path.join(FOLDER, "lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             cloud = Cloud(command, positionals, flags)
             try:

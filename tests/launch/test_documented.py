@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from standin import FLAGS, Refused, parse
+from standin import Refused, parse
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "pods.md", ROOT / "docs" / "workdir.md"]
