@@ -12,18 +12,27 @@ srun --label --kill-on-bad-exit=0 bash -c 'trap : TERM; "$@"; code=$?; exit $((c
 code=$?
 set -e
 
+# A job that was cancelled must stay so; one that was preempted Slurm queues again by itself.
+queue_again() {
+  local state
+  state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) || state=RUNNING
+  if [[ $state == RUNNING ]]; then
+    echo "job.sh: $1; queued again to go on from the last checkpoint"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "job.sh: $1; the job is $state, and left to Slurm"
+  fi
+}
+
 case $code in
   0) exit 0 ;;
   251 | 252) code=$((code - 250)) ;;
-  42)
-    echo "job.sh: asked to stop, and saved; queued again"
-    scontrol requeue "$SLURM_JOB_ID" ;;
+  42) queue_again "asked to stop, and saved" ;;
   *)
     if ((code != 43 && code < 128)) || ((code == 130)); then
       echo "job.sh: ended with $code; not queued again"
     elif ((${SLURM_RESTART_COUNT:-0} < ${BERTJAX_MAX_RESTARTS:-20})); then
-      echo "job.sh: ended with $code; queued again to go on from the last checkpoint"
-      scontrol requeue "$SLURM_JOB_ID"
+      queue_again "ended with $code"
     else
       echo "job.sh: ended with $code after $SLURM_RESTART_COUNT restarts; not queued again"
     fi ;;

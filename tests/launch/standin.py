@@ -265,7 +265,7 @@ def slurm(cloud: Cloud) -> str:
         if cloud.fault("refused"):
             raise Refused("sbatch: error: Batch job submission failed: Invalid account or partition specified")
         return "Submitted batch job 7"
-    return ""
+    return str(cloud.fault("job_state") or "RUNNING") if cloud.command == "squeue" else ""
 
 
 def main(program: str, *arguments: str) -> int:

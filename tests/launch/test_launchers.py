@@ -544,6 +544,20 @@ def test_slurm_queues_again_what_can_go_on(pretended, statuses, restarts, ends, 
     assert (pretended.calls("scontrol", "requeue", "7") != []) == again
 
 
+@pytest.mark.parametrize(("state", "again"), [("RUNNING", True), ("COMPLETING", False), ("CANCELLED", False)])
+def test_slurm_leaves_a_job_cancelled(pretended, state, again):
+    pretended.program("srun", SRUN)
+    pretended.fail(job_state=state)
+    done = subprocess.run(
+        [LAUNCH / "slurm" / "job.sh", "bash", "-c", "exit 42"],
+        capture_output=True,
+        text=True,
+        env={**pretended.environment, "SLURM_JOB_ID": "7"},
+    )
+    assert done.returncode == 42 and (state in done.stdout) != again
+    assert (pretended.calls("scontrol") != []) == again
+
+
 def test_slurm_waits_for_a_save(pretended):
     """SIGTERM reaches every process of a job, the shells around the command included."""
     pretended.program("srun", SRUN.replace("0 1 2", "0"))
