@@ -15,7 +15,7 @@ cat > "$root/usr/local/bin/bertjax-state" << 'END'
 # One line: `bertjax: setting up`, `bertjax: set-up failed`, `bertjax: running` or `bertjax: ended CODE`.
 if [[ -e /run/bertjax-set-up-failed ]]; then
   echo 'bertjax: set-up failed'
-elif [[ $(systemctl show bertjax --property=ExecMainStartTimestampMonotonic --value) == 0 ]]; then
+elif [[ $(systemctl show bertjax --property=ExecMainStartTimestampMonotonic --value) =~ ^0?$ ]]; then
   echo 'bertjax: setting up'
 elif [[ $(systemctl is-active bertjax) == @(active|activating|reloading|deactivating) ]]; then
   echo 'bertjax: running'
@@ -54,7 +54,7 @@ mkdir -p "$root/var/lib/bertjax"
 {
   echo '#!/usr/bin/env bash'
   printf '%q ' exec docker run --rm --name bertjax --privileged --network host --ulimit memlock=-1 \
-    --log-opt max-size=50m \
+    --log-driver local --log-opt max-size=50m \
     --volume /var/lib/bertjax:/scratch --env BERTJAX_STAGING=/scratch "$bertjax_image" "${bertjax_command[@]}"
 } > "$root/usr/local/bin/bertjax-run"
 
@@ -73,7 +73,7 @@ StartLimitIntervalSec=0
 Environment=HOME=/root
 ExecStartPre=-$(command -v docker) rm --force bertjax
 ExecStart=/usr/local/bin/bertjax-run
-ExecStop=-$(command -v docker) stop --time 180 bertjax
+ExecStop=-$(command -v docker) stop -t 180 bertjax
 TimeoutStopSec=200
 Restart=on-failure
 RestartPreventExitStatus=1 2

@@ -389,7 +389,7 @@ def test_a_vm_keeps_the_command_alive_but_for_what_would_fail_again(pretended):
     unit = (pretended.folder / "etc/systemd/system/bertjax.service").read_text()
     settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
     assert settings["Restart"] == "on-failure" and settings["RestartPreventExitStatus"] == "1 2"
-    assert int(settings["TimeoutStopSec"]) > 180 and "stop --time 180 bertjax" in settings["ExecStop"]
+    assert int(settings["TimeoutStopSec"]) > 180 and "stop -t 180 bertjax" in settings["ExecStop"]
     # A container that is gone when the command has ended is no failure of the unit.
     assert settings["ExecStop"].startswith("-") and settings["StartLimitIntervalSec"] == "0"
     (pretended.folder / "vm").unlink()
@@ -411,6 +411,7 @@ def test_a_boot_starts_what_was_there_and_a_new_command_replaces_it(pretended):
 @pytest.mark.parametrize(
     ("started", "active", "status", "says"),
     [
+        ("''", "inactive", "0", "setting up"),
         ("0", "inactive", "0", "setting up"),
         ("5", "active", "0", "running"),
         ("5", "activating", "43", "running"),
