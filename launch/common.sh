@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the launchers share; read by them, not run. Names are set by the one and used by the other:
+# What the launchers share; read by them, not run. Names are set here and used there:
 # shellcheck disable=SC2034,SC2154
 
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) ||

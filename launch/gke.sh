@@ -90,7 +90,8 @@ follow() {
   pod+=",batch.kubernetes.io/job-completion-index=$worker"
   while [[ -n $dry_run ]] || look; [[ -z ${answer:-} ]]; do
     # After a restart the pod is another one; what was printed is not printed again.
-    act "${kubectl[@]}" logs --follow --container=bertjax --selector="$pod" "${since[@]}" || say "no log yet; looking again"
+    act "${kubectl[@]}" logs --follow --container=bertjax --selector="$pod" "${since[@]}" ||
+      say "no log yet; looking again"
     [[ -z $dry_run ]] || return 0
     since=(--since-time="$(date -u +%Y-%m-%dT%H:%M:%SZ)")
     pause
@@ -117,7 +118,7 @@ case $verb in
       [[ $answer == ABSENT ]] || { paid="JobSet $name" delete_with="launch/$program delete $name --namespace $namespace"; }
       fail "the JobSet $name was refused, why stands above; an existing one is not changed but deleted and created anew"
     }
-    [[ -n $dry_run ]] || say "$name: $slices slices of $hosts hosts; follow it: launch/$program log $name; node pools are paid for until they are deleted" ;;
+    [[ -n $dry_run ]] || say "$name: $slices slices of $hosts hosts; follow it: launch/$program log $name" ;;
   status) status ;;
   log) follow ;;
   list) act kubectl get jobsets --all-namespaces --selector=app.kubernetes.io/name=bertjax ;;
@@ -127,6 +128,6 @@ case $verb in
     act "${kubectl[@]}" delete jobset "$name" --ignore-not-found --timeout=300s ||
       fail "$name is not gone; what holds it: $(quoted "${kubectl[@]}" get jobset "$name" --output=yaml)"
     paid=''
-    [[ -n $dry_run ]] || say "$name is deleted; node pools are paid for until they are: gcloud container node-pools list --cluster=CLUSTER" ;;
+    [[ -n $dry_run ]] || say "$name is deleted; its node pools are paid for until they are, too" ;;
   *) wrong "unknown verb $verb" ;;
 esac

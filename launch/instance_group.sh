@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # TPU VMs of v5p, v6e and newer by a managed instance group of Compute Engine: one command on all hosts of one slice.
 #
-#   launch/instance_group.sh keep bert --project PROJECT --zone us-east5-a --machine-type ct6e-standard-4t --topology 4x4 \
-#     --image us-docker.pkg.dev/PROJECT/bertjax/tpu --spot -- \
+#   launch/instance_group.sh keep bert --project PROJECT --zone us-east5-a --machine-type ct6e-standard-4t \
+#     --topology 4x4 --image us-docker.pkg.dev/PROJECT/bertjax/tpu --spot -- \
 #     bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus --workdir gs://BUCKET/runs/base
 #
-#   create NAME ... -- COMMAND   ask for the slice, wait for it; each VM sets itself up and runs COMMAND, also after a reboot
+#   create NAME ... -- COMMAND   ask for the slice, wait for it; each VM sets itself up and keeps COMMAND running
 #   keep NAME ... -- COMMAND     create, unless it stands; watch; create anew after preemption; end with COMMAND
 #   run NAME --image IMAGE -- COMMAND   another command on VMs that stand
 #   status NAME | log NAME [--worker J] | list | delete NAME
 #
-# --project PROJECT, --zone ZONE (or $CLOUDSDK_CORE_PROJECT, $CLOUDSDK_COMPUTE_ZONE), --machine-type TYPE, --topology 4x4,
-# --image IMAGE, --os-image-family FAMILY, --spot, --service-account EMAIL, --delete (keep: when COMMAND has ended, delete
-# all), --dry-run (print the commands). $LAUNCH_POLL_SECONDS (20) between two looks. Needs a gcloud that knows
-# --target-size-policy-mode: gcloud components update.
+# --project PROJECT, --zone ZONE (or $CLOUDSDK_CORE_PROJECT, $CLOUDSDK_COMPUTE_ZONE), --machine-type TYPE,
+# --topology 4x4, --image IMAGE, --os-image-family FAMILY, --spot, --service-account EMAIL, --delete (keep: when COMMAND
+# has ended, delete all), --dry-run (print the commands). $LAUNCH_POLL_SECONDS (20) between two looks. Needs a gcloud
+# that knows --target-size-policy-mode: gcloud components update.
 set -euo pipefail
 program=instance_group.sh
 # shellcheck source=launch/common.sh
@@ -53,6 +53,7 @@ done
 region=${zone%-*}
 at_zone=(--zone="$zone" --project="$project") at_region=(--region="$region" --project="$project")
 groups=(gcloud compute instance-groups managed)
+list=("${groups[@]}" list-instances "$name" "${at_zone[@]}")
 delete_it=("${groups[@]}" delete "$name" "${at_zone[@]}" --quiet)
 owe() { paid="instance group $name" delete_with=$(quoted "${delete_it[@]}"); }
 
@@ -91,7 +92,7 @@ request() {
 # Sets `state` to ABSENT, WAITING, RUNNING or LOST, and `instances` to the names of its VMs.
 look() {
   local status
-  ask_patiently "${groups[@]}" list-instances "$name" "${at_zone[@]}" '--format=value(instance.basename(),instanceStatus)'
+  ask_patiently "${list[@]}" '--format=value(instance.basename(),instanceStatus)'
   instances=()
   if [[ $answer == ABSENT ]]; then state=ABSENT; return; fi
   state=RUNNING
@@ -104,12 +105,12 @@ look() {
       *) [[ $state == LOST ]] || state=WAITING ;;
     esac
   done <<< "$answer"
-  ((${#instances[@]})) || state=WAITING
+  [[ $state == LOST ]] || ((${#instances[@]} >= ${hosts:-1})) || state=WAITING
 }
 
 wait_until_running() {
   local told='' looks=0
-  if [[ -n $dry_run ]]; then echo "$(quoted "${groups[@]}" list-instances "$name" "${at_zone[@]}")  # until all RUNNING"; return; fi
+  if [[ -n $dry_run ]]; then echo "$(quoted "${list[@]}")  # until all RUNNING"; return; fi
   while look; [[ $state != RUNNING ]]; do
     [[ $state == "$told" ]] || say "$name is $state"
     told=$state
@@ -118,7 +119,8 @@ wait_until_running() {
     if ((looks % patience == 1)); then
       ask "${groups[@]}" list-errors "$name" "${at_zone[@]}" --limit=1 '--format=value(error.message)' || answer=''
       [[ -z $answer ]] || say "$name: $answer"
-      [[ $answer != *[Qq]uota* ]] || fail "the quota does not allow $name; ask for more at console.cloud.google.com/iam-admin/quotas"
+      [[ $answer != *[Qq]uota* ]] ||
+        fail "the quota does not allow $name; ask for more at console.cloud.google.com/iam-admin/quotas"
     fi
     pause
   done
@@ -132,7 +134,8 @@ delete_group() {
   owe
   while look; [[ $state != ABSENT ]]; do
     looks=$((looks + 1))
-    ((looks < patience * 4)) || fail "$name still has ${#instances[@]} VMs after $looks looks: it is stuck; try the console"
+    ((looks < patience * 4)) ||
+      fail "$name still has ${#instances[@]} VMs after $looks looks: it is stuck; try the console"
     ((looks % patience)) || "${delete_it[@]}" || true
     pause
   done
@@ -150,7 +153,7 @@ delete() {
 on_all() {
   local instance
   missing=()
-  if [[ -n $dry_run ]]; then quoted gcloud compute ssh "$name-VM" "${at_zone[@]}" --command="$1" --quiet; echo; return; fi
+  if [[ -n $dry_run ]]; then act gcloud compute ssh "$name-VM" "${at_zone[@]}" --command="$1" --quiet; return; fi
   for instance in "${instances[@]}"; do
     {
       gcloud compute ssh "$instance" "${at_zone[@]}" --command="$1" --quiet < /dev/null \
@@ -184,8 +187,14 @@ keep() {
     look
     case $state in
       ABSENT) request; out_of_reach=0 reached=''; wait_until_running || true ;;
-      WAITING) owe; wait_until_running || true ;;
-      LOST) say "$name is lost; it is deleted and asked for anew"; delete_group ;;
+      WAITING | LOST)
+        owe
+        if [[ $state == WAITING && -z $reached ]]; then
+          wait_until_running || true
+        else
+          say "$name is lost; it is deleted and asked for anew"
+          delete_group
+        fi ;;
       RUNNING)
         owe
         if on_all "$state_command" > "$scratch/told"; then job_of "$(cat "$scratch/told")"; else job=unreached; fi
@@ -231,7 +240,7 @@ case $verb in
     fi ;;
   run) need_command; run_command ;;
   status)
-    act "${groups[@]}" list-instances "$name" "${at_zone[@]}"
+    act "${list[@]}"
     [[ -n $dry_run ]] || look
     on_all "$state_command" || fail "no ssh to ${missing[*]}" ;;
   log)

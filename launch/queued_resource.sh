@@ -5,8 +5,8 @@
 #     --image us-docker.pkg.dev/PROJECT/bertjax/tpu --spot -- \
 #     bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus --workdir gs://BUCKET/runs/base
 #
-#   create NAME ... -- COMMAND   ask for the TPU, wait for it; each VM sets itself up and runs COMMAND, also after a reboot
-#   keep NAME ... -- COMMAND     create, unless it stands; watch; create anew after preemption or SUSPENDED; end with COMMAND
+#   create NAME ... -- COMMAND   ask for the TPU, wait for it; each VM sets itself up and keeps COMMAND running
+#   keep NAME ... -- COMMAND     create, unless it stands; watch; create anew after preemption, SUSPENDED; end with COMMAND
 #   run NAME --image IMAGE -- COMMAND   another command on VMs that stand
 #   status NAME | log NAME [--slice I] [--worker J] | list | delete NAME
 #

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What queued_resource.sh and instance_group.sh share; read by them, not run. Names are set by the one and used by the other:
+# What queued_resource.sh and instance_group.sh share; read by them, not run. Names are set here and used there:
 # shellcheck disable=SC2034,SC2154
 
 # The states in which bertjax-state of vm_startup.sh says that a VM is.
@@ -24,8 +24,8 @@ write_startup() {
   [[ -z $dry_run ]] || echo "# startup: launch/vm_startup.sh after the line $(sed -n 2p "$scratch/startup")"
 }
 
-# Sets `job`, from what the workers say, to running, unreached, or what the command ended with, an exit status. One worker that failed
-# for good is a failure of all.
+# Sets `job`, from what the workers say, to running, unreached, or what the command ended with. One worker that failed for
+# good is a failure of all.
 job_of() {
   local ended
   ended=$(sed -n 's/.*bertjax: ended \([0-9]*\)$/\1/p' <<< "$1")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs on a TPU VM as root: at boot, as its startup-script, or by ssh. queued_resource.sh and instance_group.sh put before
-# it what it needs: bertjax_image, and bertjax_command as an array. systemd then keeps the command alive: it starts it at
-# boot, and again after any exit status but 0, 1 and 2.
+# Runs on a TPU VM as root: at boot, as its startup-script, or by ssh. queued_resource.sh and instance_group.sh put
+# before it what it needs: bertjax_image, and bertjax_command as an array. systemd then keeps the command alive: it starts
+# it at boot, and again after any exit status but 0, 1 and 2.
 # shellcheck disable=SC2154
 set -euo pipefail
 

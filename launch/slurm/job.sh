@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What launch/slurm.sh submits. Runs the command once a GPU; queues itself again when the command can go on from its last
-# checkpoint (42: it was asked to stop; 43, 128 and more: a process is gone), and not when it would fail again (1, 2).
+# What launch/slurm.sh submits. Runs the command once a GPU; queues itself again when the command can go on from its
+# last checkpoint (42: it was asked to stop; 43, 128 and more: a process is gone), and not when it would fail again.
 set -euo pipefail
 
 # srun ends with the highest exit status of all processes. The one that would fail again must count, not those that then

@@ -227,20 +227,21 @@ def test_a_group_that_is_refused_leaves_nothing_paid(pretended):
 
 @both_vms
 def test_keep_creates_anew_what_is_lost_until_the_command_has_ended(pretended, script, options, kind):
-    lost = ["ACTIVE", "ACTIVE", "SUSPENDED"] if kind == "requests" else ["RUNNING", "RUNNING", "TERMINATED"]
-    fine = ["PROVISIONING", "ACTIVE"] if kind == "requests" else ["STAGING", "RUNNING"]
-    # A look at a request asks all workers in one call; at a group, each VM in one of its own.
-    pretended.fail(states=[lost, fine], job=["running"] * (1 if kind == "requests" else 4) + ["ended 0"] * 4)
+    if kind == "requests":
+        states = [["ACTIVE", "ACTIVE", "SUSPENDED"], ["PROVISIONING", "FAILED"], ["PROVISIONING", "ACTIVE"]]
+        running = 1
+    else:
+        # The third look finds a VM that was stopped, and of the second group none. Each look asks four VMs.
+        states = [["RUNNING", "RUNNING", "TERMINATED"], ["RUNNING", "RUNNING", "NONE"], ["STAGING", "RUNNING"]]
+        running = 8
+    pretended.fail(states=states, job=["running"] * running + ["ended 0"] * 4)
     done = pretended.run(f"{script} keep bert {options} --delete -- {COMMAND}")
     assert done.returncode == 0, done.stderr
     told(done, "the command is finished", paid=False)
-    creations = pretended.calls("create", "compute")
-    assert len([call for call in creations if call[3] in ("queued-resources", "managed")]) == 2
-    deletions = [
-        call for call in pretended.calls("delete") if "bert" in call and call[3] in ("queued-resources", "managed")
-    ]
-    assert len(deletions) == 2
-    assert not any(pretended.cloud().get(kind, {}).values() for kind in ("requests", "groups", "templates", "policies"))
+    for verb in ("create", "delete"):
+        calls = [call for call in pretended.calls(verb, "bert") if call[3] in ("queued-resources", "managed")]
+        assert len(calls) == 3
+    assert not any(pretended.cloud().get(kind) for kind in ("requests", "groups", "templates", "policies"))
 
 
 @both_vms
