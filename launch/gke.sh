@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# TPU slices on GKE: one command on all hosts of one or several slices, as a JobSet that restarts it.
+#
+#   launch/gke.sh create bert --accelerator tpu-v5-lite-podslice --topology 4x4 \
+#     --image us-docker.pkg.dev/PROJECT/bertjax/tpu -- \
+#     bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus --workdir gs://BUCKET/runs/base
+#
+#   create NAME ... -- COMMAND   apply launch/gke/jobset.yaml with what is given here
+#   status NAME | log NAME [--slice I] [--worker J] | list | delete NAME
+#
+# --accelerator LABEL and --topology 4x4 as of the node pools, --chips N of a host (4), --image IMAGE, --slices N (1),
+# --queue QUEUE (a LocalQueue of Kueue; none by default), --max-restarts N (20; preemptions are not counted),
+# --namespace NAMESPACE (default), --service-account NAME (bertjax), --dry-run (print manifest and commands).
+# `log` follows through restarts; $LAUNCH_POLL_SECONDS (20) between two looks.
+set -euo pipefail
+program=gke.sh
+# shellcheck source=launch/common.sh
+source "$(dirname "$0")/common.sh"
+
+verb=${1:---help}
+[[ $verb != --help && $verb != -h ]] || usage
+shift
+name='' accelerator='' topology='' chips=4 slices=1 queue='' max_restarts=20 namespace=default account=bertjax
+slice=0 worker=0
+[[ ${1:--} == -* ]] || { name=$1; shift; }
+while (($#)); do
+  case $1 in
+    --accelerator) accelerator=$(value_of "$@"); shift ;;
+    --topology) topology=$(value_of "$@"); shift ;;
+    --chips) chips=$(value_of "$@"); shift ;;
+    --image) image=$(value_of "$@"); shift ;;
+    --slices) slices=$(value_of "$@"); shift ;;
+    --queue) queue=$(value_of "$@"); shift ;;
+    --max-restarts) max_restarts=$(value_of "$@"); shift ;;
+    --namespace) namespace=$(value_of "$@"); shift ;;
+    --service-account) account=$(value_of "$@"); shift ;;
+    --slice) slice=$(value_of "$@"); shift ;;
+    --worker) worker=$(value_of "$@"); shift ;;
+    --dry-run) dry_run=yes ;;
+    --help | -h) usage ;;
+    --) shift; command=("$@"); break ;;
+    *) wrong "unknown argument $1" ;;
+  esac
+  shift
+done
+[[ $verb == list || $name =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
+  wrong "$verb needs a NAME of at most 40 lower-case letters, digits and -"
+for number in "$chips" "$slices" "$max_restarts" "$slice" "$worker"; do
+  [[ $number =~ ^[0-9]+$ ]] || wrong "$number is not a number"
+done
+
+kubectl=(kubectl --namespace="$namespace")
+
+# A string as YAML takes it, whatever is in it.
+in_yaml() {
+  local text=${1//\\/\\\\}
+  text=${text//\"/\\\"}
+  [[ $text != *[[:cntrl:]]* ]] || wrong "a control character in: $(quoted "$1")"
+  printf '"%s"' "$text"
+}
+
+manifest() {
+  local text words='' word key
+  text=$(< "$(dirname "$0")/gke/jobset.yaml")
+  [[ -n $queue ]] || text=$(grep -v 'kueue.x-k8s.io/queue-name' <<< "$text")
+  for word in "${command[@]}"; do words+="${words:+, }$(in_yaml "$word")"; done
+  declare -A values=(
+    [NAME]=$name [NAMESPACE]=$namespace [SERVICE_ACCOUNT]=$account [QUEUE]=$queue [MAX_RESTARTS]=$max_restarts
+    [SLICES]=$slices [HOSTS]=$hosts [CHIPS]=$chips [ACCELERATOR]=$accelerator [TOPOLOGY]=$topology [IMAGE]=$(in_yaml "$image")
+    [COMMAND]="[$words]"
+  )
+  # The command last: what is in it is not filled in.
+  for key in NAME NAMESPACE SERVICE_ACCOUNT QUEUE MAX_RESTARTS SLICES HOSTS CHIPS ACCELERATOR TOPOLOGY IMAGE COMMAND; do
+    text=${text//"\${$key}"/"${values[$key]}"}
+  done
+  sed '/^#/d' <<< "$text"
+}
+
+# Sets `answer` to Completed, Failed or nothing, or to ABSENT.
+look() { ask_patiently "${kubectl[@]}" get jobset "$name" '--output=jsonpath={.status.terminalState}'; }
+
+status() {
+  act "${kubectl[@]}" get jobset "$name" --output=wide
+  act "${kubectl[@]}" get pods --selector="jobset.sigs.k8s.io/jobset-name=$name" --output=wide
+  act "${kubectl[@]}" get events --field-selector="involvedObject.name=$name"
+}
+
+follow() {
+  local since=(--tail=-1) pod="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=$slice"
+  pod+=",batch.kubernetes.io/job-completion-index=$worker"
+  while [[ -n $dry_run ]] || look; [[ -z ${answer:-} ]]; do
+    # After a restart the pod is another one; what was printed is not printed again.
+    act "${kubectl[@]}" logs --follow --container=bertjax --selector="$pod" "${since[@]}" ||
+      say "no log yet; looking again"
+    [[ -z $dry_run ]] || return 0
+    since=(--since-time="$(date -u +%Y-%m-%dT%H:%M:%SZ)")
+    pause
+  done
+  [[ $answer != ABSENT ]] || fail "there is no JobSet $name in namespace $namespace; see launch/$program list"
+  [[ $answer == Completed ]] || fail "the JobSet $name is $answer; see launch/$program status $name"
+  say "the JobSet $name is $answer"
+}
+
+case $verb in
+  create)
+    [[ -n $accelerator ]] || wrong "create needs --accelerator, as tpu-v5-lite-podslice"
+    [[ $topology =~ ^[0-9]+x[0-9]+(x[0-9]+)?$ ]] || wrong "create needs --topology, as 4x4 or 4x4x8"
+    [[ -n $image ]] || wrong "create needs --image"
+    ((${#command[@]})) || wrong "create needs -- COMMAND"
+    ((chips > 0 && slices > 0)) || wrong "--chips and --slices are at least 1"
+    all_chips=$((${topology//x/*}))
+    ((all_chips % chips == 0)) || wrong "$topology is $all_chips chips, which hosts of $chips do not make up"
+    hosts=$((all_chips / chips))
+    manifest > "$scratch/jobset.yaml"
+    [[ -z $dry_run ]] || cat "$scratch/jobset.yaml"
+    act "${kubectl[@]}" apply --filename="$scratch/jobset.yaml" || {
+      ask "${kubectl[@]}" get jobset "$name" --output=name || answer=unknown
+      [[ $answer == ABSENT ]] || { paid="JobSet $name" delete_with="launch/$program delete $name --namespace $namespace"; }
+      fail "the JobSet $name was refused, why stands above; an existing one is not changed but deleted and created anew"
+    }
+    [[ -n $dry_run ]] || say "$name: $slices slices of $hosts hosts; follow it: launch/$program log $name" ;;
+  status) status ;;
+  log) follow ;;
+  list) act kubectl get jobsets --all-namespaces --selector=app.kubernetes.io/name=bertjax ;;
+  delete)
+    paid="JobSet $name" delete_with=$(quoted "${kubectl[@]}" delete jobset "$name")
+    # Pods have 180 seconds to save.
+    act "${kubectl[@]}" delete jobset "$name" --ignore-not-found --timeout=300s ||
+      fail "$name is not gone; what holds it: $(quoted "${kubectl[@]}" get jobset "$name" --output=yaml)"
+    paid=''
+    [[ -n $dry_run ]] || say "$name is deleted; its node pools are paid for until they are, too" ;;
+  *) wrong "unknown verb $verb" ;;
+esac
