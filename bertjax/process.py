@@ -108,9 +108,14 @@ class _Ending:
         self.clean_up = clean_up
         self.well: Callable[[], None] = lambda: None
         self._said = threading.Lock()
+        # Of the thread that ends the process; a handler may run inside it.
+        self._leaving = threading.RLock()
+        self._clearing = False
 
     def requested(self, number: int, _frame: FrameType | None) -> None:
         """The handler of requests."""
+        if self._clearing:
+            return
         if number == signal.SIGHUP:
             leave_terminal()
         if self.begun:
@@ -162,6 +167,10 @@ class _Ending:
 
     def now(self, code: int) -> NoReturn:
         """Ends the process at once, whatever is under way; other processes of a run are not waited for."""
+        if not self._leaving.acquire(blocking=False):
+            # Another thread is at it, and would be cut off while it cleans up.
+            threading.Event().wait()
+        self._clearing = True
         self.clean_up()
         with contextlib.suppress(OSError):
             self.well()

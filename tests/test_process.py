@@ -227,3 +227,19 @@ def test_ctrl_c_twice_ends_with_130_and_no_traceback_at_any_gap(tmp_path):
         assert list((tmp_path / "tmp").iterdir()) == []
         ended.append(process.returncode)
     assert 130 in ended
+
+
+def test_two_threads_that_end_the_process_leave_nothing_half_cleared(tmp_path):
+    body = f"""
+from pathlib import Path
+from bertjax.staging import staged
+output = Path({str(tmp_path / "output")!r})
+with staged(output, False, "corpus", lambda path: False) as folder:
+    for number in range(3000):
+        (folder / str(number)).touch()
+    import threading
+    threading.Thread(target=process.end_at_once, args=(43,)).start()
+    process.end_at_once(43)
+"""
+    assert run(body, tmp_path)[0] == 43
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["command.py", "tmp"]
