@@ -263,6 +263,22 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--format", default="bertjax", help="of DST: bertjax, huggingface or tensorflow")
     sub.add_argument("--overwrite", action="store_true", help="replace a checkpoint at DST when the new one is whole")
 
+    sub = command(
+        "plan",
+        commands.plan,
+        "Compiles the train step for a TPU that is not here: whether it fits, how fast it can be, what it costs.",
+        "bertjax plan --config pretrain:size=large,seq_len=512 --config.model.remat=full --topology v5e:16x16",
+        config=True,
+    )
+    sub.add_argument(
+        "--topology", metavar="GENERATION:SIZE", help="chips of one slice: v3:4x4, v4:4x4x4, v5e:16x16, ..."
+    )
+    sub.add_argument("--slices", type=int, default=1, help="of that topology, with a slower network between them")
+    sub.add_argument("--price_per_chip_hour", type=float, help="in any currency; tells the cost of the run")
+    sub.add_argument("--search", action="store_true", help="find the largest batch and the best remat policy first")
+    sub.add_argument("--output", metavar="FILE", help="keep the plan there, as JSON")
+    sub.add_argument("--compare", nargs=2, metavar="FILE", help="show two kept plans side by side instead")
+
     bench = top.add_parser(
         "bench",
         help="Measures the train step or the input pipeline.",

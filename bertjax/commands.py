@@ -6,7 +6,7 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,50 @@ def convert(args: argparse.Namespace) -> None:
 
     run(args.source, args.destination, args.format, args.overwrite, say)
     show(args.destination)
+
+
+def plan(args: argparse.Namespace) -> None:
+    from bertjax.building import experiment_config, settings_of
+    from bertjax.files import read_object, write_whole
+    from bertjax.planning.plan import plan_run
+    from bertjax.planning.search import search
+    from bertjax.planning.showing import compare_plans, describe_plan, describe_search
+    from bertjax.planning.topology import chip_of, use_tpu_compiler
+    from bertjax.tasks.run import build_task
+
+    if args.compare:
+        try:
+            first, second = (read_object(Path(file)) for file in args.compare)
+            show(compare_plans(tuple(args.compare), (first, second)))
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"--compare takes two files that --output wrote ({error})") from error
+        return
+    if not args.topology:
+        raise UsageError("`bertjax plan` needs --topology, such as v5e:16x16")
+    if args.slices < 1 or (args.price_per_chip_hour or 0) < 0:
+        raise UsageError(
+            f"--slices is {args.slices}, --price_per_chip_hour {args.price_per_chip_hour}; at least 1, and not below 0"
+        )
+    chip_of(args.topology)
+    config_of(args)
+    use_tpu_compiler()
+
+    def configure(overrides: Sequence[str]) -> tuple[Any, Any]:
+        settings = settings_of(experiment_config(args.config, [*args.overrides, *overrides]))
+        return settings, build_task(settings, train=None)
+
+    found = search(configure, args.topology, args.slices) if args.search else []
+    if found:
+        show(describe_search(found))
+    settings, task = configure(found[0].overrides if found else ())
+    made = plan_run(settings, task, args.topology, args.slices, args.price_per_chip_hour)
+    show(describe_plan(made))
+    text = json.dumps(
+        made | {"config": args.config, "overrides": [*args.overrides, *(found[0].overrides if found else ())]}
+    )
+    if args.output:
+        write_whole(Path(args.output), text + "\n")
+    print(text)
 
 
 def bench_step(args: argparse.Namespace) -> None:

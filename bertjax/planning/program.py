@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+# Of the types whose name does not tell.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAMED = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = ")
@@ -38,7 +39,7 @@ class Array:
 
     @property
     def size_bytes(self) -> int:
-        bits = _BITS.get(self.dtype) or int(re.sub(r"\D*(\d+).*", r"\1", self.dtype) if self.dtype not in _BITS else 0)
+        bits = _BITS[self.dtype] if self.dtype in _BITS else int(re.search(r"\d+", self.dtype)[0])
         return math.prod(self.shape) * bits // 8
 
 
@@ -62,6 +63,11 @@ class Instruction:
     called: tuple[str, ...]
     attributes: str
 
+    @property
+    def number(self) -> int:
+        """Of a parameter."""
+        return int(self.attributes.partition(")")[0])
+
     def attribute(self, name: str, pattern: str = r"[\w.\-]+") -> str | None:
         """The value of an attribute; None where there is none of that form."""
         found = re.search(rf"\b{name}=({pattern})", self.attributes)
@@ -76,11 +82,25 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order; the last one's result is its own unless `root` says otherwise."""
+    """Instructions by name, in order, and the name of the one whose result is the computation's."""
 
     name: str
     instructions: dict[str, Instruction]
     root: str
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that read each one's result."""
+        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for name in dict.fromkeys(instruction.operands):
+                users[name].append(instruction)
+        return users
+
+    @functools.cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """By number."""
+        return {one.number: one for one in self.instructions.values() if one.opcode == "parameter"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,11 +204,10 @@ def _instruction(name: str, text: str) -> Instruction:
     called = tuple(
         part.strip().lstrip("%") for found in _CALLED.finditer(attributes) for part in found[1].strip("{}").split(",")
     )
-    # Of a constant, its value is all that matters.
-    operands = () if opcode == "constant" else tuple(_OPERAND.findall(inside))
-    return Instruction(
-        name, opcode, arrays, operands, called, inside + ")" + attributes if opcode == "constant" else attributes
-    )
+    # A constant's value, a parameter's number.
+    leaf = opcode in ("constant", "parameter")
+    operands = () if leaf else tuple(_OPERAND.findall(inside))
+    return Instruction(name, opcode, arrays, operands, called, inside + ")" + attributes if leaf else attributes)
 
 
 def _array(found: re.Match[str]) -> Array:

@@ -92,7 +92,8 @@ class Task:
       eval_batches: share to its rows of the evaluation batches; every example exactly once, padding has weight 0.
       eval_steps: batches of an evaluation, to tell the time left; 0 where they are not known before.
       work: a step to what all steps before it amount to.
-      synthetic_batch: a batch of random numbers, of the shape of the first step, for benchmarks.
+      synthetic_batch: a batch of random numbers, of the shape that a phase's batches have, for benchmarks.
+      phase_steps: steps of each phase, in which all batches have one shape; () is one phase.
       show: (batch, row) to the row as text, for a person.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
       baseline: metrics of the best guess that looks at no input, on the evaluation batches.
@@ -119,13 +120,14 @@ class Task:
     train_batches: Callable[[int, Share], Iterator[NumpyBatch]]
     eval_batches: Callable[[Share], Iterator[NumpyBatch]]
     work: Callable[[int], Work]
-    synthetic_batch: Callable[[], NumpyBatch]
+    synthetic_batch: Callable[[int], NumpyBatch]
     show: Callable[[NumpyBatch, int], str]
     score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means
     baseline: Callable[[], dict[str, float]] = dict
     check_data: Callable[[int | None], None] = lambda steps: None
     best_by: str = ""
     eval_steps: int = 0
+    phase_steps: tuple[int, ...] = ()
     unlabelled: str = ""
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
     records: tuple[FileRecords, ...] = ()

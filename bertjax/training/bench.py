@@ -38,7 +38,7 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     train_step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
     key = jax.device_put(jax.random.key(settings.seed + 1), replicated(mesh))
     rate = LearningRate(settings.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
-    batch = put_batch(task.synthetic_batch(), mesh)
+    batch = put_batch(task.synthetic_batch(0), mesh)
     state = jax.block_until_ready(train_step(state, batch, key, rate))
     first = time.perf_counter() - started
     say(f"first step after {first:.1f} s")

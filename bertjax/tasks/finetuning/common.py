@@ -127,7 +127,7 @@ def make_task(
         eval_batches=partial(eval_batches, evaluated, evaluation) if is_evaluated else synthetic.no_evaluation,
         eval_steps=-(-len(evaluated) // evaluation.batch_size) if is_evaluated else 0,
         work=work,
-        synthetic_batch=lambda: next(batches(0, WHOLE)),
+        synthetic_batch=lambda phase: next(batches(0, WHOLE)),
         show=partial(format_row, vocabulary=vocabulary),
         score=lambda means, outputs: {**means, **score(outputs)},
         baseline=baseline,

@@ -33,7 +33,7 @@ def synthetic_task(
         tokens = step * rows * choices * length
         return Work(step * rows, tokens, tokens * flops_per_token(model, length))
 
-    def batch() -> NumpyBatch:
+    def batch(phase: int) -> NumpyBatch:
         sizes = {"length": length, "choices": choices, "labels": labels, "pieces": model.vocab_size}
         # Whether the labels are one class or many costs nothing.
         few = {"segments": model.num_segments, "classes": 2, "two": 2}

@@ -1,0 +1,49 @@
+"""TPU generations: what a chip of each can do, as its maker says."""
+
+import dataclasses
+
+_PAGE = "docs.cloud.google.com/tpu/docs/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One generation.
+
+    Attributes:
+      name: in a topology such as `v5e:16x16`, and in what is printed.
+      flops_per_second: dense bf16 peak.
+      hbm_bytes: main memory.
+      hbm_bytes_per_second: to and from it.
+      ici_bytes_per_second: that a chip sends to its neighbours, over all links together.
+      dcn_bytes_per_second: a chip's share of the network between slices; None where no figure is published.
+      cores: devices that JAX sees, which share the figures above.
+      axes: of its torus.
+      source: of the figures.
+    """
+
+    name: str
+    flops_per_second: float
+    hbm_bytes: float
+    hbm_bytes_per_second: float
+    ici_bytes_per_second: float
+    dcn_bytes_per_second: float | None
+    cores: int
+    axes: int
+    source: str
+
+
+_LINKS_V2_V3 = "links: Norrie et al., IEEE Micro 41(2), 2021, 4 x {} Gbit/s each way"
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v2", 46e12, 16 * 2**30, 700e9, 4 * 62e9, None, 2, 2, f"{_PAGE}v2; {_LINKS_V2_V3.format(496)}"),
+        Chip("v3", 123e12, 32 * 2**30, 900e9, 4 * 82e9, None, 2, 2, f"{_PAGE}v3; {_LINKS_V2_V3.format(656)}"),
+        Chip(
+            *("v4", 275e12, 32 * 2**30, 1200e9, 6 * 50e9, None, 1, 3),
+            f"{_PAGE}v4; links: Jouppi et al., ISCA 2023, 6 x 50 GB/s each way",
+        ),
+        Chip("v5e", 197e12, 16e9, 819e9, 200e9, 25e9 / 8, 1, 2, f"{_PAGE}v5e"),
+        Chip("v5p", 459e12, 95e9, 2765e9, 600e9, 50e9 / 8, 1, 3, f"{_PAGE}v5p"),
+        Chip("v6e", 918e12, 32e9, 1638e9, 400e9, 100e9 / 8, 1, 2, f"{_PAGE}v6e"),
+    )
+}

@@ -1,0 +1,114 @@
+"""Plans for people: one in some lines, two side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bertjax.planning.search import Found
+from bertjax.terminal import duration
+
+_GIB = 2**30
+
+
+def describe_plan(plan: dict[str, Any]) -> str:
+    """A plan for a person, in some lines."""
+    chip, model, mesh = plan["chip"], plan["model"], plan["mesh"]
+    across = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
+    lines = [
+        f"{plan['chips']:,} chips of {chip['name']}{across}: {chip['flops_per_second'] / 1e12:.0f} TFLOP/s, "
+        f"{chip['hbm_bytes'] / _GIB:.1f} GiB at {chip['hbm_bytes_per_second'] / 1e9:,.0f} GB/s, "
+        f"{chip['ici_bytes_per_second'] / 1e9:.0f} GB/s to neighbours"
+        + (f", {chip['dcn_bytes_per_second'] / 1e9:.2f} GB/s between slices" if chip["dcn_bytes_per_second"] else "")
+        + f" ({chip['source']})",
+        f"{model['num_layers']} layers of width {model['hidden_size']} in {model['dtype']}, "
+        f"{'scanned' if model['scan_layers'] else 'unrolled'}, remat {model['remat']}; mesh data={mesh['data']}, "
+        f"fsdp={mesh['fsdp']}, tensor={mesh['tensor']}; {plan['accumulate']} micro-batch(es) a step",
+    ]
+    for number, phase in enumerate(plan["phases"], 1):
+        lines += _phase_lines(number, phase, plan)
+    if plan["fits"]:
+        cost = f", {plan['cost']:,.0f} at the price given" if plan["cost"] is not None else ""
+        lines.append(
+            f"the run, at best: {plan['steps']:,} steps in {_long(plan['seconds'])}, {plan['chip_hours']:,.0f} "
+            f"chip-hours{cost}; MFU {100 * plan['mfu']:.1f} %"
+        )
+    lines += ["taken for granted:", *(f"  - {text}" for text in plan["assumptions"])]
+    return "\n".join(lines)
+
+
+def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    memory = phase["memory"]
+    parts = ("parameters", "optimizer", "batch", "temporaries")
+    length = phase["tokens"] // phase["rows"]
+    lines = [
+        f"phase {number}: {phase['steps']:,} steps of {phase['rows']:,} rows of {length}, "
+        f"{phase['rows'] / plan['chips']:g} a chip; compiled in {phase['compile_seconds']:.0f} s",
+        f"  memory a chip: {phase['peak_memory_bytes'] / _GIB:.2f} of {plan['memory_bytes_a_chip'] / _GIB:.1f} GiB, "
+        f"{'fits' if phase['fits'] else 'DOES NOT FIT'} ("
+        + ", ".join(f"{name} {memory[name] / _GIB:.2f}" for name in parts)
+        + ")",
+    ]
+    if not phase["fits"]:
+        return [*lines, "  try a smaller batch, --config.model.remat=full, or a larger mesh.fsdp; --search tries them"]
+    seconds = phase["roofline_seconds"]
+    lines.append(
+        f"  a step: {phase['flops'] / 1e12:,.1f} TFLOP, of them {phase['model_flops'] / 1e12:,.1f} of the model; "
+        f"{phase['bytes'] / 1e9:,.1f} GB of memory traffic a chip"
+    )
+    lines += [
+        f"  exchange a chip: {one['kind']} {one['count']:,} times, {one['bytes'] / 1e9:,.3f} GB "
+        f"{'between slices' if one['crosses_slices'] else 'within a slice'}"
+        for one in phase["collectives"]
+        if one["bytes"] >= 1e6
+    ]
+    lines.append(
+        f"  at least {phase['seconds_per_step']:.4f} s a step, MFU {100 * phase['mfu']:.1f} %; "
+        f"{phase['seconds_per_step_in_turn']:.4f} s where no exchange is hidden (matrix units alone "
+        f"{seconds['compute']:.4f}, memory alone {seconds['memory']:.4f}, exchange {seconds['ici']:.4f} in a slice, "
+        f"{seconds['dcn']:.4f} between)"
+    )
+    return lines
+
+
+def _long(seconds: float) -> str:
+    days, rest = divmod(round(seconds), 86400)
+    return f"{days} d {duration(rest)}" if days else duration(rest)
+
+
+def describe_search(found: Sequence[Found]) -> str:
+    """What fits, the fastest first, with the overrides that make it."""
+    return "\n".join(
+        f"{one.rows_per_second:>10,.0f} rows/s at best, {one.rows:>5} rows and {one.peak_memory_bytes / _GIB:5.2f} GiB "
+        f"a device: {' '.join(one.overrides)}"
+        for one in found
+    )
+
+
+# What two plans are compared by: name for people, key, divisor, unit.
+_COMPARED = (
+    ("chips", "chips", 1, ""),
+    ("fits", "fits", None, ""),
+    ("peak memory a chip", "peak_memory_bytes", _GIB, "GiB"),
+    ("FLOPs a step", "flops", 1e12, "T"),
+    ("memory traffic a chip and step", "bytes", 1e9, "GB"),
+    ("step", "seconds_per_step", 1, "s"),
+    ("MFU", "mfu", 0.01, "%"),
+    ("run", "seconds", 3600, "h"),
+    ("chip-hours", "chip_hours", 1, ""),
+    ("cost", "cost", 1, ""),
+)
+
+
+def compare_plans(names: tuple[str, str], plans: tuple[dict[str, Any], dict[str, Any]]) -> str:
+    """Two plans side by side, and what the second is of the first."""
+    rows = [("", *names, "")]
+    for label, key, divisor, unit in _COMPARED:
+        values = [plan[key] for plan in plans]
+        if divisor is None or None in values:
+            rows.append((label, *("-" if value is None else str(value) for value in values), ""))
+            continue
+        shown = [f"{value / divisor:,.4g} {unit}".rstrip() for value in values]
+        rows.append((label, *shown, f"x {values[1] / values[0]:.3f}" if values[0] else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
