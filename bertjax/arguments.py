@@ -147,7 +147,9 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--init_from", metavar="CKPT", help=f"start with the parameters of {_ANY_CHECKPOINT}")
     sub.add_argument(
-        "--distributed", action="store_true", help="one process of several: the same command on every host"
+        "--distributed",
+        action="store_true",
+        help="refuse to train alone; where processes are told of each other they join without it",
     )
 
     sub = command(

@@ -64,13 +64,15 @@ def join_the_others(config: ClusterConfig) -> None:
     port = config.coordinator_port or (_TPU_PORT if _has_tpus() else 0)
     if port:
         os.environ.setdefault(_PORT, str(port))
-    limits = {
+    limits: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
     }
     try:
         if len(given) == len(_NAMES):
             address, count, index = given.values()
+            # All is told: JAX would ask a cloud's metadata where libtpu is installed.
+            limits["cluster_detection_method"] = "deactivate"
             jax.distributed.initialize(address, int(count), int(index), **limits)
         else:
             jax.distributed.initialize(**limits)

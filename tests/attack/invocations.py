@@ -115,8 +115,8 @@ class Invocation:
         _plant(work)
         before = entries(work)
         outcome = self._outcome(sandbox, starter, case)
-        stopped = self.endless and outcome.code in (130, 0)
-        faults = faults_of(outcome, (*self.codes, 130) if stopped else self.codes)
+        stopped = self.endless and outcome.code in (130, 42, 0)
+        faults = faults_of(outcome, (*self.codes, 42, 130) if stopped else self.codes)
         new, touched = changed(before, entries(work))
         # What was there is replaced only by a command that succeeds, and that was told to.
         given = [item for item in new + touched if any(item.partition("/")[0] in word for word in self.argv)]
@@ -127,7 +127,7 @@ class Invocation:
         if outcome.code in (0, 1, 2) and temporary_left(case / "tmp0"):
             faults.append("temporary file left")
         faults += [f"harm: {path}" for path in sandbox.harm()]
-        ends = {0: "done", 1: "failed", 2: "refused", 130: "stopped"}
+        ends = {0: "done", 1: "failed", 2: "refused", 42: "stopped", 130: "stopped"}
         detail = f"exit {outcome.code} in {outcome.seconds:.1f} s; new: {new}; changed: {touched}; {outcome.last_line}"
         return Finding(self.row, ends.get(outcome.code, "odd"), tuple(faults), detail, outcome.argv)
 
