@@ -6,6 +6,8 @@ import importlib.util
 import os
 import re
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +15,11 @@ from typing import Any
 import jax
 from jax._src import distributed  # The store that its processes share has no public name.
 
-from bertjax.errors import BertjaxError, LostError, first_line
+from bertjax.errors import LOST, BertjaxError, LostError, first_line
 from bertjax.held_back import LOST_PROCESS
+from bertjax.process import end_at_once
 from bertjax.settings.cluster import ClusterConfig
+from bertjax.terminal import show
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _PORT = "JAX_COORDINATOR_PORT"
@@ -27,9 +31,10 @@ _COUNTS = (("MEGASCALE_NUM_SLICES", "MEGASCALE_NUM_SLICES"), ("SLURM_NTASKS", "S
 # Said by gloo, which moves data between CPUs, by the service through which JAX coordinates processes, and by the
 # libraries that move data between GPUs.
 _LOST = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
-_ROLL_CALL_SECONDS = 10
-_POLL_SECONDS = 0.2
-_HOST, _PRESENT, _TOLD = "bertjax/host", "bertjax/present", "bertjax/told"
+_BEAT_SECONDS = 2
+# In the store: what a process writes under its number, and what one writes for all.
+_HOST, _ALIVE, _KNOWS = "bertjax/host", "bertjax/alive", "bertjax/knows"
+_LOST_PROCESSES = "bertjax/lost/processes"
 
 
 def is_one_of_several() -> bool:
@@ -84,6 +89,7 @@ def join_the_others(config: ClusterConfig) -> None:
         ) from error
     if jax.process_count() > 1:
         _store().key_value_set(f"{_HOST}/{jax.process_index()}", socket.gethostname())
+        threading.Thread(target=_be_alive, daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -97,31 +103,70 @@ def naming_a_lost_process() -> Iterator[None]:
         yield
     except Exception as error:  # Collectives, and whatever library uses them, raise what they like.
         if not isinstance(error, BertjaxError) and jax.process_count() > 1 and _LOST.search(str(error)):
-            raise LostError(LOST_PROCESS.format(f"{_missing()}: {first_line(error)}")) from error
+            raise LostError(LOST_PROCESS.format(f"{_who_is_gone()}: {first_line(error)}")) from error
         raise
 
 
-def _missing() -> str:
-    """Which processes do not say that they are still there, when all that are have found one gone."""
-    index, count, store = jax.process_index(), jax.process_count(), _store()
-    until = time.monotonic() + _ROLL_CALL_SECONDS
-
-    def present(what: str) -> set[int]:
-        return {int(key.rpartition("/")[2]) for key, _ in store.key_value_dir_get(what)}
-
+def _who_is_gone() -> str:
+    """Which processes are gone, as this one finds or as another has found; the others are told, and end too."""
+    index, store = jax.process_index(), _store()
     try:
-        store.key_value_set(f"{_PRESENT}/{index}", "")
-        hosts = {int(key.rpartition("/")[2]): host for key, host in store.key_value_dir_get(_HOST)}
-        while len(there := present(_PRESENT)) < count - 1 and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        store.key_value_set(f"{_TOLD}/{index}", "")
-        # The store is gone with process 0.
-        while index == 0 and len(present(_TOLD)) < len(there) and time.monotonic() < until + 1:
-            time.sleep(_POLL_SECONDS)
+        if found := _found_by_another():
+            _let_others_read()
+            return found
+        store.key_value_set(f"{_KNOWS}/{index}", "")
+        first = _numbers(_ALIVE)
+        time.sleep(3 * _BEAT_SECONDS)
+        last, hosts = _numbers(_ALIVE), dict(_entries(_HOST))
+        # One that has found out may have ended by now.
+        silent = {number for number, beats in last.items() if beats == first.get(number)} - {*_numbers(_KNOWS)}
+        found = ", ".join(f"process {number} on {hosts[number]}" for number in sorted(silent - {index})) or "unknown"
+        with contextlib.suppress(Exception):  # Of one that was quicker to say so.
+            store.key_value_set(_LOST_PROCESSES, found)
+        found = _found_by_another()
+        _let_others_read()
+        return found
     except Exception:  # jaxlib has no class of its own for it.
         return "process 0, which coordinates the others"
-    gone = sorted({*range(count)} - there)
-    return ", ".join(f"process {number} on {hosts.get(number, 'an unknown host')}" for number in gone) or "unknown"
+
+
+def _be_alive() -> None:
+    """Tells the others now and then that this process is there, and ends it when another one has found one gone.
+
+    A collective operation fails where it waits for a process that is gone, and nowhere else: the others wait for those
+    that it failed in, which end.
+    """
+    index = jax.process_index()
+    while True:
+        try:
+            _store().key_value_increment(f"{_ALIVE}/{index}", 1)
+            found = _found_by_another()
+        except Exception:  # The store is gone; JAX ends the process then.
+            return
+        if found:
+            _let_others_read()
+            show(f"bertjax: {LOST_PROCESS.format(found)}", sys.stderr)
+            end_at_once(LOST)
+        time.sleep(_BEAT_SECONDS)
+
+
+def _let_others_read() -> None:
+    """The store ends with process 0."""
+    if jax.process_index() == 0:
+        time.sleep(3 * _BEAT_SECONDS)
+
+
+def _found_by_another() -> str:
+    return dict(_store().key_value_dir_get("bertjax/lost")).get(_LOST_PROCESSES, "")
+
+
+def _entries(folder: str) -> list[tuple[int, str]]:
+    """Process to what it wrote."""
+    return [(int(key.rpartition("/")[2]), value) for key, value in _store().key_value_dir_get(folder)]
+
+
+def _numbers(folder: str) -> dict[int, int]:
+    return {number: int(value or 0) for number, value in _entries(folder)}
 
 
 def _store() -> Any:
