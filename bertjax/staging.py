@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from bertjax.files import is_ours, is_unfinished, unfinished_name
 # What tells a directory that this program made, and may clear away, from any other of such a name.
 _MARKER = "bertjax-unfinished"
 _NEW, _OLD = "new", "old"
+# Of a process that ends, for what its other threads still write.
+_MOST_CLEARINGS, _CLEARING_SECONDS = 40, 0.05
 # Of this process, where a directory is being made and what it will be.
 _under_way: dict[Path, Path] = {}
 
@@ -87,19 +90,30 @@ def _staging(output: Path) -> Iterator[Path]:
         yield staging
     finally:
         _clear(staging, output)
-        _under_way.pop(staging, None)
+        # A thread of a library may be writing still; what it leaves is cleared when the process ends.
+        if not staging.exists():
+            _under_way.pop(staging, None)
         if lock is not None:
             os.close(lock)
 
 
 def clear_under_way() -> None:
-    """Clears what this process is making, before it ends at once; another thread may be at it."""
+    """Clears what this process is making, before it ends at once; other threads may be at it, or write there."""
     for staging, output in list(_under_way.items()):
-        # Nothing that is half cleared can come to its name any more.
-        aside = output.parent / unfinished_name(output.name)
-        with contextlib.suppress(OSError):
-            staging.rename(aside)
-            _clear(aside, output)
+        places, looks = [staging], 0
+        # Libraries go on writing in threads of theirs, and make folders anew that they find missing.
+        for _ in range(_MOST_CLEARINGS):
+            # Nothing that is half cleared can come to its name any more.
+            aside = output.parent / unfinished_name(output.name)
+            with contextlib.suppress(OSError):
+                staging.rename(aside)
+                places.append(aside)
+            for place in places:
+                _clear(place, output)
+            looks = 0 if any(place.exists() for place in places) else looks + 1
+            if looks == 2:
+                break
+            time.sleep(_CLEARING_SECONDS)
 
 
 def _clear_leftovers(output: Path, except_for: Path | None = None) -> None:

@@ -243,3 +243,27 @@ with staged(output, False, "corpus", lambda path: False) as folder:
 """
     assert run(body, tmp_path)[0] == 43
     assert sorted(path.name for path in tmp_path.iterdir()) == ["command.py", "tmp"]
+
+
+def test_what_a_library_goes_on_writing_after_a_request_to_end_is_cleared_too(tmp_path):
+    body = f"""
+import threading
+from pathlib import Path
+from bertjax.staging import staged
+with staged(Path({str(tmp_path / "output")!r}), False, "corpus", lambda path: False) as folder:
+    def write():
+        for number in range(60):
+            (folder / "sub").mkdir(parents=True, exist_ok=True)
+            (folder / "sub" / str(number)).touch()
+            time.sleep(0.01)
+    threading.Thread(target=write, daemon=True).start()
+    time.sleep(0.1)
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+    process = start(body, tmp_path)
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "bertjax: interrupted\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["command.py", "tmp"]
