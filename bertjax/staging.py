@@ -88,11 +88,10 @@ def _staging(output: Path) -> Iterator[Path]:
             # Another run took it for an empty one that was left.
             raise _in_use(output) from None
         yield staging
+        # Else a thread of a library may be writing still; what it leaves is cleared when the process ends.
+        del _under_way[staging]
     finally:
         _clear(staging, output)
-        # A thread of a library may be writing still; what it leaves is cleared when the process ends.
-        if not staging.exists():
-            _under_way.pop(staging, None)
         if lock is not None:
             os.close(lock)
 
@@ -103,6 +102,9 @@ def clear_under_way() -> None:
         places, looks = [staging], 0
         # Libraries go on writing in threads of theirs, and make folders anew that they find missing.
         for _ in range(_MOST_CLEARINGS):
+            looks = 0 if any(place.exists() for place in places) else looks + 1
+            if looks == 2:
+                break
             # Nothing that is half cleared can come to its name any more.
             aside = output.parent / unfinished_name(output.name)
             with contextlib.suppress(OSError):
@@ -110,9 +112,6 @@ def clear_under_way() -> None:
                 places.append(aside)
             for place in places:
                 _clear(place, output)
-            looks = 0 if any(place.exists() for place in places) else looks + 1
-            if looks == 2:
-                break
             time.sleep(_CLEARING_SECONDS)
 
 
