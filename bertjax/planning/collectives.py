@@ -28,7 +28,9 @@ class Collective:
     Attributes:
       kind: such as `all-gather`.
       arrays: what it gives; of a `reduce-scatter` what it takes.
-      groups: device numbers that exchange with each other, int [groups, size]; of a permutation, [pairs, 2].
+      groups: numbers of the devices, or slices, that exchange with each other, int [groups, size]; of a permutation,
+        [pairs, 2].
+      crosses_slices: whether it goes over the network between slices.
       times: how often it is carried out in one run of the program.
       source: the operation of the traced function that it came from.
     """
@@ -36,6 +38,7 @@ class Collective:
     kind: str
     arrays: tuple[Array, ...]
     groups: np.ndarray
+    crosses_slices: bool
     times: int
     source: str
 
@@ -44,33 +47,51 @@ class Collective:
         """Sent by each device, each time, were it a ring."""
         return _MOVED[self.kind](self.groups.shape[1]) * sum(array.size_bytes for array in self.arrays)
 
-    def crosses(self, devices_a_slice: int) -> bool:
-        """Whether devices of several slices exchange, where each slice has so many, in order."""
-        slices = self.groups // devices_a_slice
-        return bool((slices != slices[:, :1]).any())
 
+def collectives(program: Program, devices: int, slices: int = 1) -> list[Collective]:
+    """All collective operations of a program, which has numbers of its own for the devices of each slice.
 
-def collectives(program: Program, devices: int) -> list[Collective]:
-    """All collective operations of a program for so many devices.
-
-    The TPU compiler writes one that runs beside other work several times, under one channel; it is counted once.
+    Args:
+      program: of one device.
+      devices: of one slice.
+      slices: so many.
     """
+    in_order = {computation.name for computation, _, _ in program.scheduled()}
     found: dict[str, Collective] = {}
     for computation, instruction, times in program.carried_out():
+        if "_xla_megascale_transfer_type" in instruction.attributes and instruction.opcode == "send":
+            found[instruction.name] = _between_slices(program, computation.name, instruction, slices, times)
+            continue
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _MOVED:
             continue
         # The TPU compiler's way to write one: a sum of which each device takes its slice.
         scattered = kind == "all-reduce" and "all-reduce-scatter" in computation.name
-        channel = instruction.attribute("channel_id", r"\d+") or instruction.name
-        found[channel] = Collective(
+        # One that runs beside other work is written in each fusion that has a part of it, under one channel.
+        channel = instruction.attribute("channel_id", r"\d+")
+        name = instruction.name if computation.name in in_order or channel is None else channel
+        found[name] = Collective(
             "reduce-scatter" if scattered else kind,
             _payload(program, computation.name, instruction, kind),
             _groups(instruction, devices),
-            max(times, found[channel].times if channel in found else 0),
+            False,
+            max(times, found[name].times if name in found else 0),
             instruction.source,
         )
     return list(found.values())
+
+
+def _between_slices(program: Program, computation: str, send: Instruction, slices: int, times: int) -> Collective:
+    """What is handed to the hosts, which exchange it with those of the other slices (libtpu's Megascale)."""
+    kind = send.attribute("_xla_megascale_transfer_type", r'"\w+"').strip('"').lower().replace("_", "-")
+    return Collective(
+        kind if kind in _MOVED else "collective-permute",
+        program.computations[computation].instructions[send.operands[0]].arrays,
+        np.arange(slices)[None],
+        True,
+        times,
+        send.source,
+    )
 
 
 def _payload(program: Program, computation: str, instruction: Instruction, kind: str) -> tuple[Array, ...]:

@@ -102,8 +102,11 @@ def compile_step(settings: RunSettings, task: Task, phase: int, devices: list[ja
         return CompiledStep(memory, False, (), (), time.monotonic() - started)
     seconds = time.monotonic() - started
     program = read_program(compiled.as_text())
+    slices = len({getattr(device, "slice_index", None) for device in devices})
     memory = Memory(**held, temporaries=_temporaries(compiled))
-    return CompiledStep(memory, True, tuple(work_of(program)), tuple(collectives(program, mesh.size)), seconds)
+    return CompiledStep(
+        memory, True, tuple(work_of(program)), tuple(collectives(program, mesh.size // slices, slices)), seconds
+    )
 
 
 def _temporaries(compiled: Any) -> int:

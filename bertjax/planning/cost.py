@@ -6,9 +6,8 @@ FLOPs are those of matrix products; what is done beside them, element by element
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 
-from bertjax.planning.program import Array, Computation, Instruction, Program
+from bertjax.planning.program import CALLERS, Array, Computation, Instruction, Program
 
 # Those whose result is a part of what they read.
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -17,8 +16,6 @@ _FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"),
     *("partition-id", "replica-id", "iota", "add-dependency", "opt-barrier"),
 )
-# Their own operations are the program's, and not hidden in a fusion.
-_CALLERS = ("while", "conditional", "call")
 # What the TPU compiler writes as a call and is none.
 _NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
 _COLLECTIVE = re.compile(r"all-(gather|reduce|to-all)|reduce-scatter|collective-")
@@ -50,23 +47,9 @@ def work_of(program: Program) -> list[Work]:
             times,
             instruction.source,
         )
-        for computation, instruction, times in _scheduled(program)
+        for computation, instruction, times in program.scheduled()
         if instruction.opcode not in _FREE
     ]
-
-
-def _scheduled(program: Program) -> Iterator[tuple[Computation, Instruction, int]]:
-    """Instructions of the entry, of loops' bodies and of branches; not those inside fusions."""
-    pending, seen = [program.entry], set()
-    while pending:
-        computation = program.computations[pending.pop()]
-        if computation.name in seen:
-            continue
-        seen.add(computation.name)
-        for instruction in computation.instructions.values():
-            yield computation, instruction, program.times[computation.name]
-            if instruction.opcode in _CALLERS:
-                pending += instruction.called
 
 
 def _flops(program: Program, computation: Computation, instruction: Instruction) -> float:
@@ -77,7 +60,7 @@ def _flops(program: Program, computation: Computation, instruction: Instruction)
         return _convolution_flops(computation, instruction)
     if instruction.opcode == "custom-call":
         return _estimate(instruction, "flops") or 0.0
-    if instruction.opcode in _CALLERS:
+    if instruction.opcode in CALLERS:
         return 0.0
     return sum(
         _flops(program, inner, one)

@@ -48,7 +48,7 @@ def plan_run(
         model_flops, tokens = work[0].flops - work[1].flops, work[0].tokens - work[1].tokens
         phases.append(
             {"steps": count, "rows": work[0].rows - work[1].rows, "tokens": tokens, "model_flops": model_flops}
-            | _of_step(step, chip, len(devices) // slices, chips, model_flops)
+            | _of_step(step, chip, chips, model_flops)
         )
         before += count
     fits = all(phase["fits"] for phase in phases)
@@ -87,7 +87,7 @@ def plan_run(
     }
 
 
-def _of_step(step: CompiledStep, chip: Chip, devices_a_slice: int, chips: int, model_flops: float) -> dict[str, Any]:
+def _of_step(step: CompiledStep, chip: Chip, chips: int, model_flops: float) -> dict[str, Any]:
     """One phase, by chip: where JAX sees each core of one as a device, those of one core times their number."""
     memory = {name: chip.cores * value for name, value in dataclasses.asdict(step.memory).items()}
     found: dict[str, Any] = {
@@ -98,11 +98,11 @@ def _of_step(step: CompiledStep, chip: Chip, devices_a_slice: int, chips: int, m
     }
     if not step.fits:
         return found
-    bound = roofline(step.work, step.exchanged, chip, devices_a_slice)
+    bound = roofline(step.work, step.exchanged, chip)
     return found | {
         "flops": chips * chip.cores * sum(one.flops for one in step.work),
         "bytes": chip.cores * sum(one.hbm_bytes for one in step.work),
-        "collectives": _exchange(step.exchanged, devices_a_slice),
+        "collectives": _exchange(step.exchanged),
         "roofline_seconds": dataclasses.asdict(bound),
         "seconds_per_step": bound.overlapped,
         "seconds_per_step_in_turn": bound.in_turn,
@@ -110,12 +110,12 @@ def _of_step(step: CompiledStep, chip: Chip, devices_a_slice: int, chips: int, m
     }
 
 
-def _exchange(exchanged: Sequence[Collective], devices_a_slice: int) -> list[dict[str, Any]]:
+def _exchange(exchanged: Sequence[Collective]) -> list[dict[str, Any]]:
     """Collectives of a device by kind: how many are carried out, and the bytes it sends in all of them."""
     counts: Counter[tuple[str, bool]] = Counter()
     moved: Counter[tuple[str, bool]] = Counter()
     for one in exchanged:
-        key = one.kind, one.crosses(devices_a_slice)
+        key = one.kind, one.crosses_slices
         counts[key] += one.times
         moved[key] += one.times * one.moved_bytes
     return [

@@ -11,6 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+# Whose computations are a part of the program's course, and not hidden in one operation.
+CALLERS = ("while", "conditional", "call")
 # Of the types whose name does not tell.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -120,6 +122,19 @@ class Program:
                 for called in instruction.called:
                     times[called] += times[name] * repeats
         return times
+
+    def scheduled(self) -> Iterator[tuple[Computation, Instruction, int]]:
+        """Instructions that are carried out one after the other, and how often: not those inside fusions."""
+        pending, seen = [self.entry], set()
+        while pending:
+            computation = self.computations[pending.pop()]
+            if computation.name in seen:
+                continue
+            seen.add(computation.name)
+            for instruction in computation.instructions.values():
+                yield computation, instruction, self.times[computation.name]
+                if instruction.opcode in CALLERS:
+                    pending += instruction.called
 
     def _callers_first(self) -> list[str]:
         order: list[str] = []

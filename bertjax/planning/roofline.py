@@ -46,20 +46,19 @@ ASSUMPTIONS = (
 )
 
 
-def roofline(work: Sequence[Work], exchanged: Sequence[Collective], chip: Chip, devices_a_slice: int) -> Roofline:
+def roofline(work: Sequence[Work], exchanged: Sequence[Collective], chip: Chip) -> Roofline:
     """Bounds for one device, which has its part of a chip.
 
     Args:
       work: of the step.
       exchanged: collectives of the step.
       chip: of the devices.
-      devices_a_slice: in order.
     """
     flops_per_second = chip.flops_per_second / chip.cores
     bytes_per_second = chip.hbm_bytes_per_second / chip.cores
     moved = {True: 0.0, False: 0.0}
     for one in exchanged:
-        moved[one.crosses(devices_a_slice)] += one.times * one.moved_bytes
+        moved[one.crosses_slices] += one.times * one.moved_bytes
     dcn = (chip.dcn_bytes_per_second or 0) / chip.cores
     return Roofline(
         compute=sum(one.flops for one in work) / flops_per_second,

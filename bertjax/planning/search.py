@@ -65,7 +65,7 @@ def search(configure: Callable[[Sequence[str]], tuple[RunSettings, Task]], topol
     for number, remat in enumerate(REMAT_POLICIES, 1):
         say(f"policy {number} of {len(REMAT_POLICIES)}: remat {remat}, at most {_MOST_TRIES} compilations")
         layout = (f"--config.model.remat={remat}", "--config.mesh.data=-1", f"--config.mesh.fsdp={fsdp}")
-        best = _largest(configure, layout, chip, devices, slices, limit)
+        best = _largest(configure, layout, chip, devices, limit)
         if best:
             found.append(best)
     if not found:
@@ -92,7 +92,6 @@ def _largest(
     layout: tuple[str, ...],
     chip: Chip,
     devices: list[jax.Device],
-    slices: int,
     limit: float,
 ) -> Found | None:
     """By a straight line through what two batches need, which the third try confirms."""
@@ -104,7 +103,7 @@ def _largest(
         step = tried[rows] = compile_step(settings, task, 0, devices)
         said = f"{rows} rows a device: {step.memory.total / 2**30:.2f} GiB, {'fits' if step.fits else 'does not fit'}"
         if step.fits and (best is None or rows > best.rows):
-            bound = roofline(step.work, step.exchanged, chip, len(devices) // slices)
+            bound = roofline(step.work, step.exchanged, chip)
             best = Found(overrides, rows, step.memory.total, rows * len(devices) / bound.overlapped)
             said += f", {best.rows_per_second:,.0f} rows/s at best"
         say(f"  {said}; compiled in {step.seconds:.0f} s")

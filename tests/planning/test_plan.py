@@ -59,11 +59,11 @@ def test_each_bound_of_a_step_is_that_of_the_chip():
     both = [Work(chip.flops_per_second, 0, 1, ""), Work(0, chip.hbm_bytes_per_second, 1, "")]
     groups = jnp.arange(4).reshape(2, 2)
     sent = Array("f32", (int(chip.ici_bytes_per_second) // 4,))
-    bound = roofline(both, [Collective("all-reduce", (sent,), groups, 3, "")], chip, devices_a_slice=2)
+    bound = roofline(both, [Collective("all-reduce", (sent,), groups, False, 3, "")], chip)
     assert (bound.compute, bound.memory, bound.device) == (1, 1, 2)
     assert (bound.ici, bound.dcn) == (3, 0)
     assert (bound.overlapped, bound.in_turn) == (3, 5)
-    across = roofline(both, [Collective("all-reduce", (sent,), groups.T, 3, "")], chip, devices_a_slice=2)
+    across = roofline(both, [Collective("all-reduce", (sent,), groups, True, 3, "")], chip)
     assert across.ici == 0
     assert across.dcn == pytest.approx(3 * chip.ici_bytes_per_second / chip.dcn_bytes_per_second)
 
@@ -71,7 +71,7 @@ def test_each_bound_of_a_step_is_that_of_the_chip():
 def test_a_core_has_its_part_of_a_chip():
     whole, core = dataclasses.replace(CHIPS["v3"], cores=1), CHIPS["v3"]
     some = [Work(1e12, 1e9, 1, "")]
-    assert roofline(some, [], core, 1).device == pytest.approx(2 * roofline(some, [], whole, 1).device)
+    assert roofline(some, [], core).device == pytest.approx(2 * roofline(some, [], whole).device)
 
 
 CONFIG = ["--config", "pretrain:size=L2_H128,seq_len=64", "--config.data.batch_size=16"]

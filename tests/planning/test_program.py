@@ -114,8 +114,7 @@ def test_groups_are_read_in_each_of_their_forms(groups, expected):
     assert found.groups.tolist() == expected
     size = len(expected[0])
     assert found.moved_bytes == pytest.approx(2 * (size - 1) / size * 4 * 8 * 4)
-    across = any(len({device // 2 for device in group}) > 1 for group in expected)
-    assert found.crosses(devices_a_slice=2) == across
+    assert not found.crosses_slices
 
 
 def test_each_kind_moves_what_a_ring_moves():
@@ -131,6 +130,24 @@ def test_each_kind_moves_what_a_ring_moves():
         "p = f32[4,8]{1,0} collective-permute(%p), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}", 4
     )
     assert (permute.moved_bytes, permute.groups.tolist()) == (4 * 8 * 4, [[0, 1], [1, 2], [2, 3], [3, 0]])
+
+
+def test_what_is_handed_to_the_hosts_crosses_slices():
+    # As the TPU compiler writes a sum over four slices, of which each device has done its slice's part.
+    text = """HloModule m
+
+ENTRY %main (p: f32[4,8]) -> f32[4,8] {
+  %p = f32[4,8]{1,0} parameter(0)
+  %token = token[] after-all()
+  %send = (f32[4,8]{1,0}, u32[], token[]) send(%p, %token), channel_id=5, frontend_attributes={TYPE}
+  %recv = (f32[4,8]{1,0}, u32[], token[]) recv(%token), channel_id=4, frontend_attributes={TYPE}
+  %done = (f32[4,8]{1,0}, token[]) recv-done(%recv), channel_id=4
+  ROOT %r = f32[4,8]{1,0} get-tuple-element(%done), index=0
+}
+"""
+    named = '_xla_megascale_target="{1:3}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"'
+    (found,) = collectives(read_program(text.replace("TYPE", named)), devices=4, slices=4)
+    assert (found.kind, found.crosses_slices, found.moved_bytes) == ("all-reduce", True, 2 * 3 / 4 * 4 * 8 * 4)
 
 
 def test_a_collective_that_is_written_in_parts_counts_once():
