@@ -9,7 +9,7 @@ import numpy as np
 from bertjax.model.config import ModelConfig
 
 # Dense bf16 peaks in FLOP/s a chip, from the makers' data sheets, by what `jax.Device.device_kind` contains.
-_PEAK_FLOPS = (
+PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100", 989e12),
     ("H200", 989e12),
@@ -62,7 +62,7 @@ def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
     if devices[0].platform == "cpu":
         return matmul_flops_per_second(), "measured NumPy float32 matrix product"
     kind = devices[0].device_kind
-    for name, peak in _PEAK_FLOPS:
+    for name, peak in PEAK_FLOPS:
         if name in kind:
             return peak * len(devices), f"{len(devices)} x {kind}, {peak / 1e12:.0f} TFLOP/s bf16"
     return 0.0, f"no peak known for {kind}"

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from bertjax.model.flops import PEAK_FLOPS
+
 _PAGE = "docs.cloud.google.com/tpu/docs/"
 
 
@@ -32,18 +34,19 @@ class Chip:
     source: str
 
 
+_PEAKS = dict(PEAK_FLOPS)
 _LINKS_V2_V3 = "links: Norrie et al., IEEE Micro 41(2), 2021, 4 x {} Gbit/s each way"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", 46e12, 16 * 2**30, 700e9, 4 * 62e9, None, 2, 2, f"{_PAGE}v2; {_LINKS_V2_V3.format(496)}"),
-        Chip("v3", 123e12, 32 * 2**30, 900e9, 4 * 82e9, None, 2, 2, f"{_PAGE}v3; {_LINKS_V2_V3.format(656)}"),
+        Chip("v2", _PEAKS["TPU v2"], 16 * 2**30, 700e9, 4 * 62e9, None, 2, 2, f"{_PAGE}v2; {_LINKS_V2_V3.format(496)}"),
+        Chip("v3", _PEAKS["TPU v3"], 32 * 2**30, 900e9, 4 * 82e9, None, 2, 2, f"{_PAGE}v3; {_LINKS_V2_V3.format(656)}"),
         Chip(
-            *("v4", 275e12, 32 * 2**30, 1200e9, 6 * 50e9, None, 1, 3),
+            *("v4", _PEAKS["TPU v4"], 32 * 2**30, 1200e9, 6 * 50e9, None, 1, 3),
             f"{_PAGE}v4; links: Jouppi et al., ISCA 2023, 6 x 50 GB/s each way",
         ),
-        Chip("v5e", 197e12, 16e9, 819e9, 200e9, 25e9 / 8, 1, 2, f"{_PAGE}v5e"),
-        Chip("v5p", 459e12, 95e9, 2765e9, 600e9, 50e9 / 8, 1, 3, f"{_PAGE}v5p"),
-        Chip("v6e", 918e12, 32e9, 1638e9, 400e9, 100e9 / 8, 1, 2, f"{_PAGE}v6e"),
+        Chip("v5e", _PEAKS["TPU v5e"], 16e9, 819e9, 200e9, 25e9 / 8, 1, 2, f"{_PAGE}v5e"),
+        Chip("v5p", _PEAKS["TPU v5p"], 95e9, 2765e9, 600e9, 50e9 / 8, 1, 3, f"{_PAGE}v5p"),
+        Chip("v6e", _PEAKS["TPU v6"], 32e9, 1638e9, 400e9, 100e9 / 8, 1, 2, f"{_PAGE}v6e"),
     )
 }

@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.training.compiler_options import compiler_options
 from bertjax.training.optimizer import LearningRate, Optimizer
 from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
 from bertjax.training.trainable import check_frozen, trainable, updated, with_trained
@@ -145,6 +146,7 @@ def make_train_step(
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh), replicated(mesh)),
         out_shardings=shardings,
         donate_argnums=0,
+        compiler_options=compiler_options(mesh),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from bertjax.errors import UsageError
 from bertjax.settings.mesh import MeshConfig
 from bertjax.training import sharding
+from bertjax.training.compiler_options import TPU_OPTIONS, compiler_options
 from bertjax.training.sharding import make_mesh
 
 
@@ -44,6 +45,13 @@ def test_slices_follow_each_other_along_data_and_hold_the_other_axes_whole(monke
     assert grid.shape == (4, 4, 2)
     assert [{device.slice_index for device in row.flat} for row in grid] == [{0}, {0}, {1}, {1}]
     assert len({id(device) for device in grid.flat}) == 32
+
+
+def test_options_of_the_compiler_are_for_tpus_and_some_for_several_slices(monkeypatch):
+    one, two = (compiler_options(types.SimpleNamespace(devices=np.array(chips(slices, (2, 2))))) for slices in (1, 2))
+    assert one.items() < two.items()
+    assert [name for name in two if name not in one] == [option.name for option in TPU_OPTIONS if option.several_slices]
+    assert compiler_options(make_mesh(MeshConfig())) is None
 
 
 @pytest.mark.parametrize(
