@@ -84,7 +84,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         (["--config", TINY, "--config.model=3"], "--config.model is a section of fields; set one of them: activation"),
         (
             ["--config", TINY, "--config.mesh.data=0"],
-            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1: each must be at least 1",
+            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1: each must be at least 1",
         ),
         (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, none"),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
@@ -143,6 +143,7 @@ def test_an_empty_path_is_refused_wherever_a_path_is_taken(capfd, words, name, t
     monkeypatch.chdir(tmp_path)
     for empty in ("", " "):
         given = [empty, "x"] if name == "source" else ["x", empty] if name == "destination" else [f"{name}={empty}"]
+        given = [name, empty, "x"] if name == "--compare" else given
         error = refused(capfd, *words, *given)
         assert "the path is empty" in error and (name in error or name in ("source", "destination"))
     assert not list(tmp_path.iterdir())

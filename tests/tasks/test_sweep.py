@@ -8,11 +8,11 @@ from etils import epath
 from running import EXPERIMENTS, overrides, refused
 
 from bertjax import cli
-from bertjax import sweeps as sweep
 from bertjax.building import experiment_config, settings_of
 from bertjax.errors import BertjaxError
 from bertjax.sweeps import name_of, run_sweep
 from bertjax.training import loop
+from bertjax.training.progress import read_results
 from bertjax.training.step import make_train_step
 
 
@@ -78,7 +78,7 @@ def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue,
 
     def noting(configure, trials, path, init_from):
         seen.extend((trial, configure(trial)) for trial in trials)
-        return {}
+        return {"stopped": False}
 
     monkeypatch.setattr("bertjax.sweeps.run_sweep", noting)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
@@ -132,9 +132,9 @@ def test_a_trial_is_one_folder_whatever_its_values_are():
 )
 def test_damaged_results_of_a_finished_trial_are_named(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
-    with pytest.raises(BertjaxError, match="results.json is damaged .*; remove it, and the same command ends"):
-        sweep.results_of(epath.Path(tmp_path))
+    with pytest.raises(BertjaxError, match="results.json is damaged .*; remove it, and the command that trained"):
+        read_results(epath.Path(tmp_path))
 
 
 def test_whole_results_of_a_finished_trial_are_taken(cola):
-    assert sweep.results_of(epath.Path(cola))["seed"] == 0
+    assert read_results(epath.Path(cola))["seed"] == 0
