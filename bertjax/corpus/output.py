@@ -126,6 +126,10 @@ class CorpusWriter:
             problems["documents_without_sentences"] += split.finish()
         return {split: self._statistics(split) for split in store.SPLITS}
 
+    def index(self, split: str) -> np.ndarray:
+        """[documents] of INDEX_DTYPE: what a split holds, once the files are complete and as long as they are there."""
+        return self._splits[split].index()
+
     def finish(self, problems: Counter[str]) -> dict[str, dict[str, int]]:
         """Completes the files, sees to it that no split stays without documents, and returns each split's counts.
 

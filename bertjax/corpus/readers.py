@@ -13,12 +13,13 @@ import codecs
 import dataclasses
 import glob
 import gzip
+import json
 import lzma
 import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from bertjax.corpus import datasets, docstrings, layouts
@@ -37,7 +38,8 @@ class Source:
     """One thing to read: a file, a TFDS split, or all docstrings.
 
     Attributes:
-      kind: one of `FORMS`, or `paragraphs`: a paragraph a line, a blank line between documents.
+      kind: one of `FORMS`; `paragraphs`: a paragraph a line, a blank line between documents; or `texts`: what
+        `write_texts` wrote.
       name: path or dataset, for messages.
       size_bytes: bytes to read, compressed where the file is; None where not known.
     """
@@ -142,10 +144,28 @@ def read(source: Source, problems: Counter[str], advance: Callable[[int], None])
     if source.kind == "tfds":
         texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
+    if source.kind == "texts":
+        return _written_texts(source)
     chunks = _chunks(source, problems, advance)
     if source.kind in ("text", "paragraphs"):
         return layouts.blocks(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
     return layouts.prose(chunks, problems) if source.kind == "prose" else layouts.wiki(chunks, problems)
+
+
+def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
+    """Writes texts as they were read, to be read again as a source of kind `texts`.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    for text in texts:
+        file.write(json.dumps(dataclasses.astuple(text)).encode() + b"\n")
+
+
+def _written_texts(source: Source) -> Iterator[Text]:
+    with _open(source.name) as file:
+        for line in file:
+            yield Text(*json.loads(line))
 
 
 def _one_line(error: BaseException) -> str:
