@@ -1,6 +1,7 @@
 """`prepare`: any text to a tokenised corpus on disk, streaming, on all cores, the same bytes every time."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -138,10 +139,9 @@ def _place(output: str | Path) -> Path | epath.Path:
     if not str(output):
         raise UsageError("--output is empty; name the folder that is to hold the corpus")
     if is_remote(output):
-        place = path_of(str(output))
-        if place.parent == place or place.parent.parent == place.parent:
+        if "/" not in str(output).partition("://")[2].strip("/"):
             raise UsageError(f"the corpus cannot be {output}, the whole of a bucket; name a folder in it")
-        return place
+        return path_of(str(output))
     place = Path(os.path.realpath(os.path.expanduser(output)))
     if not place.name:
         raise UsageError(f"the corpus cannot be {place}; name a folder that is not there yet")
@@ -172,12 +172,16 @@ def _executor(
         if options:
             raise UsageError("--runner_options are for --runner beam")
         return lambda job, directory: _run_here(job, directory, workers, progress)
+    # Its library says what else could be installed.
+    logging.disable(logging.WARNING)
     try:
         from bertjax.corpus import run_beam
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
         raise UsageError("--runner beam needs Apache Beam: pip install 'bertjax[beam]'") from error
+    finally:
+        logging.disable(logging.NOTSET)
     pipeline_options = run_beam.pipeline_options(options, output, workers)
     return lambda job, directory: run_beam.run(job, directory, pipeline_options, workers, progress, shard_bytes)
 

@@ -8,6 +8,7 @@ through it in memory holds little.
 import hashlib
 import itertools
 import json
+import logging
 import re
 import shutil
 from collections import Counter
@@ -89,6 +90,8 @@ def run(
     Raises:
       UsageError, BertjaxError: a stage failed, or the pipeline; names the stage.
     """
+    # What goes wrong is said in one line at the end.
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = directory / "work"
     work.mkdir()
     problems = Counter(job.problems)
