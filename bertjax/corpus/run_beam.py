@@ -5,7 +5,9 @@ machines see. So a step that a runner does again or elsewhere finds what was don
 through it in memory holds little.
 """
 
+import contextlib
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -31,7 +33,7 @@ from bertjax.corpus.readers import Source
 from bertjax.corpus.run_local import worker_pool
 from bertjax.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
 from bertjax.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
-from bertjax.errors import BertjaxError, UsageError, first_line, listed
+from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.files import VOCABULARY_BYTES, is_remote, read_json, read_whole, write_whole
 from bertjax.terminal import say
 
@@ -68,11 +70,16 @@ def pipeline_options(given: Sequence[str], output: Path | epath.Path, workers: i
         raise UsageError(f"DataflowRunner cannot write to {output}, a folder of this machine; give --output gs://...")
     known = PipelineOptions([]).get_all_options()
     if runner not in _OTHER_OPTIONS and (unknown := [name for name in options if name not in known]):
-        raise UsageError(f"Beam has no option {listed(unknown)} for {runner}; see `--help` of its runner's documents")
+        raise UsageError(f"Beam has no option {listed(unknown)} for {runner}; its documentation lists them")
+    made = PipelineOptions([f"--runner={runner}", *flags])
+    said = io.StringIO()
     try:
-        return PipelineOptions([f"--runner={runner}", *flags])
-    except (SystemExit, ValueError) as error:
-        raise UsageError(f"Beam cannot take these options: {listed(flags)}") from error
+        with contextlib.redirect_stderr(said):
+            made.get_all_options()
+    except SystemExit as error:  # Of its parser.
+        reason = said.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(f"Beam cannot take --runner_options {' '.join(given)}: {shortened(reason)}") from error
+    return made
 
 
 def run(
