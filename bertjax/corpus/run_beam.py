@@ -40,7 +40,7 @@ from bertjax.terminal import say
 # Beam's own runner, in processes of this machine. Its name `DirectRunner` stands for one that fetches another program.
 _HERE = "FnApiRunner"
 _OF_THIS_MACHINE = ("DirectRunner", _HERE)
-# Take options of their own that Beam does not know before it has asked them.
+# Take options that Beam does not know before it has asked them.
 _OTHER_OPTIONS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Beam's own runner gives up when one of its processes is gone; others try a bundle four times.
 _ATTEMPTS = 4
@@ -68,17 +68,16 @@ def pipeline_options(given: Sequence[str], output: Path | epath.Path, workers: i
         raise UsageError(f"Beam cannot run on runner={runner}: {first_line(error)}") from error
     if runner == "DataflowRunner" and not is_remote(output):
         raise UsageError(f"DataflowRunner cannot write to {output}, a folder of this machine; give --output gs://...")
-    known = PipelineOptions([]).get_all_options()
-    if runner not in _OTHER_OPTIONS and (unknown := [name for name in options if name not in known]):
-        raise UsageError(f"Beam has no option {listed(unknown)} for {runner}; its documentation lists them")
     made = PipelineOptions([f"--runner={runner}", *flags])
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            made.get_all_options()
+            unknown = {*made.get_all_options(retain_unknown_options=True)} - {*made.get_all_options()}
     except SystemExit as error:  # Of its parser.
         reason = said.getvalue().strip().rpartition("error: ")[2]
         raise UsageError(f"Beam cannot take --runner_options {' '.join(given)}: {shortened(reason)}") from error
+    if unknown and runner not in _OTHER_OPTIONS:
+        raise UsageError(f"Beam has no option {listed(sorted(unknown))} for {runner}; its documentation lists them")
     return made
 
 
