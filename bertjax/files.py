@@ -85,6 +85,16 @@ def writing(path: Path | epath.Path) -> Iterator[Path]:
         copy_elsewhere(folder / path.name, path)
 
 
+def write_at_once(path: Path | epath.Path, content: str | bytes) -> None:
+    """As `write_whole`, and elsewhere in one request in place of three: an object appears when it is whole.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with writing(path) as here:
+        here.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def copy_elsewhere(here: Path, path: epath.Path) -> None:
     """Copies a file of this machine to an address, where it appears when it is whole, as objects do."""
     with open(here, "rb") as source, path.open("wb") as target:

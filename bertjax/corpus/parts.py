@@ -28,7 +28,7 @@ from bertjax.corpus.layouts import Text
 from bertjax.corpus.output import INDEX, INDEX_DTYPE, CorpusWriter, check_documents
 from bertjax.corpus.readers import Source
 from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
-from bertjax.files import path_of, read_json, write_whole, writing
+from bertjax.files import path_of, read_json, write_at_once, writing
 
 # A chunk is a small share of a small text, for each worker to get some, and large enough where there are many.
 _CHUNK_BYTES = (2 << 20, 64 << 20)
@@ -176,7 +176,7 @@ def cut(chunk: Chunk, work: Path | epath.Path, size: int) -> list[Chunk]:
             with writing(work / f"{chunk.name}-{number:08d}.texts") as path, open(path, "wb") as file:
                 readers.write_texts(group, file)
             pieces = number + 1
-        write_whole(done, json.dumps({"pieces": pieces, "problems": problems}))
+        write_at_once(done, json.dumps({"pieces": pieces, "problems": problems}))
     found = read_json(done)
     # Of a source without text, one chunk that tells what was met.
     names = [f"{chunk.name}-{number:08d}" for number in range(found["pieces"])]
@@ -211,7 +211,7 @@ def encode(chunk: Chunk, recipe: Recipe, work: Path | epath.Path) -> Part:
         )
         with writing(path) as here:
             counts = _write_arrays(texts, recipe, here, problems)
-        write_whole(done, json.dumps({"counts": counts, "problems": problems}))
+        write_at_once(done, json.dumps({"counts": counts, "problems": problems}))
     found = read_json(done)
     return Part(str(path), found["counts"], found["problems"])
 

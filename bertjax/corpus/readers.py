@@ -187,7 +187,8 @@ def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
       OSError: the disk is full.
     """
     for text in texts:
-        file.write(json.dumps(dataclasses.astuple(text)).encode() + b"\n")
+        # Careless JSON holds halves of surrogate pairs.
+        file.write(json.dumps(dataclasses.astuple(text), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
 
 def _written_texts(source: Source) -> Iterator[Text]:

@@ -34,7 +34,7 @@ from bertjax.corpus.run_local import worker_pool
 from bertjax.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
 from bertjax.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
-from bertjax.files import VOCABULARY_BYTES, is_remote, read_json, read_whole, write_whole
+from bertjax.files import VOCABULARY_BYTES, is_remote, read_json, read_whole, write_at_once
 from bertjax.terminal import say
 
 # Beam's own runner, in processes of this machine. Its name `DirectRunner` stands for one that fetches another program.
@@ -232,8 +232,8 @@ def _merge(
     found: list[tuple[str, Part]], recipe: Recipe, shard_bytes: int, problems: dict[str, int], work: Path | epath.Path
 ) -> tuple[Piece, ...]:
     merged = parts.merge(found, recipe, shard_bytes, problems)
-    write_whole(work / recipe.name, recipe.content)
-    write_whole(work / _MERGED, json.dumps({"splits": merged.splits, "problems": merged.problems}))
+    write_at_once(work / recipe.name, recipe.content)
+    write_at_once(work / _MERGED, json.dumps({"splits": merged.splits, "problems": merged.problems}))
     return merged.pieces
 
 
@@ -242,7 +242,7 @@ def _write(piece: Piece, directory: Path | epath.Path) -> Iterator[dict[str, Any
 
 
 def _finish(files: list[dict[str, Any]], work: Path | epath.Path) -> tuple[()]:
-    write_whole(work / _WRITTEN, json.dumps(files))
+    write_at_once(work / _WRITTEN, json.dumps(files))
     return ()
 
 
@@ -263,6 +263,6 @@ def _made(job: Job, directory: Path | epath.Path, work: Path | epath.Path) -> Ma
             small[store.checksum_file(split, array)] = bytes.fromhex("".join(pieces))
             shards[f"{split}.{array}"] = len(pieces)
     for name, content in small.items():
-        write_whole(directory / name, content)
+        write_at_once(directory / name, content)
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return Made(vocabulary, merged["splits"], Counter(merged["problems"]), files, dict(shards))

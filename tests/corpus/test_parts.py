@@ -124,14 +124,14 @@ def test_a_step_that_is_killed_leaves_nothing_that_counts(tmp_path, vocabulary, 
     whole = [parts.encode(chunk, recipe, tmp_path) for chunk in parts.cut(large, tmp_path, size)]
     contents = [(tmp_path / part.path).read_bytes() for part in whole]
     (tmp_path / "work").mkdir()
-    write_whole, writes = parts.write_whole, itertools.count()
+    write_at_once, writes = parts.write_at_once, itertools.count()
 
     def killed_at_every_second(path, content):
         if next(writes) % 2 == 0:
             raise KeyboardInterrupt
-        return write_whole(path, content)
+        return write_at_once(path, content)
 
-    monkeypatch.setattr(parts, "write_whole", killed_at_every_second)
+    monkeypatch.setattr(parts, "write_at_once", killed_at_every_second)
     kills = 0
     while True:
         try:
