@@ -89,9 +89,14 @@ def staged_elsewhere(
         if output.exists():
             (output / last).unlink(missing_ok=True)
             output.rmtree()
+        files = sorted(new.iterdir(), key=lambda file: (file.name == last, file.name))
         output.mkdir(parents=True, exist_ok=True)
-        for file in sorted(new.iterdir(), key=lambda file: (file.name == last, file.name)):
+        # Where there are only names with slashes, a folder is there while there is something in it, and not before.
+        first = output / unfinished_name(output.name)
+        first.write_bytes(b"")
+        for file in files:
             file.replace(output / file.name)
+        first.unlink()
     except OSError as error:
         raise BertjaxError(f"cannot write the {what} {output}: {error.strerror or error}") from error
     finally:

@@ -12,6 +12,13 @@ class Bucket(MemoryFileSystem):
     store = {}
     pseudo_dirs = [""]
 
+    # As in real ones there are no folders, only names with slashes.
+    def mkdir(self, path, create_parents=True, **_):
+        pass
+
+    def makedirs(self, path, exist_ok=False):
+        pass
+
     @classmethod
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.removeprefix("gs://").removeprefix("gcs://"))
