@@ -11,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.corpus import readers, run_local, store
+from bertjax.corpus.blocks import BLOCK_BYTES
 from bertjax.corpus.job import Job, Made
 from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.corpus.vocabulary import check_size
@@ -66,8 +67,8 @@ def prepare(
     """Makes the corpus directory `output` (see `store`) from texts and returns its manifest.
 
     The bytes written depend on the texts and the settings alone, not on the number of workers or where files lie.
-    Nothing appears at `output` before it is whole. A document is held out by the hash of its content, so equal
-    documents fall on the same side.
+    Nothing that passes for a corpus is at `output` before it is whole. A document is held out by the hash of its
+    content, so equal documents fall on the same side.
 
     Args:
       inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
@@ -101,11 +102,15 @@ def prepare(
     workers = _cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"{workers:,} workers cannot work; give 1 to {_MAX_WORKERS:,}")
+    if shard_bytes < BLOCK_BYTES or shard_bytes % BLOCK_BYTES:
+        raise UsageError(f"files of {shard_bytes:,} bytes are no whole blocks of {BLOCK_BYTES:,}")
     make = _executor(runner, runner_options, output, workers, progress, shard_bytes)
     given = _given(vocabulary, lower_case) if vocabulary else None
     sources, repeated = readers.expand(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
-    check_space(output.parent, _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
+    # Beam's parts lie there as long as the corpus is made of them.
+    copies = 2 if runner == BEAM else 1
+    check_space(output.parent, copies * _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
     job = Job(
         sources=tuple(sources),
         problems={"files_named_again": repeated},

@@ -6,11 +6,13 @@ through it in memory holds little.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import itertools
 import json
 import logging
+import os
 import re
 import shutil
 from collections import Counter
@@ -102,7 +104,10 @@ def run(
     work.mkdir()
     problems = Counter(job.problems)
     with worker_pool(workers) as pool:
-        sources = [spooled(source, work, problems, pool, progress) for source in job.sources]
+        sources = [_absolute(spooled(source, work, problems, pool, progress)) for source in job.sources]
+    runner = options.view_as(StandardOptions).runner
+    if progress:
+        say(f"beam: {len(sources):,} inputs, on {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
         _build(pipeline, job, sources, directory, work, dict(problems), shard_bytes)
@@ -116,7 +121,7 @@ def run(
             if state == PipelineState.DONE:
                 break
             reason = f"it ended as {state}"
-        if options.view_as(StandardOptions).runner != _HERE or attempt == _ATTEMPTS:
+        if runner != _HERE or attempt == _ATTEMPTS:
             raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was left at the output")
         if progress:
             say(f"beam: a process was lost ({reason}); what it had not finished is done again")
@@ -126,6 +131,13 @@ def run(
     else:
         shutil.rmtree(work)
     return made
+
+
+def _absolute(source: Source) -> Source:
+    """The source by a name that is the same wherever a worker runs."""
+    if source.kind == "tfds" or is_remote(source.name):
+        return source
+    return dataclasses.replace(source, name=os.path.abspath(source.name))
 
 
 class _Stage(beam.DoFn):

@@ -23,6 +23,7 @@ def without_beam(monkeypatch):
     [
         ({"runner": "spark"}, "runner 'spark' is none of local, beam"),
         ({"runner_options": ["project=p"]}, "--runner_options are for --runner beam"),
+        ({"shard_bytes": 1000}, "files of 1,000 bytes are no whole blocks of 262,144"),
         ({"runner": "beam"}, "--runner beam needs Apache Beam: pip install -e '.\\[beam\\]'"),
     ],
 )
