@@ -1,4 +1,4 @@
-"""A corpus made by Apache Beam, on this machine or on a cluster: the steps of `parts`, each on any number of machines.
+"""A corpus made by Apache Beam, here or on a cluster: the steps of `parts` and `joining`, each on many machines.
 
 Between steps only names and counts pass through the pipeline; text and arrays lie in files of a folder that all its
 machines see. So a step that a runner does again or elsewhere finds what was done, and a runner that holds what passes
@@ -27,10 +27,11 @@ from apache_beam.pvalue import AsSingleton
 from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
-from bertjax.corpus import parts, store
+from bertjax.corpus import joining, parts, store
 from bertjax.corpus.encoding import batches
 from bertjax.corpus.job import Job, Made, spooled
-from bertjax.corpus.parts import Chunk, Part, Piece, Recipe
+from bertjax.corpus.joining import Piece
+from bertjax.corpus.parts import Chunk, Part, Recipe
 from bertjax.corpus.readers import Source
 from bertjax.corpus.run_local import worker_pool
 from bertjax.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
@@ -243,14 +244,14 @@ def _encode(chunk: Chunk, recipe: Recipe, work: Path | epath.Path) -> Iterator[t
 def _merge(
     found: list[tuple[str, Part]], recipe: Recipe, shard_bytes: int, problems: dict[str, int], work: Path | epath.Path
 ) -> tuple[Piece, ...]:
-    merged = parts.merge(found, recipe, shard_bytes, problems)
+    merged = joining.merge(found, recipe, shard_bytes, problems)
     write_at_once(work / recipe.name, recipe.content)
     write_at_once(work / _MERGED, json.dumps({"splits": merged.splits, "problems": merged.problems}))
     return merged.pieces
 
 
 def _write(piece: Piece, directory: Path | epath.Path) -> Iterator[dict[str, Any]]:
-    yield parts.write_piece(piece, directory)
+    yield joining.write_piece(piece, directory)
 
 
 def _finish(files: list[dict[str, Any]], work: Path | epath.Path) -> tuple[()]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_prepare import bytes_of, make_text, run, vocabulary, write_text  # noqa: F401
 
-from bertjax.corpus import blocks, encoding, layouts, merging, parts, readers, store
+from bertjax.corpus import blocks, encoding, joining, layouts, merging, parts, readers, store
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.errors import BertjaxError
 
@@ -39,9 +39,9 @@ def by_parts(sources, recipe, folder, seed=0, problems=None):
     for chunk in draw.sample(chunks * 2, 2 * len(chunks)):
         part = parts.encode(chunk, recipe, work)
         assert named.setdefault(chunk.name, part) == part
-    merged = parts.merge(draw.sample(sorted(named.items()), len(named)), recipe, SHARD, problems or {})
+    merged = joining.merge(draw.sample(sorted(named.items()), len(named)), recipe, SHARD, problems or {})
     pieces = draw.sample(merged.pieces * 2, 2 * len(merged.pieces))
-    written = {entry["name"]: entry for entry in (parts.write_piece(piece, folder) for piece in pieces)}
+    written = {entry["name"]: entry for entry in (joining.write_piece(piece, folder) for piece in pieces)}
     arrays = {}
     for name in sorted(written):
         file = folder / name
