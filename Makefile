@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
 test: lint
-	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow and not beam"
 
 test-all: lint $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -n auto --dist loadfile
@@ -37,7 +37,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
-	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev,parity]"
+	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev,parity,beam]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

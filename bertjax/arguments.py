@@ -93,7 +93,8 @@ def parser() -> argparse.ArgumentParser:
         "prepare",
         commands.prepare,
         "Turns text into a tokenised corpus, and trains a vocabulary where none is given.",
-        "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus",
+        "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
+        "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     )
     sub.add_argument(
         "--input",
@@ -112,6 +113,16 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--uncased", action="store_true", help="lower-case, and strip accents")
     sub.add_argument("--heldout", type=float, default=0.01, help="share of documents kept out of training, in [0, 1)")
     sub.add_argument("--workers", type=int, help="processes (default: one a core)")
+    sub.add_argument(
+        "--runner", default="local", help="local: this machine's cores; beam: Apache Beam, here or on a cluster"
+    )
+    sub.add_argument(
+        "--runner_options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of Beam's pipeline: runner=DataflowRunner project=P region=R temp_location=gs://...",
+    )
     sub.add_argument("--data_dir", metavar="DIR", help="where TensorFlow Datasets keeps its data")
     sub.add_argument("--overwrite", action="store_true", help="replace an existing output when the new one is complete")
 

@@ -83,6 +83,8 @@ def prepare(args: argparse.Namespace) -> None:
         lower_case=False if args.cased else True if args.uncased else None,
         heldout_share=args.heldout,
         workers=args.workers,
+        runner=args.runner,
+        runner_options=args.runner_options,
         data_dir=args.data_dir,
         overwrite=args.overwrite,
     )

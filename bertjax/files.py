@@ -21,6 +21,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.temporary import temporary_folder
 
 # Largest file of each kind that is read into memory.
 JSON_BYTES = 64 << 20  # configs, manifests, tokenizer.json, the index of weights in several files
@@ -28,6 +29,7 @@ VOCABULARY_BYTES = 256 << 20  # vocab.txt, SentencePiece models
 TABLE_BYTES = 8 << 30  # examples of a task, texts to embed
 _UNFINISHED = re.compile(r"\.(.+)-[0-9a-f]{16}\.unfinished")
 _NAME_CHARACTERS = 100
+_COPY_BYTES = 1 << 24
 # Left for everything else that writes to the same disk.
 _SPARE_BYTES = 16 << 20
 
@@ -65,6 +67,43 @@ def replacing(path: _Path) -> Iterator[_Path]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path | epath.Path) -> Iterator[Path]:
+    """A file of this machine that becomes `path`, here or elsewhere, at the end, or is removed, as by `replacing`.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    if not is_remote(path):
+        with replacing(path) as unfinished:
+            yield unfinished
+        return
+    with temporary_folder() as folder:
+        yield folder / path.name
+        copy_elsewhere(folder / path.name, path)
+
+
+def write_at_once(path: Path | epath.Path, content: str | bytes) -> None:
+    """As `write_whole`, and elsewhere in one request in place of three: an object appears when it is whole.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with writing(path) as here:
+        here.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def copy_elsewhere(here: Path, path: epath.Path) -> None:
+    """Copies a file of this machine to an address, where it appears when it is whole, as objects do."""
+    with open(here, "rb") as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, _COPY_BYTES)
+
+
+def path_of(name: str) -> Path | epath.Path:
+    """The path that a name is, here or elsewhere."""
+    return epath.Path(name) if is_remote(name) else Path(name)
 
 
 def _make(path: os.PathLike) -> None:

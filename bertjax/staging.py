@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from etils import epath
+
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import is_ours, is_unfinished, unfinished_name
 
@@ -62,7 +64,47 @@ def staged(output: Path, overwrite: bool, what: str, is_one: Callable[[Path], bo
         ) from error
 
 
-def _check_free(output: Path, overwrite: bool, what: str, is_one: Callable[[Path], bool]) -> None:
+@contextlib.contextmanager
+def staged_elsewhere(
+    output: epath.Path, overwrite: bool, what: str, is_one: Callable[[epath.Path], bool], last: str
+) -> Iterator[epath.Path]:
+    """As `staged`, for a folder of object storage, which knows neither folders nor a way to rename one.
+
+    Its files are moved into place one by one when the block ends well, and `last` last: where that is, the folder is
+    whole. What is replaced goes then, `last` first. A killed run leaves its unfinished folder behind.
+
+    Args:
+      last: name of a file without which nobody takes the folder for one.
+      Others as of `staged`.
+
+    Raises:
+      UsageError: something is at `output` already.
+      BertjaxError: storage refuses.
+    """
+    _check_free(output, overwrite, what, is_one)
+    new = output.parent / unfinished_name(output.name)
+    try:
+        new.mkdir(parents=True)
+        yield new
+        if output.exists():
+            (output / last).unlink(missing_ok=True)
+            output.rmtree()
+        files = sorted(new.iterdir(), key=lambda file: (file.name == last, file.name))
+        output.mkdir(parents=True, exist_ok=True)
+        # Where there are only names with slashes, a folder is there while there is something in it, and not before.
+        first = output / unfinished_name(output.name)
+        first.write_bytes(b"")
+        for file in files:
+            file.replace(output / file.name)
+        first.unlink()
+    except OSError as error:
+        raise BertjaxError(f"cannot write the {what} {output}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(Exception):
+            new.rmtree()
+
+
+def _check_free(output: Path | epath.Path, overwrite: bool, what: str, is_one: Callable[..., bool]) -> None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not is_one(output):

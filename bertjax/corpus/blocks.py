@@ -53,16 +53,18 @@ def checksums_of(path: Path) -> Checksums:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockFile:
-    """A file and what each block of it must be.
+    """An array in a file, or in several one after the other, and what each block of it must be.
 
     Attributes:
-      path: of the file.
+      path: of the file; of several, what their array is known by.
       checksums: [blocks] uint32.
       dtype: of the numbers in it.
       of: what it belongs to, such as `the corpus runs/corpus`, for messages.
       remedy: what to do where it is damaged, for messages.
       fault: numbers of a block, with the one before them where there is one, to what is wrong with them although they
         are as written; "" where nothing is.
+      shards: the several files; each but the last has the same number of whole blocks.
+      shard_blocks: that number.
     """
 
     path: Path
@@ -71,30 +73,67 @@ class BlockFile:
     of: str
     remedy: str
     fault: Callable[[np.ndarray], str] = lambda numbers: ""
+    shards: tuple[Path, ...] = ()
+    shard_blocks: int = 0
 
-    def verify(self, file: int, block: int) -> None:
-        """Reads one block from an open file and holds it against what it must be.
+    def place(self, block: int) -> tuple[Path, int]:
+        """The file that a block lies in, and which of its blocks it is."""
+        if not self.shards:
+            return self.path, block
+        shard, within = divmod(block, self.shard_blocks)
+        return self.shards[shard], within
+
+    def verify(self, read: Callable[[Path, int, int], bytes], block: int) -> None:
+        """Reads one block and holds it against what it must be.
+
+        Args:
+          read: reads a file, from a byte on, so many bytes or what it has.
 
         Raises:
           BertjaxError: it is damaged.
           OSError: it cannot be read.
         """
-        start = block * BLOCK_BYTES
-        before = self.dtype.itemsize if block else 0
-        data = os.pread(file, BLOCK_BYTES + before, start - before)
-        if zlib.crc32(memoryview(data)[before:]) != self.checksums[block]:
+        path, within = self.place(block)
+        data = read(path, within * BLOCK_BYTES, BLOCK_BYTES)
+        if zlib.crc32(data) != self.checksums[block]:
             raise self._damage(block, "does not match its checksum")
-        whole = len(data) // self.dtype.itemsize * self.dtype.itemsize
-        if fault := self.fault(np.frombuffer(data[:whole], self.dtype)):
+        itemsize = self.dtype.itemsize
+        before = b""
+        if block:
+            path, within = self.place(block - 1)
+            before = read(path, (within + 1) * BLOCK_BYTES - itemsize, itemsize)
+        whole = len(data) // itemsize * itemsize
+        if fault := self.fault(np.frombuffer(before + data[:whole], self.dtype)):
             raise self._damage(block, fault)
 
     def _damage(self, block: int, what: str) -> BertjaxError:
-        start = block * BLOCK_BYTES
-        stop = min(start + BLOCK_BYTES, max(start + 1, self.path.stat().st_size))
+        path, within = self.place(block)
+        start = within * BLOCK_BYTES
+        stop = min(start + BLOCK_BYTES, max(start + 1, path.stat().st_size))
         return BertjaxError(
-            f"{self.of} is damaged: {self.path.name}, block {block:,} (bytes {start:,} to {stop - 1:,}) {what}; "
+            f"{self.of} is damaged: {path.name}, block {within:,} (bytes {start:,} to {stop - 1:,}) {what}; "
             f"{self.remedy}"
         )
+
+
+class _Reader:
+    """Reads parts of files, of which it holds one open at a time."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._file = -1
+
+    def __call__(self, path: Path, start: int, length: int) -> bytes:
+        if path != self._path:
+            self.close()
+            self._file = os.open(path, os.O_RDONLY)
+            self._path = path
+        return os.pread(self._file, length, start)
+
+    def close(self) -> None:
+        if self._path is not None:
+            os.close(self._file)
+            self._path = None
 
 
 class Verification:
@@ -188,24 +227,17 @@ class Verification:
         if blocks.size == 0:
             return
         file, left = self._files[path], self._left[path]
-        try:
-            opened = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        read = _Reader()
         try:
             for block in blocks.tolist():
                 if left[block]:
-                    file.verify(opened, block)
+                    file.verify(read, block)
                     left[block] = False
                 yield block
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise BertjaxError(f"cannot read {file.place(block)[0]}: {error.strerror or error}") from error
         finally:
-            os.close(opened)
-
-
-def _unreadable(path: Path, error: OSError) -> BertjaxError:
-    return BertjaxError(f"cannot read {path}: {error.strerror or error}")
+            read.close()
 
 
 def blocks_of(starts: np.ndarray, stops: np.ndarray, itemsize: int) -> np.ndarray:

@@ -4,11 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus import store
-
-_COPY_ENTRIES = 1 << 20
-# First document, document after the last, of one split.
-_Run = tuple[store.Split, int, int]
+from bertjax.corpus import merging, store
 
 
 def fewest_documents(documents: int) -> int:
@@ -53,44 +49,26 @@ def rewrite(directory: Path, dtype: np.dtype, from_train: np.ndarray, from_heldo
     splits = {split: store.open_split(directory, split, dtype) for split in store.SPLITS}
     moving = dict(zip(store.SPLITS, (from_train, from_heldout), strict=True))
     for split, other in zip(store.SPLITS, reversed(store.SPLITS), strict=True):
-        taken = [(splits[other], int(i), int(i) + 1) for i in moving[other]]
-        _write(directory, split, [*_kept(splits[split], moving[split]), *taken])
+        runs = [*_kept(splits[split], moving[split]), *_moved(splits[other], moving[other])]
+        for array in store.ARRAYS:
+            with open(_new(directory, split, array), "wb") as file:
+                merging.write(merging.spans_of(runs, array), array, _read, file)
     for split in store.SPLITS:
         for array in store.ARRAYS:
             _new(directory, split, array).replace(directory / store.array_file(split, array))
 
 
-def _kept(split: store.Split, moving: np.ndarray) -> list[_Run]:
-    edges = [-1, *map(int, moving), split.documents.size - 1]
-    return [(split, a + 1, b) for a, b in zip(edges, edges[1:], strict=False) if b > a + 1]
+def _kept(split: store.Split, moving: np.ndarray) -> list[merging.Run]:
+    return merging.runs_without(split, split.sentences, split.documents, moving)
+
+
+def _moved(split: store.Split, moving: np.ndarray) -> list[merging.Run]:
+    return [merging.run_of(split, split.sentences, split.documents, int(i), int(i) + 1) for i in moving]
+
+
+def _read(split: store.Split, array: str, first: int, last: int) -> np.ndarray:
+    return np.asarray(getattr(split, array)[first:last])
 
 
 def _new(directory: Path, split: str, array: str) -> Path:
     return directory / f"{store.array_file(split, array)}.new"
-
-
-def _write(directory: Path, split: str, runs: list[_Run]) -> None:
-    with (
-        open(_new(directory, split, "tokens"), "wb") as tokens,
-        open(_new(directory, split, "sentences"), "wb") as sentences,
-        open(_new(directory, split, "documents"), "wb") as documents,
-    ):
-        token = sentence = 0
-        for source, first, last in runs:
-            first_sentence, last_sentence = int(source.documents[first]), int(source.documents[last])
-            first_token, last_token = int(source.sentences[first_sentence]), int(source.sentences[last_sentence])
-            _copy(source.documents, first, last, sentence - first_sentence, documents)
-            _copy(source.sentences, first_sentence, last_sentence, token - first_token, sentences)
-            _copy(source.tokens, first_token, last_token, 0, tokens)
-            sentence += last_sentence - first_sentence
-            token += last_token - first_token
-        documents.write(np.array([sentence], store.OFFSET_DTYPE).tobytes())
-        sentences.write(np.array([token], store.OFFSET_DTYPE).tobytes())
-
-
-def _copy(array: np.ndarray, start: int, stop: int, shift: int, file) -> None:
-    for at in range(start, stop, _COPY_ENTRIES):
-        block = np.asarray(array[at : min(at + _COPY_ENTRIES, stop)])
-        if shift:
-            block = (block.astype(np.int64) + shift).astype(block.dtype)
-        file.write(block.tobytes())

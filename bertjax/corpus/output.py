@@ -1,7 +1,7 @@
 """The writing side of the corpus format: the splits in a directory."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,8 @@ from bertjax.corpus import heldout, store
 from bertjax.corpus.encoding import Encoded, Part
 from bertjax.errors import BertjaxError
 
-_INDEX = "index"
-_INDEX_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
+INDEX = "index"
+INDEX_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
 
@@ -20,20 +20,20 @@ class _SplitWriter:
     """Appends to the files of one split. The documents' sizes and hashes go to a file of their own until `finish`."""
 
     def __init__(self, directory: Path, split: str):
-        self._path = {name: directory / store.array_file(split, name) for name in (*store.ARRAYS, _INDEX)}
+        self._path = {name: directory / store.array_file(split, name) for name in (*store.ARRAYS, INDEX)}
         self._files = {name: path.open("wb", _BUFFER_BYTES) for name, path in self._path.items()}
         self.documents = self.tokens = self.text_bytes = 0
-        # The last document met, which may go on: [1] of _INDEX_DTYPE, or empty before the first.
-        self._open = np.empty(0, _INDEX_DTYPE)
+        # The last document met, which may go on: [1] of INDEX_DTYPE, or empty before the first.
+        self._open = np.empty(0, INDEX_DTYPE)
 
     def add(self, part: Part) -> None:
         """Adds documents."""
         self._add_sentences(part)
-        entries = np.empty(part.hashes.size, _INDEX_DTYPE)
+        entries = np.empty(part.hashes.size, INDEX_DTYPE)
         entries["sentences"], entries["bytes"] = part.document_sentences, part.document_bytes
         entries["hash"] = part.hashes
         entries = np.concatenate([self._open, entries])
-        self._write(_INDEX, entries[:-1])
+        self._write(INDEX, entries[:-1])
         self._open = entries[-1:]
         self.documents += part.hashes.size
 
@@ -45,11 +45,11 @@ class _SplitWriter:
 
     def finish(self) -> int:
         """Writes what is known only at the end; returns how many documents had no sentence and are left out."""
-        self._write(_INDEX, self._open)
+        self._write(INDEX, self._open)
         self._write("sentences", np.array([self.tokens], store.OFFSET_DTYPE))
-        self._files[_INDEX].flush()
+        self._files[INDEX].flush()
         sentences = kept = 0
-        for index in _read_blocks(self._path[_INDEX], _INDEX_DTYPE):
+        for index in _read_blocks(self._path[INDEX], INDEX_DTYPE):
             counts = index["sentences"].astype(np.int64)
             starts = sentences + np.cumsum(counts) - counts
             self._write("documents", starts[counts > 0].astype(store.OFFSET_DTYPE))
@@ -62,12 +62,12 @@ class _SplitWriter:
         return empty
 
     def index(self) -> np.ndarray:
-        """[documents] of _INDEX_DTYPE: what a finished split holds."""
-        index = np.fromfile(self._path[_INDEX], _INDEX_DTYPE)
+        """[documents] of INDEX_DTYPE: what a finished split holds."""
+        index = np.fromfile(self._path[INDEX], INDEX_DTYPE)
         return index[index["sentences"] > 0]
 
     def clear(self) -> None:
-        self._path[_INDEX].unlink()
+        self._path[INDEX].unlink()
 
     def close(self) -> None:
         for file in self._files.values():
@@ -120,17 +120,24 @@ class CorpusWriter:
         for split in self._splits.values():
             split.close()
 
+    def finish_part(self, problems: Counter[str]) -> dict[str, dict[str, int]]:
+        """Completes the files, each split's index among them, and returns each split's counts."""
+        for split in self._splits.values():
+            problems["documents_without_sentences"] += split.finish()
+        return {split: self._statistics(split) for split in store.SPLITS}
+
+    def index(self, split: str) -> np.ndarray:
+        """[documents] of INDEX_DTYPE: what a split holds, once the files are complete and as long as they are there."""
+        return self._splits[split].index()
+
     def finish(self, problems: Counter[str]) -> dict[str, dict[str, int]]:
-        """Completes the files and returns each split's counts.
+        """Completes the files, sees to it that no split stays without documents, and returns each split's counts.
 
         Raises:
           BertjaxError: there is no document.
         """
-        for split in self._splits.values():
-            problems["documents_without_sentences"] += split.finish()
-        if not self.documents:
-            met = "; ".join(f"{name}: {count:,}" for name, count in sorted(problems.items()) if count)
-            raise BertjaxError(f"the inputs hold no text, so no corpus was written ({met}); check the --input specs")
+        self.finish_part(problems)
+        check_documents(self.documents, problems)
         if self._heldout_share:
             self._fill_both(problems)
         for split in self._splits.values():
@@ -157,3 +164,14 @@ class CorpusWriter:
             "tokens": arrays.tokens.size,
             "text_bytes": self._splits[split].text_bytes,
         }
+
+
+def check_documents(documents: int, problems: Mapping[str, int]) -> None:
+    """Refuses a corpus of no documents.
+
+    Raises:
+      BertjaxError: there is none.
+    """
+    if not documents:
+        met = "; ".join(f"{name}: {count:,}" for name, count in sorted(problems.items()) if count)
+        raise BertjaxError(f"the inputs hold no text, so no corpus was written ({met}); check the --input specs")

@@ -1,32 +1,28 @@
 """`prepare`: any text to a tokenised corpus on disk, streaming, on all cores, the same bytes every time."""
 
 import contextlib
-import itertools
-import multiprocessing
+import logging
 import os
-import shutil
-import signal
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from bertjax.corpus import docstrings, encoding, readers, store
-from bertjax.corpus.output import CorpusWriter
-from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
-from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
-from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import check_space
-from bertjax.process import REQUESTS
-from bertjax.staging import staged
-from bertjax.terminal import progress_bar
+from etils import epath
 
-# Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
-_BATCHES_AHEAD = 2
+from bertjax.corpus import readers, run_local, store
+from bertjax.corpus.blocks import BLOCK_BYTES
+from bertjax.corpus.job import Job, Made
+from bertjax.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.corpus.vocabulary import check_size
+from bertjax.errors import UsageError, first_line
+from bertjax.files import VOCABULARY_BYTES, check_space, copy_elsewhere, is_remote, path_of, read_whole
+from bertjax.staging import staged, staged_elsewhere
+from bertjax.temporary import temporary_folder
+
+LOCAL, BEAM = RUNNERS = ("local", "beam")
+# Of a corpus made on many machines: few for a terabyte of text, many for as many machines to write.
+SHARD_BYTES = 128 << 20
 _MAX_WORKERS = 1024
 # A low guess: plain English text of 200 MB gave 0.48.
 _CORPUS_BYTES_A_TEXT_BYTE = 0.4
@@ -61,6 +57,9 @@ def prepare(
     lower_case: bool | None = None,
     heldout_share: float = 0.01,
     workers: int | None = None,
+    runner: str = LOCAL,
+    runner_options: Sequence[str] = (),
+    shard_bytes: int = SHARD_BYTES,
     data_dir: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
@@ -68,8 +67,8 @@ def prepare(
     """Makes the corpus directory `output` (see `store`) from texts and returns its manifest.
 
     The bytes written depend on the texts and the settings alone, not on the number of workers or where files lie.
-    Nothing appears at `output` before it is whole. A document is held out by the hash of its content, so equal
-    documents fall on the same side.
+    Nothing that passes for a corpus is at `output` before it is whole. A document is held out by the hash of its
+    content, so equal documents fall on the same side.
 
     Args:
       inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
@@ -78,7 +77,11 @@ def prepare(
       vocabulary_size: pieces of a vocabulary trained here; a small text gives fewer.
       lower_case: None is what the vocabulary says, and True for one trained here.
       heldout_share: share of documents, in [0, 1), that never reaches training; 0 holds out none.
-      workers: processes; None is one a core.
+      workers: processes of this machine; None is one a core.
+      runner: `local`, the cores of this machine, or `beam`, Apache Beam here or on a cluster, whose corpus has each
+        array in files of `shard_bytes`: the same array.
+      runner_options: of Beam's pipeline, as NAME=VALUE or NAME.
+      shard_bytes: some whole blocks (`blocks.BLOCK_BYTES`).
       data_dir: where TFDS datasets lie.
       overwrite: replaces a corpus at `output`, once the new one is whole.
       progress: a progress bar on standard error.
@@ -87,71 +90,121 @@ def prepare(
       UsageError: an argument, spec or vocabulary cannot be used.
       BertjaxError: reading, writing or a worker failed, or the inputs hold no text.
     """
-    if not str(output):
-        raise UsageError("--output is empty; name the folder that is to hold the corpus")
-    output = Path(os.path.realpath(os.path.expanduser(output)))
-    if not output.name:
-        raise UsageError(f"the corpus cannot be {output}; name a folder that is not there yet")
+    output = _place(output)
     if not inputs:
         raise UsageError("prepare needs at least one --input, say --input docs:")
     if not 0 <= heldout_share < 1:
         raise UsageError(f"the held-out share {heldout_share} is outside [0, 1)")
     if vocabulary_kind not in KINDS:
         raise UsageError(f"vocabulary kind {vocabulary_kind!r} is none of {', '.join(KINDS)}")
+    if not vocabulary:
+        check_size(vocabulary_size)
     workers = _cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"{workers:,} workers cannot work; give 1 to {_MAX_WORKERS:,}")
-    given = load_vocabulary(vocabulary, lower_case) if vocabulary else None
+    if shard_bytes < BLOCK_BYTES or shard_bytes % BLOCK_BYTES:
+        raise UsageError(f"files of {shard_bytes:,} bytes are no whole blocks of {BLOCK_BYTES:,}")
+    make = _executor(runner, runner_options, output, workers, progress, shard_bytes)
+    given = _given(vocabulary, lower_case) if vocabulary else None
     sources, repeated = readers.expand(inputs, data_dir)
-    problems: Counter[str] = Counter(files_named_again=repeated)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
-    check_space(output.parent, _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
+    # Beam's parts lie there as long as the corpus is made of them.
+    copies = 2 if runner == BEAM else 1
+    check_space(output.parent, copies * _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
+    job = Job(
+        sources=tuple(sources),
+        problems={"files_named_again": repeated},
+        given=given,
+        vocabulary_kind=vocabulary_kind,
+        vocabulary_size=vocabulary_size,
+        lower_case=lower_case is not False,
+        heldout_share=heldout_share,
+    )
 
-    with staged(output, overwrite, "corpus", _is_corpus) as directory:
-        with worker_pool(workers) as pool:
-            to_read = [_spooled(source, directory, problems, pool, progress) for source in sources]
-            if given:
-                used = given
-                shutil.copyfile(given.path, directory / VOCABULARY_FILES[given.kind])
-            else:
-                used = train_vocabulary(
-                    to_read,
-                    directory / VOCABULARY_FILES[vocabulary_kind],
-                    kind=vocabulary_kind,
-                    size=vocabulary_size,
-                    lower_case=lower_case is not False,
-                    pool=pool,
-                    progress=progress,
-                )
-        encoder = encoding.Encoder(used, heldout_share, encoding.cache_entries(workers))
-        with (
-            worker_pool(workers, encoder) as pool,
-            CorpusWriter(directory, used.size, heldout_share) as writer,
-            progress_bar("prepare", _total_bytes(to_read), "B", progress) as bar,
-        ):
-            texts = itertools.chain.from_iterable(readers.read(source, problems, bar.update) for source in to_read)
-            calls = ((batch,) for batch in encoding.batches(texts))
-            for encoded in ordered_map(pool, encoding.encode_batch, calls, _BATCHES_AHEAD * workers):
-                problems.update(encoded.problems)
-                writer.add(encoded)
-                bar.set_postfix_str(f"{writer.documents:,} documents", refresh=False)
-            splits = writer.finish(problems)
-        for source in set(to_read) - set(sources):
-            Path(source.name).unlink()
+    with _staged(output, overwrite) as directory:
+        made = make(job, directory)
         manifest = {
-            "vocabulary": _vocabulary_entry(used, trained=given is None),
+            "vocabulary": _vocabulary_entry(made.vocabulary, trained=given is None),
             "settings": {
                 "heldout_share": heldout_share,
                 "inputs": _inputs_entry(sources),
                 **({} if given else {"vocabulary_size": vocabulary_size}),
             },
-            "splits": splits,
-            "token_dtype": store.token_dtype(used.size).str,
-            "problems": {name: count for name, count in sorted(problems.items()) if count},
-            "files": store.describe_files(directory),
+            "splits": made.splits,
+            "token_dtype": store.token_dtype(made.vocabulary.size).str,
+            "problems": {name: count for name, count in sorted(made.problems.items()) if count},
+            "files": made.files,
+            **({"shards": made.shards} if made.shards else {}),
         }
         store.write_manifest(directory, manifest)
     return store.read_manifest(output)
+
+
+def _place(output: str | Path) -> Path | epath.Path:
+    if not str(output):
+        raise UsageError("--output is empty; name the folder that is to hold the corpus")
+    if is_remote(output):
+        if "/" not in str(output).partition("://")[2].strip("/"):
+            raise UsageError(f"the corpus cannot be {output}, the whole of a bucket; name a folder in it")
+        return path_of(str(output))
+    place = Path(os.path.realpath(os.path.expanduser(output)))
+    if not place.name:
+        raise UsageError(f"the corpus cannot be {place}; name a folder that is not there yet")
+    return place
+
+
+def _given(vocabulary: str | Path, lower_case: bool | None) -> Vocabulary:
+    if not is_remote(vocabulary):
+        return load_vocabulary(vocabulary, lower_case)
+    try:
+        content = read_whole(path_of(str(vocabulary)), VOCABULARY_BYTES)
+    except Exception as error:  # Each kind of storage has exceptions of its own.
+        raise UsageError(f"cannot read the vocabulary {vocabulary}: {first_line(error)}") from error
+    return load_vocabulary(Path(vocabulary), lower_case, content)
+
+
+def _executor(
+    runner: str, options: Sequence[str], output: Path | epath.Path, workers: int, progress: bool, shard_bytes: int
+) -> Callable[[Job, Path | epath.Path], Made]:
+    """What does the work: (job, folder to be filled) to what it made.
+
+    Raises:
+      UsageError: there is no such runner, its options are not its own, or what it needs is not installed.
+    """
+    if runner not in RUNNERS:
+        raise UsageError(f"runner {runner!r} is none of {', '.join(RUNNERS)}")
+    if runner == LOCAL:
+        if options:
+            raise UsageError("--runner_options are for --runner beam")
+        return lambda job, directory: _run_here(job, directory, workers, progress)
+    # Its library says what else could be installed.
+    logging.disable(logging.WARNING)
+    try:
+        from bertjax.corpus import run_beam
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "apache_beam":
+            raise
+        raise UsageError("--runner beam needs Apache Beam: pip install -e '.[beam]'") from error
+    finally:
+        logging.disable(logging.NOTSET)
+    pipeline_options = run_beam.pipeline_options(options, output, workers)
+    return lambda job, directory: run_beam.run(job, directory, pipeline_options, workers, progress, shard_bytes)
+
+
+def _run_here(job: Job, directory: Path | epath.Path, workers: int, progress: bool) -> Made:
+    if not is_remote(directory):
+        return run_local.run(job, directory, workers, progress)
+    with temporary_folder() as folder:
+        made = run_local.run(job, folder, workers, progress)
+        for file in sorted(folder.iterdir()):
+            copy_elsewhere(file, directory / file.name)
+    return made
+
+
+def _staged(output: Path | epath.Path, overwrite: bool) -> contextlib.AbstractContextManager[Path | epath.Path]:
+    if is_remote(output):
+        return staged_elsewhere(output, overwrite, "corpus", _is_corpus, store.MANIFEST)
+    return staged(output, overwrite, "corpus", _is_corpus)
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:
@@ -203,66 +256,7 @@ def _inputs_entry(sources: list[readers.Source]) -> dict[str, Any]:
     }
 
 
-def _total_bytes(sources: list[readers.Source]) -> int | None:
-    sizes = [source.size_bytes for source in sources]
-    return None if None in sizes else sum(sizes)
-
-
-def _spooled(
-    source: readers.Source, directory: Path, problems: Counter[str], pool: Executor, progress: bool
-) -> readers.Source:
-    """The source, or for docstrings, which take longest to find, a file of them that is quick to read twice."""
-    if source.kind != "docs":
-        return source
-    path = directory / "docstrings.spool"
-    names = docstrings.modules()
-    with (
-        open(path, "w", encoding="utf-8", errors="replace", newline="\n") as file,
-        progress_bar("docs: parse", len(names), " modules", progress) as bar,
-    ):
-        for document in docstrings.documents(names, problems, pool, bar.update):
-            file.write(document + "\n\n")
-    return readers.Source("paragraphs", str(path), path.stat().st_size)
-
-
 def _is_corpus(path: Path) -> bool:
     """Whether a folder holds a corpus and nothing else, which would be lost with it."""
     names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     return store.MANIFEST in names and all(any(fnmatch(name, pattern) for pattern in _FILES) for name in names)
-
-
-class _Pool(ProcessPoolExecutor):
-    """Processes that start with requests to end blocked: Python has a traceback for one that comes before its start."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Started here, since it leaves requests unblocked.
-        resource_tracker.ensure_running()
-        super().__init__(*args, **kwargs)
-
-    def submit(self, *args: Any, **kwargs: Any) -> Future:
-        # Which starts a process where none is idle.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-        try:
-            return super().submit(*args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def worker_pool(workers: int, encoder: encoding.Encoder | None = None) -> Iterator[Executor]:
-    """A process pool; with an encoder, its workers are ready for `encoding.encode_batch`.
-
-    Raises:
-      BertjaxError: a worker was killed.
-    """
-    # Not fork: TensorFlow's threads may run in the parent.
-    context = multiprocessing.get_context("spawn")
-    pool = _Pool(workers, context, encoding.start_worker, (encoder,))
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise BertjaxError(
-            "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -13,12 +13,14 @@ import codecs
 import dataclasses
 import glob
 import gzip
+import json
 import lzma
 import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from bertjax.corpus import datasets, docstrings, layouts
@@ -29,6 +31,7 @@ from bertjax.plain_text import refuse_utf16
 
 FORMS = ("text", "prose", "wiki", "tfds", "docs")
 _READ_BYTES = 1 << 20
+_QUESTIONS_AT_ONCE = 32
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 
@@ -37,7 +40,8 @@ class Source:
     """One thing to read: a file, a TFDS split, or all docstrings.
 
     Attributes:
-      kind: one of `FORMS`, or `paragraphs`: a paragraph a line, a blank line between documents.
+      kind: one of `FORMS`; `paragraphs`: a paragraph a line, a blank line between documents; or `texts`: what
+        `write_texts` wrote.
       name: path or dataset, for messages.
       size_bytes: bytes to read, compressed where the file is; None where not known.
     """
@@ -114,17 +118,43 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
 
     stem = pattern.split("*")[0].rpartition("/")[0]
     try:
-        if "*" in pattern:
-            files = sorted(p for p in epath.Path(stem).glob(pattern[len(stem) + 1 :]) if not p.is_dir())
-        else:
-            path = epath.Path(pattern)
-            files = sorted(p for p in path.rglob("*") if not p.is_dir()) if path.is_dir() else [path]
-        found = [(os.fspath(file), file.stat().length) for file in files]
+        # Each question takes a while to be answered, however many are asked at once.
+        with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
+            if "**" in pattern:
+                wanted = re.compile(_remote_pattern(pattern))
+                files = [file for file in _walked(epath.Path(stem)) if wanted.fullmatch(os.fspath(file))]
+            elif "*" in pattern:
+                matching = list(epath.Path(stem).glob(pattern[len(stem) + 1 :]))
+                folders = pool.map(lambda path: path.is_dir(), matching)
+                files = [path for path, is_folder in zip(matching, folders, strict=True) if not is_folder]
+            else:
+                path = epath.Path(pattern)
+                files = _walked(path) if path.is_dir() else [path]
+            files = sorted(files)
+            sizes = list(pool.map(lambda file: file.stat().length, files))
+        found = [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
     except Exception as error:  # Each file system behind epath has errors of its own.
         raise UsageError(f"input {spec!r} cannot be listed: {_one_line(error)}") from error
     if not found:
         raise UsageError(f"input {spec!r} matches no file")
     return found
+
+
+def _walked(folder: Any) -> list[Any]:
+    """All files in a folder, as `epath.Path`."""
+    scheme = os.fspath(folder).partition("://")[0]
+    files = []
+    for root, _, names in folder.walk():
+        # With fsspec, the folders that epath walks through have lost what kind of storage they are in.
+        place = os.fspath(root) if "://" in os.fspath(root) else f"{scheme}://{os.fspath(root).lstrip('/')}"
+        files += [type(folder)(place) / name for name in names]
+    return files
+
+
+def _remote_pattern(pattern: str) -> str:
+    """A regular expression for a pattern with `**`, which is any folders, and `*`, which is within one."""
+    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
+    return "".join({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
 
 
 def read(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[Text]:
@@ -142,10 +172,29 @@ def read(source: Source, problems: Counter[str], advance: Callable[[int], None])
     if source.kind == "tfds":
         texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
+    if source.kind == "texts":
+        return _written_texts(source)
     chunks = _chunks(source, problems, advance)
     if source.kind in ("text", "paragraphs"):
         return layouts.blocks(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
     return layouts.prose(chunks, problems) if source.kind == "prose" else layouts.wiki(chunks, problems)
+
+
+def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
+    """Writes texts as they were read, to be read again as a source of kind `texts`.
+
+    Raises:
+      OSError: the disk is full.
+    """
+    for text in texts:
+        # Careless JSON holds halves of surrogate pairs.
+        file.write(json.dumps(dataclasses.astuple(text), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+
+
+def _written_texts(source: Source) -> Iterator[Text]:
+    with _open(source.name) as file:
+        for line in file:
+            yield Text(*json.loads(line))
 
 
 def _one_line(error: BaseException) -> str:

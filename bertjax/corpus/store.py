@@ -9,7 +9,9 @@ A corpus directory holds
     SPLIT.documents.bin        uint64 [documents + 1], sentence index where each document starts; likewise
     SPLIT.ARRAY.crc32          uint32 [blocks], CRC-32 of each 256 KiB of the array's file
 
-for the splits `train` and `heldout`. Flat arrays are memory-mapped, so a corpus may be larger than RAM and any
+for the splits `train` and `heldout`. A corpus made on many machines has each array in files of equal size, cut at no
+regard to its content: SPLIT.ARRAY-00000-of-00002.bin and so on, which its manifest lists; their checksums are those of
+the one array. Flat arrays are memory-mapped, so a corpus may be larger than RAM and any
 sentence is one lookup away, which is what makes a jump to any training step cost the same. The manifest has the SHA-256
 of every other file, so that its own stands for the whole corpus.
 """
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
-from bertjax.corpus.mapping import map_file
+from bertjax.corpus.mapping import map_files
 from bertjax.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import JSON_BYTES, read_json, read_whole
@@ -81,6 +83,11 @@ class Corpus:
 def array_file(split: str, array: str) -> str:
     """Name of the file that holds one array of one split."""
     return f"{split}.{array}.bin"
+
+
+def shard_file(split: str, array: str, shard: int, shards: int) -> str:
+    """Name of one of the files that together hold one array of one split."""
+    return f"{split}.{array}-{shard:05d}-of-{shards:05d}.bin"
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
@@ -162,7 +169,8 @@ def _odd_value(manifest: dict[str, Any]) -> str:
     itemsizes = {name: 1}
     for split in SPLITS:
         for array in ARRAYS:
-            itemsizes[array_file(split, array)] = _dtypes(np.dtype(dtype))[array].itemsize
+            itemsize = dtypes(np.dtype(dtype))[array].itemsize
+            itemsizes |= dict.fromkeys(_array_files(manifest, split, array), itemsize)
             itemsizes[checksum_file(split, array)] = CHECKSUM_DTYPE.itemsize
     if other := {*files} - {*itemsizes}:
         return f"it lists {str(min(other))[:40]!r}, which is no file of a corpus"
@@ -174,14 +182,28 @@ def _odd_value(manifest: dict[str, Any]) -> str:
             return f"{name} has the checksum {str(sha256)[:40]}"
     for split in SPLITS:
         for array in ARRAYS:
-            blocks = -(-files[array_file(split, array)]["bytes"] // BLOCK_BYTES)
+            sizes = [files[name]["bytes"] for name in _array_files(manifest, split, array)]
+            if len({*sizes[:-1]}) > 1 or any(size % BLOCK_BYTES or not size for size in sizes[:-1]):
+                return f"the files of {split}.{array} have not the same number of whole blocks each"
+            blocks = -(-sum(sizes) // BLOCK_BYTES)
             if files[checksum_file(split, array)]["bytes"] != blocks * CHECKSUM_DTYPE.itemsize:
                 return f"{checksum_file(split, array)} has not one checksum for each block"
     return ""
 
 
-def _dtypes(tokens: np.dtype) -> dict[str, np.dtype]:
+def dtypes(tokens: np.dtype) -> dict[str, np.dtype]:
+    """Array to its dtype; that of the tokens depends on the vocabulary."""
     return {"tokens": tokens, "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
+
+
+def _array_files(manifest: dict[str, Any], split: str, array: str) -> list[str]:
+    """Names of the files that hold one array of one split, in order."""
+    if "shards" not in manifest:
+        return [array_file(split, array)]
+    shards = manifest["shards"][f"{split}.{array}"]
+    if type(shards) is not int or not 1 <= shards <= len(manifest["files"]):
+        raise TypeError(f"{split}.{array} is in {str(shards)[:40]} files")
+    return [shard_file(split, array, shard, shards) for shard in range(shards)]
 
 
 def _check_files(path: Path, manifest: dict[str, Any]) -> None:
@@ -226,26 +248,37 @@ def open_corpus(path: str | Path) -> Corpus:
         [_block_file(path, manifest, split, array) for split in reversed(SPLITS) for array in ARRAYS]
     )
     verification.verify_at_start()
-    splits = {split: open_split(path, split, dtype) for split in SPLITS}
+    files = {
+        split: {array: [path / name for name in _array_files(manifest, split, array)] for array in ARRAYS}
+        for split in SPLITS
+    }
+    splits = {split: Split(**_mapped(files[split], dtype)) for split in SPLITS}
     return Corpus(path, manifest, **splits, verification=verification)
 
 
 def _block_file(path: Path, manifest: dict[str, Any], split: str, array: str) -> BlockFile:
-    files, dtype = manifest["files"], np.dtype(manifest["token_dtype"])
+    dtype = np.dtype(manifest["token_dtype"])
     if array == "tokens":
         fault = partial(_odd_id, manifest["vocabulary"]["size"])
     else:
         beyond = "tokens" if array == "sentences" else "sentences"
-        count = files[array_file(split, beyond)]["bytes"] // _dtypes(dtype)[beyond].itemsize
+        count = _array_bytes(manifest, split, beyond) // dtypes(dtype)[beyond].itemsize
         fault = partial(_odd_offset, count if array == "sentences" else count - 1, beyond)
+    names = _array_files(manifest, split, array)
     return BlockFile(
         path=path / array_file(split, array),
         checksums=np.frombuffer(_checked(path, manifest, checksum_file(split, array)), CHECKSUM_DTYPE),
-        dtype=_dtypes(dtype)[array],
+        dtype=dtypes(dtype)[array],
         of=f"the corpus {path}",
         remedy=_AGAIN,
         fault=fault,
+        shards=tuple(path / name for name in names) if "shards" in manifest else (),
+        shard_blocks=-(-manifest["files"][names[0]]["bytes"] // BLOCK_BYTES),
     )
+
+
+def _array_bytes(manifest: dict[str, Any], split: str, array: str) -> int:
+    return sum(manifest["files"][name]["bytes"] for name in _array_files(manifest, split, array))
 
 
 def _odd_id(vocabulary_size: int, ids: np.ndarray) -> str:
@@ -260,6 +293,9 @@ def _odd_offset(last: int, what: str, offsets: np.ndarray) -> str:
 
 
 def open_split(directory: Path, split: str, dtype: np.dtype) -> Split:
-    """Memory-maps the files of one split, unchecked."""
-    dtypes = _dtypes(dtype)
-    return Split(**{array: map_file(directory / array_file(split, array), dtypes[array]) for array in ARRAYS})
+    """Memory-maps the files of one split, one an array, unchecked."""
+    return Split(**_mapped({array: [directory / array_file(split, array)] for array in ARRAYS}, dtype))
+
+
+def _mapped(files: dict[str, list[Path]], tokens: np.dtype) -> dict[str, np.ndarray]:
+    return {array: map_files(files[array], dtype) for array, dtype in dtypes(tokens).items()}

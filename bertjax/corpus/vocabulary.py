@@ -37,6 +37,12 @@ _WORDS_A_LINE = 10_000
 _T = TypeVar("_T")
 
 
+def check_size(size: int) -> None:
+    """Raises a UsageError if no vocabulary can have so many pieces."""
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise UsageError(f"a vocabulary of {size:,} pieces: ask for {MIN_SIZE} to {MAX_SIZE:,}")
+
+
 def train_vocabulary(
     sources: list[readers.Source],
     path: Path,
@@ -49,9 +55,6 @@ def train_vocabulary(
 ) -> Vocabulary:
     """Trains a vocabulary, [PAD] [UNK] [CLS] [SEP] [MASK] first, writes it to `path` and loads it.
 
-    The sample is the head of every source, in proportion to its size: 64 M characters for WordPiece, 8 M for
-    SentencePiece (unigram).
-
     Args:
       size: pieces wanted; a text with fewer distinct pieces gives fewer.
       pool: processes that split the text.
@@ -61,23 +64,10 @@ def train_vocabulary(
       UsageError: the size is out of range.
       BertjaxError: the sources hold no text, or SentencePiece cannot make a vocabulary of them.
     """
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise UsageError(f"a vocabulary of {size:,} pieces: ask for {MIN_SIZE} to {MAX_SIZE:,}")
-    sample = batches(_sample(sources, _SAMPLE_CHARS[kind], progress))
-    if kind == WORDPIECE:
-        counts: Counter[str] = Counter()
-        for counted in ordered_map(pool, _count_words, ((batch, lower_case) for batch in sample), _BATCHES_AHEAD):
-            counts.update(counted)
-        if progress:
-            say(f"vocabulary: choosing {size:,} pieces for {len(counts):,} words")
-        data = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
-    else:
-        split = ordered_map(pool, _sentences, ((batch,) for batch in sample), _BATCHES_AHEAD)
-        sentences = list(itertools.chain.from_iterable(split))
-        if progress:
-            say(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
-        data = sentencepiece_model(sentences, size, lower_case)
-    path.write_bytes(data)
+    check_size(size)
+    sample = batches(_sample(sources, kind, progress))
+    counts = ordered_map(pool, counted, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
+    path.write_bytes(vocabulary_of(counts, kind, size, lower_case, progress))
     return load_vocabulary(path, lower_case)
 
 
@@ -94,26 +84,40 @@ def ordered_map(
         yield pending.popleft().result()
 
 
-def _sample(sources: list[readers.Source], chars: int, progress: bool) -> Iterator[Text]:
+def sample_chars(sources: list[readers.Source], kind: str) -> list[float]:
+    """Characters to sample of each source, from its head on: its share by size of 64 M for WordPiece, of 8 M else."""
+    chars = _SAMPLE_CHARS[kind]
     total = sum(source.size_bytes or 0 for source in sources)
-    unsized = sum(source.size_bytes is None for source in sources)
-    whole = chars if unsized else min(chars, total)
+    # Sources of unknown size share evenly, each as much as all files together.
+    whole = chars / max(1, sum(source.size_bytes is None for source in sources) + (total > 0))
+    return [whole * (1 if source.size_bytes is None else source.size_bytes / max(total, 1)) for source in sources]
+
+
+def sampled(source: readers.Source, chars: float) -> Iterator[Text]:
+    """The head of a source: texts of so many characters, the last one whole."""
+    # What is wrong with the text is counted when the corpus is made of it.
+    for text in readers.read(source, Counter(), lambda _: None):
+        yield text
+        chars -= len(text.text)
+        if chars <= 0:
+            break
+
+
+def _sample(sources: list[readers.Source], kind: str, progress: bool) -> Iterator[Text]:
+    chars = _SAMPLE_CHARS[kind]
+    sizes = [source.size_bytes for source in sources]
+    whole = chars if None in sizes else min(chars, sum(sizes))
     with progress_bar("vocabulary: sample", whole, " characters", progress) as bar:
-        for source in sources:
-            # Sources of unknown size share evenly, each as much as all files together.
-            budget = chars / max(1, unsized + (total > 0))
-            if source.size_bytes is not None:
-                budget *= source.size_bytes / max(total, 1)
-            # What is wrong with the text is counted when the corpus is made of it.
-            for text in readers.read(source, Counter(), lambda _: None):
+        for source, share in zip(sources, sample_chars(sources, kind), strict=True):
+            for text in sampled(source, share):
                 yield text
                 bar.update(len(text.text))
-                budget -= len(text.text)
-                if budget <= 0:
-                    break
 
 
-def _count_words(texts: list[Text], lower_case: bool) -> Counter[str]:
+def counted(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
+    """What `vocabulary_of` needs of some texts: counts of words for WordPiece, else sentences."""
+    if kind != WORDPIECE:
+        return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
     tokenizer = BasicTokenizer(lower_case)
     chunks = Counter(itertools.chain.from_iterable(text.text.replace("\n", " ").split(" ") for text in texts))
     words: Counter[str] = Counter()
@@ -124,8 +128,25 @@ def _count_words(texts: list[Text], lower_case: bool) -> Counter[str]:
     return words
 
 
-def _sentences(texts: list[Text]) -> list[str]:
-    return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
+def vocabulary_of(
+    counts: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
+) -> bytes:
+    """The file of a vocabulary for a sample of which `counted` gave these, in order.
+
+    Raises:
+      BertjaxError: the sample holds no text, or SentencePiece cannot make a vocabulary of it.
+    """
+    if kind == WORDPIECE:
+        words: Counter[str] = Counter()
+        for found in counts:
+            words.update(found)
+        if progress:
+            say(f"vocabulary: choosing {size:,} pieces for {len(words):,} words")
+        return "".join(f"{piece}\n" for piece in wordpieces(words, size)).encode()
+    sentences = list(itertools.chain.from_iterable(counts))
+    if progress:
+        say(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
+    return sentencepiece_model(sentences, size, lower_case)
 
 
 def wordpieces(counts: Counter[str], size: int) -> list[str]:

@@ -16,7 +16,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertjax.corpus import datasets, docstrings, heldout, layouts, output, prepare, readers, sentences, store
+from bertjax.corpus import (
+    datasets,
+    docstrings,
+    encoding,
+    heldout,
+    layouts,
+    output,
+    prepare,
+    readers,
+    run_local,
+    sentences,
+    store,
+)
 from bertjax.corpus.tokenizer import SPECIAL_PIECES, Tokenizer, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
 
@@ -104,7 +116,7 @@ def test_equal_documents_fall_on_the_same_side(tmp_path, vocabulary):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(prepare.encoding, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(encoding, "BATCH_CHARS", 2000)
     monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 900)
     for place in "here", "there":
         (tmp_path / place).mkdir()
@@ -120,7 +132,7 @@ def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monk
 
 
 def test_document_in_many_pieces_is_one(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(prepare.encoding, "BATCH_CHARS", 500)
+    monkeypatch.setattr(encoding, "BATCH_CHARS", 500)
     monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 300)
     monkeypatch.setattr(readers, "_READ_BYTES", 200)
     documents = make_text(12, seed=5)
@@ -184,7 +196,7 @@ def test_bad_input_is_counted_and_the_rest_kept(tmp_path, vocabulary):
 
 
 def test_every_problem_can_be_told():
-    modules = readers, layouts, output, docstrings, sentences, prepare.encoding, datasets
+    modules = readers, layouts, output, docstrings, sentences, encoding, datasets
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
@@ -276,9 +288,9 @@ def test_interrupt_cleans_up(tmp_path, vocabulary, monkeypatch):
 
 def test_workers_start_with_requests_to_end_blocked_and_obey_them_once_they_can():
     blocked = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [])
-    with prepare._Pool(1, multiprocessing.get_context("spawn")) as pool:
+    with run_local._Pool(1, multiprocessing.get_context("spawn")) as pool:
         assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= pool.submit(blocked).result()
-    with prepare.worker_pool(1) as pool:
+    with run_local.worker_pool(1) as pool:
         assert not pool.submit(blocked).result()
     assert not blocked()
 

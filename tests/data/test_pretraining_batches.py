@@ -8,7 +8,7 @@ import resource
 import numpy as np
 import pytest
 
-from bertjax.corpus.mapping import map_file
+from bertjax.corpus.mapping import map_files
 from bertjax.corpus.store import read_manifest
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
@@ -312,7 +312,7 @@ def test_a_limited_evaluation_is_spread_over_the_split(traced):
 
 def test_a_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens")
-    array = map_file(tmp_path / "tokens", np.dtype(np.uint16))
+    array = map_files([tmp_path / "tokens"], np.dtype(np.uint16))
     tensor = without_copy(array)
     array[500] = 7
     assert tensor[500].numpy() == 7
@@ -322,7 +322,7 @@ def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with open(tmp_path / "tokens", "wb") as file:
         file.truncate(2 * memory)
-    tokens = map_file(tmp_path / "tokens", np.dtype(np.uint16))
+    tokens = map_files([tmp_path / "tokens"], np.dtype(np.uint16))
     huge = dataclasses.replace(traced, train=dataclasses.replace(traced.train, tokens=tokens))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     batches = train(huge, 50, phase=dataclasses.replace(PHASE, seq_len=512), objective="none", start_step=1_000_000)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
-from bertjax.corpus.mapping import map_file
+from bertjax.corpus.mapping import map_files
 from bertjax.corpus.store import Corpus, Split, array_file
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
@@ -164,7 +164,7 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
         verification.take_over(found)
     except (OSError, ValueError, KeyError, TypeError, IndexError, BertjaxError):
         return None
-    return PairPlan(map_file(records, RECORD), ends, records)
+    return PairPlan(map_files([records], RECORD), ends, records)
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
