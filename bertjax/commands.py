@@ -252,7 +252,7 @@ def bench_step(args: argparse.Namespace) -> None:
 
 def bench_input(args: argparse.Namespace) -> None:
     from bertjax.building import settings_of
-    from bertjax.corpus.store import open_corpus
+    from bertjax.corpus.local_copy import open_anywhere
     from bertjax.data.pretraining.bench import bench_input as run
     from bertjax.tasks.pretraining import Settings
 
@@ -262,7 +262,7 @@ def bench_input(args: argparse.Namespace) -> None:
     if not settings.has_data:
         raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
     figures = run(
-        open_corpus(settings.data.corpus),
+        open_anywhere(settings.data.corpus),
         settings.phases[0],
         source=settings.source,
         masking=settings.data.masking,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from bertjax.corpus.store import Corpus, open_corpus
+from bertjax.corpus.local_copy import open_anywhere
+from bertjax.corpus.store import Corpus
 from bertjax.corpus.vocabulary_files import vocabulary_files
 from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.pretraining.showing import format_example
@@ -156,7 +157,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     Raises:
       UsageError: no corpus or no such corpus, or it does not fit the settings.
     """
-    corpus = open_corpus(settings.data.corpus) if settings.data.corpus else None
+    corpus = open_anywhere(settings.data.corpus) if settings.data.corpus else None
     if train:
         # Before a workdir is made: one with another corpus in its config would refuse the right command.
         _needed(corpus)
