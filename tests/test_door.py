@@ -122,7 +122,7 @@ def test_a_pair_may_be_a_tuple(folders):
     assert classifier.predict([("a", "b c")]) == classifier.predict(["a ||| b c"])
 
 
-@pytest.mark.parametrize("name", ["own_head", "from_flax_bert"])
+@pytest.mark.parametrize("name", [pytest.param("own_head", marks=pytest.mark.slow), "from_flax_bert"])
 def test_an_example_is_short_and_runs(name, folders, capsys):
     file = ROOT / "examples" / f"{name}.py"
     source = file.read_text()

@@ -10,7 +10,7 @@ from running import predict, records, train
 from bertjax import cli
 
 
-@pytest.mark.parametrize("version", ["1.1", "2.0"])
+@pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.slow), "2.0"])
 def test_squad(version, letters, tmp_path, capfd):
     files = learnable_squad_files(tmp_path / "squad", version)
     results = train(f"squad.py:version={version},path={files}", tmp_path / "run", letters, steps=80)

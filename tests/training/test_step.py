@@ -36,7 +36,7 @@ OPTIMIZER = make_optimizer(OptimizerConfig())
 RATE = LearningRate(peak=1e-2, warmup_steps=2, steps=10)
 
 
-MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)]
+MESHES = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (1, 8, 1), (2, 2, 2), (1, 2, 4)]
 
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
