@@ -195,7 +195,7 @@ def test_neither_size_nor_checkpoint_is_refused(glue, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    "experiment", ["glue", "squad", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ner", "swag", "text"))]
+    "experiment", ["glue", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ner", "squad", "swag", "text"))]
 )
 def test_a_model_is_described_and_timed_without_data(experiment, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}.py:size=L1_H16,quick=true"

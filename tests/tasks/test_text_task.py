@@ -32,9 +32,8 @@ def test_own_files_in_any_form(letters, tmp_path, capfd):
     ]
 
 
-@pytest.mark.parametrize(
-    "tag, best_by", [("I-PER", "f1"), pytest.param("NOUN", "word_accuracy", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("tag, best_by", [("I-PER", "f1"), ("NOUN", "word_accuracy")])
+@pytest.mark.slow
 def test_own_words_with_tags_in_any_form(tag, best_by, letters, tmp_path, capfd):
     sentences = [(["zu", "ba", "pa"], [tag, "O", "O"]), (["ke", "zu"], ["O", tag])] * 16
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": w, "label": t}) + "\n" for w, t in sentences))

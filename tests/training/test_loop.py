@@ -167,7 +167,9 @@ def test_evaluation_takes_each_held_out_row_once(corpus):
     assert (np.concatenate(labels) >= 0).sum() == rows
 
 
-@pytest.mark.parametrize(("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), (9, signal.SIGHUP)])
+@pytest.mark.parametrize(
+    ("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), pytest.param(9, signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_goes_on_to_the_same_bits(corpus, whole, tmp_path, at, number, capfd):
     config, task = make(corpus)
     loop.train(config, stopped(task, at, number), str(tmp_path))
