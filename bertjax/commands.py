@@ -221,14 +221,14 @@ def plan(args: argparse.Namespace) -> None:
     config_of(args)
     use_tpu_compiler()
 
-    def configure(overrides: Sequence[str]) -> tuple[Any, Any]:
-        settings = settings_of(experiment_config(args.config, [*args.overrides, *overrides]))
-        return settings, build_task(settings, train=None)
+    def settings_with(overrides: Sequence[str]) -> Any:
+        return settings_of(experiment_config(args.config, [*args.overrides, *overrides]))
 
-    found = search(configure, args.topology, args.slices) if args.search else []
+    found = search(settings_with, args.topology, args.slices) if args.search else []
     if found:
         show(describe_search(found))
-    settings, task = configure(found[0].overrides if found else ())
+    settings = settings_with(found[0].overrides if found else ())
+    task = build_task(settings, train=None)
     made = plan_run(settings, task, args.topology, args.slices, args.price_per_chip_hour)
     show(describe_plan(made))
     text = json.dumps(

@@ -10,6 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "bertjax"
 FLOORS = (
     # How this program fails, writes, speaks and ends.
     ("errors", "files", "temporary", "terminal", "plain_text", "staging", "addresses", "held_back", "process"),
+    # Processes of its own.
+    ("workers",),
     ("settings", "config"),
     ("model",),
     ("corpus",),

@@ -4,13 +4,8 @@ import dataclasses
 import gc
 import hashlib
 import itertools
-import multiprocessing
-import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from multiprocessing.connection import wait
 
 import numpy as np
 
@@ -18,7 +13,6 @@ from bertjax.corpus.layouts import Text
 from bertjax.corpus.sentences import split_sentences
 from bertjax.corpus.store import SPLITS, token_dtype
 from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
-from bertjax.process import REQUESTS
 
 BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
@@ -142,22 +136,12 @@ def cache_entries(workers: int) -> int:
     return max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)
 
 
-def start_worker(encoder: Encoder | None = None) -> None:
-    """Initialises a worker: interrupts are the parent's to handle, and a worker ends when its parent is gone."""
+def start_worker(encoder: Encoder) -> None:
+    """Makes a worker ready for `encode_batch`."""
     global _encoder
     _encoder = encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Blocked while Python started.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
     # Workers make millions of small lists and no cycles.
     gc.disable()
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def encode_batch(texts: list[Text]) -> Encoded:

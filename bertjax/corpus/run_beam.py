@@ -7,6 +7,7 @@ through it in memory holds little.
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import io
 import itertools
@@ -33,12 +34,13 @@ from bertjax.corpus.job import Job, Made, spooled
 from bertjax.corpus.joining import Piece
 from bertjax.corpus.parts import Chunk, Part, Recipe
 from bertjax.corpus.readers import Source
-from bertjax.corpus.run_local import worker_pool
+from bertjax.corpus.run_local import WORKER_LOST
 from bertjax.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
 from bertjax.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.files import VOCABULARY_BYTES, is_remote, read_json, read_whole, write_at_once
 from bertjax.terminal import say
+from bertjax.workers import worker_pool
 
 # Beam's own runner, in processes of this machine. Its name `DirectRunner` stands for one that fetches another program.
 _HERE = "FnApiRunner"
@@ -104,7 +106,7 @@ def run(
     work = directory / "work"
     work.mkdir()
     problems = Counter(job.problems)
-    with worker_pool(workers) as pool:
+    with worker_pool(workers, WORKER_LOST, gc.disable) as pool:
         sources = [_absolute(spooled(source, work, problems, pool, progress)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
     if progress:

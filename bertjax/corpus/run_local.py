@@ -1,16 +1,9 @@
 """A corpus made on this machine: batches of text are encoded in processes, and written in order."""
 
-import contextlib
+import gc
 import itertools
-import multiprocessing
-import signal
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
 
 from bertjax.corpus import encoding, readers, store
 from bertjax.corpus.job import Job, Made, spooled
@@ -18,11 +11,14 @@ from bertjax.corpus.output import CorpusWriter
 from bertjax.corpus.tokenizer import VOCABULARY_FILES
 from bertjax.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError
-from bertjax.process import REQUESTS
 from bertjax.terminal import progress_bar
+from bertjax.workers import worker_pool
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2
+WORKER_LOST = BertjaxError(
+    "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
+)
 
 
 def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
@@ -34,7 +30,7 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
       OSError: the disk is full.
     """
     problems = Counter(job.problems)
-    with worker_pool(workers) as pool:
+    with worker_pool(workers, WORKER_LOST, gc.disable) as pool:
         to_read = [spooled(source, directory, problems, pool, progress) for source in job.sources]
         if job.given:
             used = job.given
@@ -51,7 +47,7 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
             )
     encoder = encoding.Encoder(used, job.heldout_share, encoding.cache_entries(workers))
     with (
-        worker_pool(workers, encoder) as pool,
+        worker_pool(workers, WORKER_LOST, encoding.start_worker, encoder) as pool,
         CorpusWriter(directory, used.size, job.heldout_share) as writer,
         progress_bar("prepare", _total_bytes(to_read), "B", progress) as bar,
     ):
@@ -70,40 +66,3 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
 def _total_bytes(sources: list[readers.Source]) -> int | None:
     sizes = [source.size_bytes for source in sources]
     return None if None in sizes else sum(sizes)
-
-
-class _Pool(ProcessPoolExecutor):
-    """Processes that start with requests to end blocked: Python has a traceback for one that comes before its start."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Started here, since it leaves requests unblocked.
-        resource_tracker.ensure_running()
-        super().__init__(*args, **kwargs)
-
-    def submit(self, *args: Any, **kwargs: Any) -> Future:
-        # Which starts a process where none is idle.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-        try:
-            return super().submit(*args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def worker_pool(workers: int, encoder: encoding.Encoder | None = None) -> Iterator[Executor]:
-    """A process pool; with an encoder, its workers are ready for `encoding.encode_batch`.
-
-    Raises:
-      BertjaxError: a worker was killed.
-    """
-    # Not fork: TensorFlow's threads may run in the parent.
-    context = multiprocessing.get_context("spawn")
-    pool = _Pool(workers, context, encoding.start_worker, (encoder,))
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise BertjaxError(
-            "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

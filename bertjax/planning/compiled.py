@@ -13,15 +13,29 @@ from bertjax.errors import BertjaxError, first_line
 from bertjax.planning.collectives import Collective, collectives
 from bertjax.planning.cost import Work, work_of
 from bertjax.planning.program import read_program
+from bertjax.planning.topology import tpu_devices, use_tpu_compiler
+from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
-from bertjax.tasks.task import Task
 from bertjax.training.loop import check_batches
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
 from bertjax.training.step import abstract_state, make_train_step
+from bertjax.workers import worker_pool
 
+
+class CompilerError(BertjaxError):
+    """The compiler failed on this step; it may not on another."""
+
+
+_CRASHED = CompilerError(
+    "the TPU compiler crashed, or was killed for lack of memory; "
+    "try another --config.model.remat or --config.model.scan_layers"
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_USED = re.compile(r"[Uu]sed ([\d.]+)([KMG]?) of ([\d.]+)([KMG]?) hbm")
+_SIZE = r"([\d.]+)([KMG]?)"
+# What the compiler says where a program does not fit: of all that lies in memory, or of the temporaries alone.
+_USED = re.compile(rf"[Uu]sed {_SIZE} of {_SIZE} hbm")
+_TEMPORARIES = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +78,29 @@ class CompiledStep:
     seconds: float
 
 
-def compile_step(settings: RunSettings, task: Task, phase: int, devices: list[jax.Device]) -> CompiledStep:
+def compile_step(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:
     """Compiles the very step that `train` would run.
+
+    In a process of its own: libtpu 0.0.42.1 crashes on some programs, such as BERT of hidden size 128 with
+    remat=dots.
 
     Args:
       settings: of the run.
-      task: built from them.
-      phase: of the task, whose batches' shape it is compiled for.
-      devices: of a topology.
+      phase: of its task, whose batches' shape it is compiled for.
+      topology: of one slice.
+      slices: so many.
 
     Raises:
       UsageError: the mesh does not fit the devices, or the batch the mesh.
-      BertjaxError: the compiler failed.
+      CompilerError: the compiler failed or crashed.
     """
+    with worker_pool(1, _CRASHED, use_tpu_compiler) as process:
+        return process.submit(_compile, settings, phase, topology, slices).result()
+
+
+def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:
+    devices = tpu_devices(topology, slices)
+    task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
     check_batches(task, mesh, settings.accumulate)
     optimizer = make_optimizer(settings.optimizer)
@@ -94,11 +118,13 @@ def compile_step(settings: RunSettings, task: Task, phase: int, devices: list[ja
     try:
         compiled = step.lower(state, batch, key, LearningRate(scalar, scalar, scalar)).compile()
     except jax.errors.JaxRuntimeError as error:
-        found = _USED.search(str(error))
-        if "RESOURCE_EXHAUSTED" not in str(error) or not found:
-            raise BertjaxError(f"the TPU compiler failed ({first_line(error)})") from error
+        said = str(error)
+        found = _USED.search(said) or _TEMPORARIES.search(said)
+        if "RESOURCE_EXHAUSTED" not in said or not found:
+            raise CompilerError(f"the TPU compiler failed ({first_line(error)})") from error
         used, limit = (int(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
-        memory = Memory(**held, temporaries=max(used - sum(held.values()), 0), limit=limit)
+        temporaries = used if found.re is _TEMPORARIES else max(used - sum(held.values()), 0)
+        memory = Memory(**held, temporaries=temporaries, limit=limit)
         return CompiledStep(memory, False, (), (), time.monotonic() - started)
     seconds = time.monotonic() - started
     program = read_program(compiled.as_text())

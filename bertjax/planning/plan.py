@@ -34,7 +34,7 @@ def plan_run(
 
     Raises:
       UsageError: there is no such topology, or mesh or batch do not fit it.
-      BertjaxError: the compiler failed.
+      CompilerError: the compiler failed or crashed.
     """
     chip = chip_of(topology)
     devices = tpu_devices(topology, slices)
@@ -43,7 +43,7 @@ def plan_run(
     phases, before = [], 0
     for phase, count in enumerate(steps):
         say(f"compiling phase {phase + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
-        step = compile_step(settings, task, phase, devices)
+        step = compile_step(settings, phase, topology, slices)
         work = task.work(before + 1), task.work(before)
         model_flops, tokens = work[0].flops - work[1].flops, work[0].tokens - work[1].tokens
         phases.append(

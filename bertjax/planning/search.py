@@ -7,10 +7,10 @@ import jax
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import REMAT_POLICIES
-from bertjax.planning.chips import Chip
-from bertjax.planning.compiled import CompiledStep, compile_step
+from bertjax.planning.compiled import CompiledStep, CompilerError, compile_step
 from bertjax.planning.roofline import roofline
 from bertjax.planning.topology import chip_of, tpu_devices
+from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 from bertjax.terminal import say
@@ -43,20 +43,21 @@ class Found:
     rows_per_second: float
 
 
-def search(configure: Callable[[Sequence[str]], tuple[RunSettings, Task]], topology: str, slices: int) -> list[Found]:
+def search(settings_with: Callable[[Sequence[str]], RunSettings], topology: str, slices: int) -> list[Found]:
     """What fits, the fastest first.
 
     Args:
-      configure: overrides of a config to the settings and the task that come of it.
+      settings_with: those of the run, with overrides of its config.
       topology: of one slice.
       slices: so many.
 
     Raises:
       UsageError: the run has several phases, or no topology is called so.
-      BertjaxError: nothing fits, or the compiler failed.
+      BertjaxError: nothing fits that the compiler compiles.
     """
     chip, devices = chip_of(topology), tpu_devices(topology, slices)
-    settings, task = configure([])
+    settings = settings_with([])
+    task = build_task(settings, train=None)
     if len(task.phase_steps) > 1:
         raise UsageError("--search is for one phase; plan the phases one by one, such as with phases=1,seq_len=512")
     limit = chip.hbm_bytes / chip.cores
@@ -65,11 +66,11 @@ def search(configure: Callable[[Sequence[str]], tuple[RunSettings, Task]], topol
     for number, remat in enumerate(REMAT_POLICIES, 1):
         say(f"policy {number} of {len(REMAT_POLICIES)}: remat {remat}, at most {_MOST_TRIES} compilations")
         layout = (f"--config.model.remat={remat}", "--config.mesh.data=-1", f"--config.mesh.fsdp={fsdp}")
-        best = _largest(configure, layout, chip, devices, limit)
+        best = _largest(settings_with, layout, topology, slices, len(devices))
         if best:
             found.append(best)
     if not found:
-        raise BertjaxError("not one row a device fits, whatever is recomputed; take a larger topology or mesh.tensor")
+        raise BertjaxError("nothing was found that fits and compiles; take a larger topology or mesh.tensor")
     return sorted(found, key=lambda one: -one.rows_per_second)
 
 
@@ -88,26 +89,30 @@ def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
 
 
 def _largest(
-    configure: Callable[[Sequence[str]], tuple[RunSettings, Task]],
+    settings_with: Callable[[Sequence[str]], RunSettings],
     layout: tuple[str, ...],
-    chip: Chip,
-    devices: list[jax.Device],
-    limit: float,
+    topology: str,
+    slices: int,
+    devices: int,
 ) -> Found | None:
     """By a straight line through what two batches need, which the third try confirms."""
+    chip = chip_of(topology)
     tried: dict[int, CompiledStep] = {}
     rows, best = _ROWS, None
     for _ in range(_MOST_TRIES):
-        overrides = (*layout, f"--config.data.batch_size={rows * len(devices)}")
-        settings, task = configure(overrides)
-        step = tried[rows] = compile_step(settings, task, 0, devices)
+        overrides = (*layout, f"--config.data.batch_size={rows * devices}")
+        try:
+            step = tried[rows] = compile_step(settings_with(overrides), 0, topology, slices)
+        except CompilerError as error:
+            say(f"  {rows} rows a device: {error}")
+            break
         said = f"{rows} rows a device: {step.memory.total / 2**30:.2f} GiB, {'fits' if step.fits else 'does not fit'}"
         if step.fits and (best is None or rows > best.rows):
             bound = roofline(step.work, step.exchanged, chip)
-            best = Found(overrides, rows, step.memory.total, rows * len(devices) / bound.overlapped)
+            best = Found(overrides, rows, step.memory.total, rows * devices / bound.overlapped)
             said += f", {best.rows_per_second:,.0f} rows/s at best"
         say(f"  {said}; compiled in {step.seconds:.0f} s")
-        rows = _next(tried, limit)
+        rows = _next(tried, chip.hbm_bytes / chip.cores)
         if rows in tried or not rows:
             break
     return best

@@ -1,7 +1,6 @@
 """The corpus on disk: what was read is in it, once, on one side, in the same bytes, or nothing is there at all."""
 
 import errno
-import functools
 import multiprocessing
 import os
 import random
@@ -25,7 +24,6 @@ from bertjax.corpus import (
     output,
     prepare,
     readers,
-    run_local,
     sentences,
     store,
 )
@@ -284,15 +282,6 @@ def test_interrupt_cleans_up(tmp_path, vocabulary, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
-
-
-def test_workers_start_with_requests_to_end_blocked_and_obey_them_once_they_can():
-    blocked = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [])
-    with run_local._Pool(1, multiprocessing.get_context("spawn")) as pool:
-        assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= pool.submit(blocked).result()
-    with run_local.worker_pool(1) as pool:
-        assert not pool.submit(blocked).result()
-    assert not blocked()
 
 
 def test_killed_worker_is_one_error(tmp_path, vocabulary):
