@@ -51,8 +51,8 @@ def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> li
         return [*lines, "  try a smaller batch, --config.model.remat=full, or a larger mesh.fsdp; --search tries them"]
     seconds = phase["roofline_seconds"]
     lines.append(
-        f"  a step: {phase['flops'] / 1e12:,.1f} TFLOP, of them {phase['model_flops'] / 1e12:,.1f} of the model; "
-        f"{phase['bytes'] / 1e9:,.1f} GB of memory traffic a chip"
+        f"  a step: {_figure(phase['flops'] / 1e12)} TFLOP, of them {_figure(phase['model_flops'] / 1e12)} of the model; "
+        f"{_figure(phase['bytes'] / 1e9)} GB of memory traffic a chip"
     )
     lines += [
         f"  exchange a chip: {one['kind']} {one['count']:,} times, {one['bytes'] / 1e9:,.3f} GB "
@@ -112,3 +112,8 @@ def compare_plans(names: tuple[str, str], plans: tuple[dict[str, Any], dict[str,
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _figure(value: float) -> str:
+    """With a digit after the point, or, of a small model, with two that count."""
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
