@@ -51,8 +51,8 @@ def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> li
         return [*lines, "  try a smaller batch, --config.model.remat=full, or a larger mesh.fsdp; --search tries them"]
     seconds = phase["roofline_seconds"]
     lines.append(
-        f"  a step: {_figure(phase['flops'] / 1e12)} TFLOP, of them {_figure(phase['model_flops'] / 1e12)} of the model; "
-        f"{_figure(phase['bytes'] / 1e9)} GB of memory traffic a chip"
+        f"  a step: {_figure(phase['flops'] / 1e12)} TFLOP, of them {_figure(phase['model_flops'] / 1e12)} of the "
+        f"model; {_figure(phase['bytes'] / 1e9)} GB of memory traffic a chip"
     )
     lines += [
         f"  exchange a chip: {one['kind']} {one['count']:,} times, {one['bytes'] / 1e9:,.3f} GB "
