@@ -17,6 +17,7 @@ _NAMED_SIZES = {
 }
 _HEAD_SIZE = 64
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
+TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 # Beyond what anyone has trained by far; without limits a mistyped size ends in an error of a library, minutes later.
 _MOST = {
     "vocab_size": 1 << 24,
@@ -35,9 +36,11 @@ class Architecture:
     """What fixes the function that parameters stand for; saved whole with them and taken over whole.
 
     Attributes:
+      encoder: `transformer`, or `lstm` for two independent stacks of LSTMs, one from the left and one from the right,
+        whose states are put side by side, as ELMo's (Figure 3); it has neither positions nor segments nor heads.
       vocab_size: pieces in the vocabulary.
-      hidden_size: D, width of the residual stream.
-      num_layers: Transformer layers.
+      hidden_size: D, width of the residual stream; of LSTMs, of both directions together.
+      num_layers: Transformer layers, or LSTMs in each direction.
       num_heads: H, attention heads; divides `hidden_size`.
       mlp_size: F, width of the feed-forward layer, 4 D in the paper.
       max_positions: learned position embeddings, 512 in the paper.
@@ -53,6 +56,7 @@ class Architecture:
       UsageError: a value is out of its range.
     """
 
+    encoder: str = TRANSFORMER
     vocab_size: int = 30522
     hidden_size: int = 768
     num_layers: int = 12
@@ -75,9 +79,24 @@ class Architecture:
             raise UsageError(f"model.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not 0 <= self.layer_norm_eps < math.inf:
             raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")
-        for name, known in (("activation", ACTIVATIONS), ("attention_direction", DIRECTIONS)):
+        for name, known in (
+            ("encoder", ENCODERS),
+            ("activation", ACTIVATIONS),
+            ("attention_direction", DIRECTIONS),
+        ):
             if getattr(self, name) not in known:
                 raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
+        if self.encoder == LSTM and self.hidden_size % 2:
+            raise UsageError(f"model.hidden_size is {self.hidden_size}; LSTMs of two directions need an even one")
+        if self.encoder == LSTM and self.attention_direction != "both":
+            raise UsageError(
+                f"model.attention_direction is {self.attention_direction}, and model.encoder={LSTM} has no attention"
+            )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The directions in which a part of a hidden state knows a row, in the order of these parts."""
+        return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
     def head_size(self) -> int:

@@ -13,15 +13,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.architecture import LSTM
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.attention.resolver import AttentionFn, resolve
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import Dense, LayerNorm, activation, dropout, kernel_init
 from bertjax.model.placement import placed
+from bertjax.model.recurrent import LEFT, LstmReader
+from bertjax.model.stack import run_layers
 
-# Names of the stacked parameters of all layers, and of the lowest ones where these are given apart; the first is also
-# the logical name of the leading axis of both.
-LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
 _ACTIVATION_AXES = ("batch", "length", "embed")
 
 
@@ -109,14 +109,8 @@ class Layer(nn.Module):
         return x, x if self.collect else None
 
 
-_REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
-
-
 class Encoder(nn.Module):
-    """Embeddings and layers.
+    """Embeddings and layers, of a Transformer or of LSTMs.
 
     All layers' parameters are stacked on a leading axis N, scanned or not: unrolling changes how the loop is
     compiled and nothing else, so any checkpoint loads with either setting. Parameters may be given with the lowest
@@ -126,12 +120,19 @@ class Encoder(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        self.embeddings = Embeddings(self.config)
+        if self.config.encoder == LSTM:
+            self.left, self.right = (LstmReader(self.config, direction) for direction in self.config.reads)
+        else:
+            self.embeddings = Embeddings(self.config)
 
     @property
-    def token_table(self) -> jax.Array:
-        """[V, D] float32, for the tied output projection."""
-        return self.embeddings.token_table
+    def token_tables(self) -> tuple[jax.Array, ...]:
+        """For tied output projections, float32: [V, D], or of each of `config.reads` [V, D / 2]."""
+        return tuple(part.token_table for part in self._parts)
+
+    @property
+    def _parts(self) -> tuple[nn.Module, ...]:
+        return (self.left.embeddings, self.right.embeddings) if self.config.encoder == LSTM else (self.embeddings,)
 
     @nn.compact
     def __call__(
@@ -158,44 +159,47 @@ class Encoder(nn.Module):
           [B, L, D] and None, or [B, L, D] and [N + 1, B, L, D], in the config's dtype.
         """
         config = self.config
+        if config.encoder == LSTM:
+            # Positions and segments are a Transformer's.
+            parts = (
+                reader(input_ids, sequence_ids, deterministic, collect_layers) for reader in (self.left, self.right)
+            )
+            hidden, states = zip(*parts, strict=True)
+            return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
         attention = resolve(config, several_sequences=position_ids is not None)
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        outputs = [x[None]]
-        lower = 0
-        if self.has_variable("params", FROZEN_LAYERS):
-            lower = len(jax.tree.leaves(self.get_variable("params", FROZEN_LAYERS))[0])
-        for name, length in ((FROZEN_LAYERS, lower), (LAYERS, config.num_layers - lower)):
-            if length:
-                x, states = self._stack(name, length, attention, deterministic, collect_layers)(x, sequence_ids)
-                outputs.append(states)
-        return x, jnp.concatenate(outputs) if collect_layers else None
+        return run_layers(self, Layer, (config, attention, deterministic, collect_layers), x, sequence_ids)
 
-    def _stack(self, name: str, length: int, attention: AttentionFn, deterministic: bool, collect: bool) -> nn.Module:
-        config = self.config
-        layer = Layer
-        if config.remat != "none":
-            # Inside a scan, the loop itself keeps XLA from merging the recomputation with the original.
-            layer = nn.remat(Layer, policy=_REMAT_POLICIES[config.remat], prevent_cse=not config.scan_layers)
-        layers = nn.scan(
-            layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=length,
-            unroll=1 if config.scan_layers else length,
-            metadata_params={nn.PARTITION_NAME: LAYERS},
-        )
-        return layers(config, attention, deterministic, collect, name=name)
+
+def summary(config: ModelConfig, hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
+    """What stands for a whole row: of each part of its states, that of the token which has seen all others.
+
+    That is the first token, [CLS], but the last one, [SEP], of what sees its left alone.
+
+    Args:
+      hidden: [B, L, D].
+      input_mask: [B, L] int32, 1 for a row's tokens, which come first.
+
+    Returns:
+      [B, D].
+    """
+    last = jnp.maximum(jnp.sum(input_mask, axis=1) - 1, 0)
+
+    def of(part: jax.Array, direction: str) -> jax.Array:
+        return jnp.take_along_axis(part, last[:, None, None], axis=1)[:, 0] if direction == LEFT else part[:, 0]
+
+    parts = jnp.split(hidden, len(config.reads), axis=-1)
+    return jnp.concatenate([of(part, direction) for part, direction in zip(parts, config.reads, strict=True)], -1)
 
 
 class Pooler(nn.Module):
-    """Dense and tanh over the first token's hidden state: [..., D] to [..., D]."""
+    """Dense and tanh over the hidden state of `summary`: [..., D] to [..., D]."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, first_token: jax.Array) -> jax.Array:
+    def __call__(self, whole_row: jax.Array) -> jax.Array:
         width = self.config.hidden_size
-        return jnp.tanh(Dense(self.config, (width, width), ("embed", "pooled"), name="dense")(first_token))
+        return jnp.tanh(Dense(self.config, (width, width), ("embed", "pooled"), name="dense")(whole_row))

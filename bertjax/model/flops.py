@@ -6,6 +6,7 @@ import time
 import jax
 import numpy as np
 
+from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 
 # Dense bf16 peaks in FLOP/s a chip, from the makers' data sheets, by what `jax.Device.device_kind` contains.
@@ -27,15 +28,20 @@ PEAK_FLOPS = (
 def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0) -> float:
     """FLOPs of one training step a token, forwards and backwards, matrix products only.
 
-    6 * (parameters of the layers' matrices) for the body, 12 N L D for bidirectional attention, and the masked-LM
-    head on the positions that are gathered for it. Recomputation is not counted, nor the vocabulary's padding.
+    6 * (parameters of the layers' matrices) for the body, 12 N L D for bidirectional attention, and the heads on the
+    positions that are predicted. Recomputation is not counted, nor the vocabulary's padding, nor that attention in one
+    direction could do with half.
 
     Args:
       config: sizes.
       seq_len: L, tokens a row, padding included.
-      predictions: gathered positions a row; 0 for a model without the masked-LM head.
+      predictions: predicted positions a row; 0 for a model without a masked-LM or language-model head.
     """
     width = config.hidden_size
+    if config.encoder == LSTM:
+        # Two directions of half the width; each has a matrix to four gates for its input and one for its state.
+        part = width // 2
+        return 2 * 6 * (config.num_layers * 8 * part**2 + predictions / seq_len * (part**2 + part * config.vocab_size))
     body = 6 * config.num_layers * (4 * width**2 + 2 * width * config.mlp_size)
     attention = 12 * config.num_layers * width * seq_len
     head = 6 * predictions / seq_len * (width**2 + width * config.vocab_size)

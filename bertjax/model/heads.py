@@ -1,11 +1,13 @@
 """Output layers, and the model of the paper's pre-training. Axis letters: see `encoder.py`."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import Encoder, Pooler
+from bertjax.model.encoder import Encoder, Pooler, summary
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
 from bertjax.model.placement import placed
 
@@ -58,7 +60,7 @@ class EncoderModel(nn.Module):
         """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to hidden states [B, L, D] and pooled [B, D]."""
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        return hidden, Pooler(self.config, name="pooler")(hidden[:, 0])
+        return hidden, Pooler(self.config, name="pooler")(summary(self.config, hidden, batch["input_mask"]))
 
 
 class PretrainingModel(nn.Module):
@@ -81,9 +83,39 @@ class PretrainingModel(nn.Module):
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         # Gathered before the projection: 15 % of positions is all that the largest matrix of the model sees.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, encoder.token_table)
-        pooled = Pooler(self.config, name="pooler")(hidden[:, 0])
+        masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
+        pooled = Pooler(self.config, name="pooler")(summary(self.config, hidden, batch["input_mask"]))
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
+
+
+class LanguageModel(nn.Module):
+    """An encoder that sees one side of a position, or each side by itself, with what comes on the other to predict.
+
+    The left-to-right model of the paper's Table 5, and both directions of ELMo's form (Figure 3).
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
+        """Logits of each position's neighbour on the side that is not seen.
+
+        Args:
+          batch: `input_ids`, `input_mask`, `segment_ids` [B, L], int32.
+          deterministic: no dropout; otherwise a `dropout` rng is needed.
+
+        Returns:
+          What is seen, `left` or `right`, to float32 [B, L, V].
+        """
+        reads = self.config.reads
+        encoder = Encoder(self.config, name="encoder")
+        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
+        of_part = dataclasses.replace(self.config, hidden_size=self.config.hidden_size // len(reads), num_heads=1)
+        parts = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
+        return {
+            direction: MaskedLmHead(of_part, name=f"{direction}_lm")(states, table)
+            for direction, states, table in parts
+        }
 
 
 class SequenceModel(nn.Module):
@@ -101,7 +133,7 @@ class SequenceModel(nn.Module):
         *leading, length = batch["input_ids"].shape
         ids, mask, segments = (batch[name].reshape(-1, length) for name in ("input_ids", "input_mask", "segment_ids"))
         hidden, _ = Encoder(self.config, name="encoder")(ids, segments, mask, deterministic=deterministic)
-        pooled = Pooler(self.config, name="pooler")(hidden[:, 0])
+        pooled = Pooler(self.config, name="pooler")(summary(self.config, hidden, mask))
         pooled = dropout(pooled, self.config.hidden_dropout, None if deterministic else self.make_rng("dropout"))
         logits = Dense(self.config, (self.config.hidden_size, self.outputs), ("embed", None), name="classifier")(pooled)
         logits = logits.astype(jnp.float32)

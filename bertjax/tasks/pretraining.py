@@ -13,10 +13,11 @@ from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.pretraining.showing import format_example
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
+from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import flops_per_token
 from bertjax.settings.fields import at_least, limited, one_of
-from bertjax.tasks.objectives import masked_lm
+from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE, RunSettings
 from bertjax.tasks.task import NumpyBatch, Schedule, Task, Work
 
@@ -34,8 +35,21 @@ def _tiles() -> Any:
     return TILES
 
 
+def _whole_tiles() -> Any:
+    from bertjax.data.pretraining.tiles import WHOLE_TILES
+
+    return WHOLE_TILES
+
+
+_LANGUAGE_MODEL = "lm"
 # Of each objective, what a step computes and where its rows come from.
-_OBJECTIVES = {"nsp": (masked_lm, _sentence_pairs), "none": (masked_lm, _tiles)}
+_OBJECTIVES = {
+    "nsp": (masked_lm, _sentence_pairs),
+    "none": (masked_lm, _tiles),
+    _LANGUAGE_MODEL: (language_model, _whole_tiles),
+}
+# [CLS] and [SEP].
+_SPECIAL_TOKENS = 2
 _BATCH_READINGS = ("tokens", "sequences")
 
 
@@ -49,7 +63,9 @@ class PretrainingData:
       batch_size: rows of the global batch.
       max_predictions: masked positions a row at most; 0 is `masking.rate` of `seq_len`, rounded up (20 at 128, 77 at
         512).
-      objective: `nsp`, masked LM with next-sentence prediction, or `none`, masked LM alone.
+      objective: `nsp`, masked LM with next-sentence prediction; `none`, masked LM alone; or `lm`, every piece from
+        those on one side of it, for models that see no other: `model.attention_direction=left` (LTR & No NSP of Table
+        5) or `right`, or `model.encoder=lstm`, which does both.
       pair_passes: different passes over the corpus that pairs are made of, 10 as google-research/bert's dupe_factor.
       eval_rows: held-out rows of an evaluation; 0 is all.
       masking: see `Masking`.
@@ -113,10 +129,28 @@ class Settings(RunSettings):
             raise UsageError(
                 f"config.model.num_segments is {self.model['num_segments']}; sentence pairs have 2 segments"
             )
+        self._check_model()
         for phase in self.phases:
             self.check_length(phase.seq_len)
             self.check_batch(phase.batch_size, phase.seq_len)
         self.model_config(self.model["vocab_size"] or 1)
+
+    def _check_model(self) -> None:
+        """Refuses a model that sees what it is to predict, or not what it is to predict from."""
+        encoder, direction = self.model["encoder"], self.model["attention_direction"]
+        if self.data.objective != _LANGUAGE_MODEL:
+            if encoder == LSTM:
+                raise UsageError(
+                    f"config.data.objective is {self.data.objective}, and model.encoder={LSTM} sees no position from "
+                    f"both sides; give objective={_LANGUAGE_MODEL}"
+                )
+        elif encoder != LSTM and direction == "both":
+            raise UsageError(
+                f"config.data.objective is {_LANGUAGE_MODEL}, and the model would see what it is to predict; give "
+                "model.attention_direction=left, or right, or model.encoder=lstm"
+            )
+        elif self.data.max_predictions or self.long_phase.max_predictions:
+            raise UsageError(f"config.data.objective={_LANGUAGE_MODEL} predicts every piece; leave max_predictions out")
 
     @property
     def has_data(self) -> bool:
@@ -128,6 +162,8 @@ class Settings(RunSettings):
         """The stretches of training with one batch shape each: one, or two where there is a long phase."""
 
         def phase(seq_len: int, batch_size: int, predictions: int, start: int, stop: int) -> Phase:
+            if self.data.objective == _LANGUAGE_MODEL:
+                predictions = max(seq_len - _SPECIAL_TOKENS, 1)
             predictions = predictions or math.ceil(round(self.data.masking.rate * seq_len, 6))
             return Phase(seq_len, batch_size, predictions, start, stop)
 
@@ -205,7 +241,10 @@ def _baseline(settings: Settings, corpus: Corpus | None) -> dict[str, float]:
 
     # It counts the tokens of the whole corpus.
     _needed(corpus).verification.verify_all()
-    return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, WHOLE))
+    computed, _ = _OBJECTIVES[settings.data.objective]
+    model = settings.model_config(_needed(corpus).vocabulary().size)
+    names = [loss.removesuffix("_loss") for loss in computed.objective(model).losses if loss != "nsp_loss"]
+    return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, WHOLE), names)
 
 
 def _train_batches(settings: Settings, corpus: Corpus | None, start_step: int, share: Share) -> Iterator[NumpyBatch]:
@@ -265,8 +304,10 @@ def _eval_batches(settings: Settings, corpus: Corpus | None, share: Share) -> It
 
 
 def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
+    """Of the pieces that are predicted, the mean over the directions where there are two."""
+    losses = [means[name] for name in ("mlm_loss", "ltr_loss", "rtl_loss") if name in means]
     # Beyond e^700 a float64 overflows.
-    return {**means, "perplexity": math.exp(min(means["mlm_loss"], 700.0))} if "mlm_loss" in means else means
+    return {**means, "perplexity": math.exp(min(sum(losses) / len(losses), 700.0))} if losses else means
 
 
 def _note(phase: Phase, model: ModelConfig) -> str:

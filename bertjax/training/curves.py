@@ -7,8 +7,8 @@ from etils import epath
 from bertjax.files import replacing
 
 _PANELS = (
-    ("Loss", ("loss", "mlm_loss", "nsp_loss")),
-    ("Accuracy", ("mlm_accuracy", "nsp_accuracy")),
+    ("Loss", ("loss", "mlm_loss", "nsp_loss", "ltr_loss", "rtl_loss")),
+    ("Accuracy", ("mlm_accuracy", "nsp_accuracy", "ltr_accuracy", "rtl_accuracy")),
 )
 
 

@@ -12,7 +12,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.errors import UsageError
-from bertjax.model.encoder import FROZEN_LAYERS, LAYERS
+from bertjax.model.stack import FROZEN_LAYERS, LAYERS
 
 _SHOWN_NAMES = 12
 

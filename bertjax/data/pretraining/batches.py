@@ -55,7 +55,7 @@ def train_dataset(
     Args:
       corpus: an opened corpus.
       phase: shape of the batch and its steps.
-      source: of the rows: `SENTENCE_PAIRS` or `TILES`.
+      source: of the rows: `SENTENCE_PAIRS`, `TILES` or `WHOLE_TILES`.
       masking: what is masked, and how.
       seed: 0 or more.
       pair_passes: different passes to make before the first is used again.
@@ -65,8 +65,9 @@ def train_dataset(
       shuffle: False takes each epoch's rows in the order of the corpus, to see what random access costs.
 
     Returns:
-      A dataset of dictionaries: input_ids, input_mask, segment_ids int32 [B, S]; masked_lm_positions, masked_lm_ids
-      int32 [B, P]; masked_lm_weights float32 [B, P]; next_sentence_labels int32 [B], 0 IsNext, 1 NotNext, -1 none.
+      A dataset of dictionaries: input_ids, input_mask, segment_ids int32 [B, S]; and of masked rows also
+      masked_lm_positions, masked_lm_ids int32 [B, P]; masked_lm_weights float32 [B, P]; next_sentence_labels int32 [B],
+      0 IsNext, 1 NotNext, -1 none.
 
     Raises:
       UsageError: an argument is out of its range, or the corpus is too small.

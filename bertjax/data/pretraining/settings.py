@@ -14,6 +14,8 @@ MASKED_LM_BATCH: Schema = (
     Part("masked_lm_weights", ("predictions",), "float32"),
     Part("next_sentence_labels", (), below="labels", padding=-1),
 )
+# Of a language model, which predicts all of what it sees, each piece from those before.
+LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Phase:
     Attributes:
       seq_len: tokens a row, special tokens and padding included; at least 8.
       batch_size: rows of the global batch.
-      max_predictions: masked positions a row.
+      max_predictions: positions a row at most that are predicted.
       start_step, stop_step: steps `start_step <= step < stop_step` belong to the phase.
 
     Raises:

@@ -23,6 +23,9 @@ def format_example(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabu
     """
     ids, segment_ids = batch["input_ids"][row], batch["segment_ids"][row]
     length = int(batch["input_mask"][row].sum())
+    if "masked_lm_ids" not in batch:
+        head = f"{length} tokens + {len(ids) - length} padding, each predicted from those on one side of it"
+        return "\n".join([head, *paragraph("", " ".join(vocabulary.pieces[id_] for id_ in ids[:length]))])
     weights = batch["masked_lm_weights"][row] > 0
     originals = dict(
         zip(

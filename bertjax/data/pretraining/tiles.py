@@ -1,4 +1,4 @@
-"""Rows of consecutive text, for masked LM alone.
+"""Rows of consecutive text, for masked LM alone and for language models.
 
 An epoch is a tiling: each token is in exactly one row. Its rows are spans of S - 2 consecutive tokens from another
 random offset every epoch, which may run over the ends of sentences and documents; one of a pass is shorter, and one
@@ -13,8 +13,8 @@ import tensorflow as tf
 from bertjax.corpus.store import Corpus
 from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
-from bertjax.data.pretraining.settings import Phase
-from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, RowSource
+from bertjax.data.pretraining.settings import LANGUAGE_MODEL_BATCH, Phase
+from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, Prediction, RowSource
 from bertjax.errors import UsageError
 
 # [CLS] and [SEP].
@@ -47,4 +47,12 @@ def _token_count(corpus: Corpus, split: str) -> int:
     return tokens
 
 
-TILES = RowSource(MASKED_LM, False, _train, _heldout, lambda *_: None, lambda *_: None)
+def _as_they_are(*_: object) -> Callable[..., dict[str, tf.Tensor]]:
+    return lambda ids, lengths, labels, uniforms: {"input_ids": ids}
+
+
+_EVERY_PIECE = Prediction(LANGUAGE_MODEL_BATCH, lambda *_: 0, _as_they_are)
+TILES, WHOLE_TILES = (
+    RowSource(prediction, False, _train, _heldout, lambda *_: None, lambda *_: None)
+    for prediction in (MASKED_LM, _EVERY_PIECE)
+)

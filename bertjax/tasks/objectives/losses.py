@@ -24,3 +24,12 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Metric sums, float32 [2]: of values by their weights, and of the weights."""
     return jnp.stack([jnp.sum(values * weights), jnp.sum(weights)])
+
+
+def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float32 logits [..., C], labels and weights [...] to metric sums of cross-entropy and accuracy."""
+    # The first of the largest, as `argmax`, for which XLA moves as many indices between devices as there are logits.
+    pieces = jnp.arange(logits.shape[-1])
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    correct = jnp.min(jnp.where(logits == largest, pieces, pieces.size), axis=-1) == labels
+    return weighted(cross_entropy(logits, labels), weights), weighted(correct, weights)

@@ -8,7 +8,7 @@ from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
-from bertjax.tasks.objectives.losses import apply, cross_entropy, weighted
+from bertjax.tasks.objectives.losses import apply, loss_and_accuracy
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
 
 METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
@@ -55,15 +55,6 @@ def compute(model: PretrainingModel, params: dict, batch: Batch, dropout_key: ja
     masked_lm_logits, next_sentence_logits = apply(model, params, batch, dropout_key)
     labels = batch["next_sentence_labels"]
     there = (labels >= 0).astype(jnp.float32)
-    mlm = _loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-    nsp = _loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), there)
+    mlm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+    nsp = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), there)
     return dict(zip(METRICS, (*mlm, *nsp), strict=True)), {}
-
-
-def _loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float32 logits [..., C], labels and weights [...] to metric sums of cross-entropy and accuracy."""
-    # The first of the largest, as `argmax`, for which XLA moves as many indices between devices as there are logits.
-    pieces = jnp.arange(logits.shape[-1])
-    largest = jnp.max(logits, axis=-1, keepdims=True)
-    correct = jnp.min(jnp.where(logits == largest, pieces, pieces.size), axis=-1) == labels
-    return weighted(cross_entropy(logits, labels), weights), weighted(correct, weights)
