@@ -16,6 +16,7 @@ set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "$0")/common.sh"
 
+# shellcheck disable=SC2034  # `manifest` uses them by their names.
 accelerator='' topology='' chips=4 slices=1 queue='' max_restarts=20 namespace=default service_account=bertjax
 slice=0 worker=0
 with_value=(--accelerator --topology --chips --image --slices --queue --max-restarts --namespace --service-account)
@@ -37,20 +38,16 @@ in_yaml() {
 }
 
 manifest() {
-  local text words='' word key
+  local text words='' word variable
   text=$(< "$(dirname "$0")/gke/jobset.yaml")
   [[ -n $queue ]] || text=$(grep -v 'kueue.x-k8s.io/queue-name' <<< "$text")
   for word in "${command[@]}"; do words+="${words:+, }$(in_yaml "$word")"; done
-  declare -A values=(
-    [NAME]=$name [NAMESPACE]=$namespace [SERVICE_ACCOUNT]=$service_account [QUEUE]=$queue [MAX_RESTARTS]=$max_restarts
-    [SLICES]=$slices [HOSTS]=$hosts [CHIPS]=$chips [ACCELERATOR]=$accelerator [TOPOLOGY]=$topology [IMAGE]=$(in_yaml "$image")
-    [COMMAND]="[$words]"
-  )
-  # The command last: what is in it is not filled in.
-  for key in NAME NAMESPACE SERVICE_ACCOUNT QUEUE MAX_RESTARTS SLICES HOSTS CHIPS ACCELERATOR TOPOLOGY IMAGE COMMAND; do
-    text=${text//"\${$key}"/"${values[$key]}"}
+  image=$(in_yaml "$image")
+  for variable in name namespace service_account queue max_restarts slices hosts chips accelerator topology image; do
+    text=${text//"\${${variable^^}}"/"${!variable}"}
   done
-  sed '/^#/d' <<< "$text"
+  # The command last: what is in it is not filled in.
+  sed '/^#/d' <<< "${text//"\${COMMAND}"/"[$words]"}"
 }
 
 # Sets `answer` to Completed, Failed or nothing, or to ABSENT.
