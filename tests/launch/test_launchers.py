@@ -39,6 +39,8 @@ def test_shellcheck_has_nothing_to_say(script):
         (f"gke.sh create bert {GKE} --chips 3 -- true", "4x4 is 16 chips, which hosts of 3"),
         (f"gke.sh create bert {GKE} --slices x -- true", "x is not a number"),
         ("gke.sh create bert -- true", "needs --accelerator"),
+        (f"gke.sh create bert {GKE} --image 'a\tb' -- true", "a control character in: $'a\\tb'"),
+        (f"gke.sh create bert {GKE} -- 'a\tb'", "a control character in: $'a\\tb'"),
         ("slurm.sh create bert --nodes 2 -- true", "needs --nodes and --gpus"),
         ("slurm.sh create bert --nodes 2 --gpus 8", "needs -- COMMAND"),
     ],
