@@ -43,7 +43,7 @@ read_arguments() {
     elif one_of "$1" --dry-run "${switches[@]}"; then
       printf -v "$variable" yes
     elif one_of "$1" "${with_value[@]}"; then
-      [[ $# -ge 2 && -n $2 && $2 != -- ]] || wrong "$1 needs a value"
+      [[ $# -ge 2 && -n $2 && $2 != -* ]] || wrong "$1 needs a value"
       printf -v "$variable" %s "$2"
       shift
     else
@@ -56,7 +56,7 @@ read_arguments() {
 need_name() { [[ $verb == list || $name =~ $1 ]] || wrong "$verb needs a NAME of $2"; }
 need_image() { [[ -n $image ]] || wrong "$verb needs --image"; }
 need_command() { ((${#command[@]})) || wrong "$verb needs -- COMMAND"; }
-need_topology() { [[ $topology =~ ^[0-9]+x[0-9]+(x[0-9]+)?$ ]] || wrong "$verb needs --topology, as 4x4 or 4x4x8"; }
+need_topology() { [[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || wrong "$verb needs --topology, as 4x4 or 4x4x8"; }
 
 # Sets `hosts` to how many hosts of so many chips make up the topology.
 count_hosts() {

@@ -24,7 +24,7 @@ with_value+=(--slice --worker)
 read_arguments "$@"
 need_name '^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$' 'at most 40 lower-case letters, digits and -'
 for number in "$chips" "$slices" "$max_restarts" "$slice" "$worker"; do
-  [[ $number =~ ^[0-9]+$ ]] || wrong "$number is not a number"
+  [[ $number =~ ^(0|[1-9][0-9]*)$ ]] || wrong "$number is not a number"
 done
 
 kubectl=(kubectl --namespace="$namespace")
