@@ -13,40 +13,18 @@
 # --namespace NAMESPACE (default), --service-account NAME (bertjax), --dry-run (print manifest and commands).
 # `log` follows through restarts; $LAUNCH_POLL_SECONDS (20) between two looks.
 set -euo pipefail
-program=gke.sh
 # shellcheck source=launch/common.sh
 source "$(dirname "$0")/common.sh"
 
-verb=${1:---help}
-[[ $verb != --help && $verb != -h ]] || usage
-shift
-name='' accelerator='' topology='' chips=4 slices=1 queue='' max_restarts=20 namespace=default account=bertjax
+# shellcheck disable=SC2034  # `manifest` uses them by their names.
+accelerator='' topology='' chips=4 slices=1 queue='' max_restarts=20 namespace=default service_account=bertjax
 slice=0 worker=0
-[[ ${1:--} == -* ]] || { name=$1; shift; }
-while (($#)); do
-  case $1 in
-    --accelerator) accelerator=$(value_of "$@"); shift ;;
-    --topology) topology=$(value_of "$@"); shift ;;
-    --chips) chips=$(value_of "$@"); shift ;;
-    --image) image=$(value_of "$@"); shift ;;
-    --slices) slices=$(value_of "$@"); shift ;;
-    --queue) queue=$(value_of "$@"); shift ;;
-    --max-restarts) max_restarts=$(value_of "$@"); shift ;;
-    --namespace) namespace=$(value_of "$@"); shift ;;
-    --service-account) account=$(value_of "$@"); shift ;;
-    --slice) slice=$(value_of "$@"); shift ;;
-    --worker) worker=$(value_of "$@"); shift ;;
-    --dry-run) dry_run=yes ;;
-    --help | -h) usage ;;
-    --) shift; command=("$@"); break ;;
-    *) wrong "unknown argument $1" ;;
-  esac
-  shift
-done
-[[ $verb == list || $name =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
-  wrong "$verb needs a NAME of at most 40 lower-case letters, digits and -"
+with_value=(--accelerator --topology --chips --image --slices --queue --max-restarts --namespace --service-account)
+with_value+=(--slice --worker)
+read_arguments "$@"
+need_name '^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$' 'at most 40 lower-case letters, digits and -'
 for number in "$chips" "$slices" "$max_restarts" "$slice" "$worker"; do
-  [[ $number =~ ^[0-9]+$ ]] || wrong "$number is not a number"
+  [[ $number =~ ^(0|[1-9][0-9]*)$ ]] || wrong "$number is not a number"
 done
 
 kubectl=(kubectl --namespace="$namespace")
@@ -60,20 +38,16 @@ in_yaml() {
 }
 
 manifest() {
-  local text words='' word key
+  local text words='' word variable
   text=$(< "$(dirname "$0")/gke/jobset.yaml")
   [[ -n $queue ]] || text=$(grep -v 'kueue.x-k8s.io/queue-name' <<< "$text")
   for word in "${command[@]}"; do words+="${words:+, }$(in_yaml "$word")"; done
-  declare -A values=(
-    [NAME]=$name [NAMESPACE]=$namespace [SERVICE_ACCOUNT]=$account [QUEUE]=$queue [MAX_RESTARTS]=$max_restarts
-    [SLICES]=$slices [HOSTS]=$hosts [CHIPS]=$chips [ACCELERATOR]=$accelerator [TOPOLOGY]=$topology [IMAGE]=$(in_yaml "$image")
-    [COMMAND]="[$words]"
-  )
-  # The command last: what is in it is not filled in.
-  for key in NAME NAMESPACE SERVICE_ACCOUNT QUEUE MAX_RESTARTS SLICES HOSTS CHIPS ACCELERATOR TOPOLOGY IMAGE COMMAND; do
-    text=${text//"\${$key}"/"${values[$key]}"}
+  image=$(in_yaml "$image")
+  for variable in name namespace service_account queue max_restarts slices hosts chips accelerator topology image; do
+    text=${text//"\${${variable^^}}"/"${!variable}"}
   done
-  sed '/^#/d' <<< "$text"
+  # The command last: what is in it is not filled in.
+  sed '/^#/d' <<< "${text//"\${COMMAND}"/"[$words]"}"
 }
 
 # Sets `answer` to Completed, Failed or nothing, or to ABSENT.
@@ -104,18 +78,16 @@ follow() {
 case $verb in
   create)
     [[ -n $accelerator ]] || wrong "create needs --accelerator, as tpu-v5-lite-podslice"
-    [[ $topology =~ ^[0-9]+x[0-9]+(x[0-9]+)?$ ]] || wrong "create needs --topology, as 4x4 or 4x4x8"
-    [[ -n $image ]] || wrong "create needs --image"
-    ((${#command[@]})) || wrong "create needs -- COMMAND"
+    need_topology
+    need_image
+    need_command
     ((chips > 0 && slices > 0)) || wrong "--chips and --slices are at least 1"
-    all_chips=$((${topology//x/*}))
-    ((all_chips % chips == 0)) || wrong "$topology is $all_chips chips, which hosts of $chips do not make up"
-    hosts=$((all_chips / chips))
+    count_hosts "$chips"
     manifest > "$scratch/jobset.yaml"
     [[ -z $dry_run ]] || cat "$scratch/jobset.yaml"
     act "${kubectl[@]}" apply --filename="$scratch/jobset.yaml" || {
-      ask "${kubectl[@]}" get jobset "$name" --output=name || answer=unknown
-      [[ $answer == ABSENT ]] || { paid="JobSet $name" delete_with="launch/$program delete $name --namespace $namespace"; }
+      paid="JobSet $name" delete_with="launch/$program delete $name --namespace $namespace"
+      owe_unless_absent "${kubectl[@]}" get jobset "$name" --output=name
       fail "the JobSet $name was refused, why stands above; an existing one is not changed but deleted and created anew"
     }
     [[ -n $dry_run ]] || say "$name: $slices slices of $hosts hosts; follow it: launch/$program log $name" ;;

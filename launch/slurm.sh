@@ -11,41 +11,24 @@
 # --max-restarts N (20; preemptions and time limits are not counted), --output FILE (NAME.log), --dry-run (print the
 # commands). The environment that is active is the job's. Before its time ends, a job has 180 seconds to save.
 set -euo pipefail
-program=slurm.sh
 # shellcheck source=launch/common.sh
 source "$(dirname "$0")/common.sh"
 
-verb=${1:---help}
-[[ $verb != --help && $verb != -h ]] || usage
-shift
-name='' nodes='' gpus='' cpus=4 max_restarts=20 output='' options=()
-[[ ${1:--} == -* ]] || { name=$1; shift; }
-while (($#)); do
-  case $1 in
-    --nodes) nodes=$(value_of "$@"); shift ;;
-    --gpus) gpus=$(value_of "$@"); shift ;;
-    --cpus) cpus=$(value_of "$@"); shift ;;
-    --max-restarts) max_restarts=$(value_of "$@"); shift ;;
-    --output) output=$(value_of "$@"); shift ;;
-    --time | --partition | --account | --qos) options+=("$1=$(value_of "$@")"); shift ;;
-    --dry-run) dry_run=yes ;;
-    --help | -h) usage ;;
-    --) shift; command=("$@"); break ;;
-    *) wrong "unknown argument $1" ;;
-  esac
-  shift
-done
-[[ $verb == list || $name =~ ^[a-zA-Z][a-zA-Z0-9_-]*$ ]] || wrong "$verb needs a NAME of letters, digits, _ and -"
+nodes='' gpus='' cpus=4 max_restarts=20 output='' time='' partition='' account='' qos=''
+with_value=(--nodes --gpus --cpus --max-restarts --output --time --partition --account --qos)
+read_arguments "$@"
+need_name '^[a-zA-Z][a-zA-Z0-9_-]*$' 'letters, digits, _ and -'
 output=${output:-$name.log}
 
 case $verb in
   create)
     [[ $nodes =~ ^[1-9][0-9]*$ && $gpus =~ ^[1-9][0-9]*$ ]] || wrong "create needs --nodes and --gpus"
-    ((${#command[@]})) || wrong "create needs -- COMMAND"
+    need_command
     # --gpus-per-task would hide from each process all GPUs but its own, and JAX chooses by SLURM_LOCALID among all.
     act env BERTJAX_MAX_RESTARTS="$max_restarts" sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus" \
       --gres="gpu:$gpus" --cpus-per-task="$cpus" --output="$output" --open-mode=append --requeue --signal=TERM@180 \
-      --export=ALL "${options[@]}" "$(dirname "$0")/slurm/job.sh" "${command[@]}" ||
+      --export=ALL ${time:+--time="$time"} ${partition:+--partition="$partition"} ${account:+--account="$account"} \
+      ${qos:+--qos="$qos"} "$(dirname "$0")/slurm/job.sh" "${command[@]}" ||
       fail "the job was refused, why stands above; nothing is queued" ;;
   status) act squeue --user="$(id -un)" --name="$name" ;;
   log) act tail --lines=100 --follow=name --retry "$output" ;;

@@ -10,7 +10,10 @@ unit=$root/etc/systemd/system/bertjax.service
 # At a later boot systemd has it already, perhaps with a newer command given by ssh.
 if [[ -e $unit && -z ${bertjax_replace:-} ]]; then exit 0; fi
 
-cat > "$root/usr/local/bin/bertjax-state" << 'END'
+# Makes a program of what it is given.
+make_program() { cat > "$root/usr/local/bin/$1"; chmod +x "$root/usr/local/bin/$1"; }
+
+sed "s|/run/|$root/run/|" << 'END' | make_program bertjax-state
 #!/usr/bin/env bash
 # One line: `bertjax: setting up`, `bertjax: set-up failed`, `bertjax: running` or `bertjax: ended CODE`.
 if [[ -e /run/bertjax-set-up-failed ]]; then
@@ -23,10 +26,9 @@ else
   echo "bertjax: ended $(systemctl show bertjax --property=ExecMainStatus --value)"
 fi
 END
-sed -i "s|/run/|$root/run/|" "$root/usr/local/bin/bertjax-state"
-chmod +x "$root/usr/local/bin/bertjax-state"
-rm -f "$root/run/bertjax-set-up-failed"
-trap 'touch "$root/run/bertjax-set-up-failed"' ERR
+failed=$root/run/bertjax-set-up-failed
+rm -f "$failed"
+trap 'touch "$failed"' ERR
 
 for program in docker curl; do
   command -v "$program" > /dev/null || {
@@ -56,9 +58,7 @@ mkdir -p "$root/var/lib/bertjax"
   printf '%q ' exec docker run --rm --name bertjax --privileged --network host --ulimit memlock=-1 \
     --log-driver local --log-opt max-size=50m \
     --volume /var/lib/bertjax:/scratch --env BERTJAX_STAGING=/scratch "$bertjax_image" "${bertjax_command[@]}"
-} > "$root/usr/local/bin/bertjax-run"
-
-chmod +x "$root/usr/local/bin/bertjax-run"
+} | make_program bertjax-run
 
 # 180 seconds are longer than a save.
 cat > "$unit" << END

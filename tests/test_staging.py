@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bertjax import files
+from bertjax import files, staging
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.staging import staged
 
@@ -48,6 +48,22 @@ def _umask():
     umask = os.umask(0)
     os.umask(umask)
     return umask
+
+
+def test_of_two_runs_that_begin_at_once_one_gives_way(tmp_path, monkeypatch):
+    with contextlib.ExitStack() as other:
+        check_free = staging._check_free
+
+        def begin_another(output, *arguments):
+            # After ours has looked for others, and before it can be seen by them.
+            monkeypatch.setattr(staging, "_check_free", check_free)
+            other.enter_context(staged(output, *arguments))
+            check_free(output, *arguments)
+
+        monkeypatch.setattr(staging, "_check_free", begin_another)
+        with pytest.raises(UsageError, match="another process is writing"):
+            make(tmp_path / "corpus")
+    assert names(tmp_path) == ["corpus"]
 
 
 def test_a_killed_run_is_cleared_away_by_the_next(tmp_path):

@@ -6,11 +6,10 @@ set -euo pipefail
 # srun ends with the highest exit status of all processes. The one that would fail again must count, not those that then
 # miss it: 1 and 2 travel as 251 and 252. SIGTERM is for the command; a shell that has a handler waits for it.
 trap : TERM
-set +e
 # shellcheck disable=SC2016
-srun --label --kill-on-bad-exit=0 bash -c 'trap : TERM; "$@"; code=$?; exit $((code == 1 || code == 2 ? code + 250 : code))' bash "$@"
-code=$?
-set -e
+process='trap : TERM; "$@"; code=$?; exit $((code == 1 || code == 2 ? code + 250 : code))'
+code=0
+srun --label --kill-on-bad-exit=0 bash -c "$process" bash "$@" || code=$?
 
 # A job that was cancelled must stay so; one that was preempted Slurm queues again by itself.
 queue_again() {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import storage
 from etils import epath
-from test_prepare import bytes_of, children, leftovers, make_text, run, vocabulary, write_text  # noqa: F401
+from preparing import bytes_of, children, leftovers, make_text, run, write_text
 
 from bertjax import cli
 from bertjax.corpus import parts, store
@@ -64,7 +64,7 @@ def test_same_arrays_and_vocabulary_as_this_machine(tmp_path, kind, monkeypatch)
     assert leftovers(tmp_path) == ["beam", "corpus", "text"]
 
 
-def test_a_worker_that_is_killed_leaves_no_gap_and_nothing_twice(tmp_path, vocabulary):  # noqa: F811
+def test_a_worker_that_is_killed_leaves_no_gap_and_nothing_twice(tmp_path, vocabulary):
     spec = text_of(tmp_path / "text", 60_000)
     run(tmp_path, spec, vocabulary=vocabulary, workers=2)
     command = [sys.executable, "-m", "bertjax", "prepare", "--input", spec, f"--output={tmp_path}/beam"]
@@ -94,7 +94,7 @@ def command_of(pid):
     return ""
 
 
-def test_a_corpus_of_a_bucket_in_a_bucket(tmp_path, vocabulary, monkeypatch):  # noqa: F811
+def test_a_corpus_of_a_bucket_in_a_bucket(tmp_path, vocabulary, monkeypatch):
     storage.use(monkeypatch)
     text_of(tmp_path / "text", 200)
     for file in (tmp_path / "text").iterdir():
@@ -119,7 +119,7 @@ def test_a_corpus_of_a_bucket_in_a_bucket(tmp_path, vocabulary, monkeypatch):  #
     assert arrays_of(tmp_path / "copied") == arrays_of(tmp_path / "corpus")
 
 
-def test_a_stage_that_fails_is_one_line_that_names_it(tmp_path, vocabulary):  # noqa: F811
+def test_a_stage_that_fails_is_one_line_that_names_it(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(5))
     (tmp_path / "bad.txt.gz").write_bytes(b"no gzip")
     (tmp_path / "wide.txt").write_bytes("river".encode("utf-16"))

@@ -71,6 +71,20 @@ def test_what_arrives_damaged_is_named_and_leaves_nothing(bucket, tmp_path):
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
 
+def test_a_corpus_that_is_replaced_while_it_is_copied_is_no_copy(bucket, tmp_path, monkeypatch):
+    copy_files = local_copy._copy
+
+    def copy_and_replace(*arguments):
+        copy_files(*arguments)
+        manifest = json.loads((bucket / MANIFEST).read_text())
+        (bucket / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
+
+    monkeypatch.setattr(local_copy, "_copy", copy_and_replace)
+    with pytest.raises(BertjaxError, match="manifest.json has changed while the corpus was copied; run again"):
+        open_anywhere(str(bucket))
+    assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
+
+
 def test_no_corpus_at_an_address_and_no_room_for_a_copy_are_one_line_each(bucket, monkeypatch):
     with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
         open_anywhere("gs://bucket/none")

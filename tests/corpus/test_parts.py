@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from test_prepare import bytes_of, make_text, run, vocabulary, write_text  # noqa: F401
+from preparing import bytes_of, make_text, run, write_text
 
 from bertjax.corpus import blocks, encoding, joining, layouts, merging, parts, readers, store
 from bertjax.corpus.tokenizer import load_vocabulary
@@ -22,6 +22,19 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(parts, "_CHUNK_BYTES", (2000, 2000))
     for module in (blocks, store):
         monkeypatch.setattr(module, "BLOCK_BYTES", SHARD // 2)
+
+
+def recipe_of(vocabulary, share):
+    given = load_vocabulary(vocabulary)
+    return parts.Recipe("vocab.txt", given.content, given.lower_case, share)
+
+
+def one_large_chunk(tmp_path, vocabulary):
+    """A recipe, the one chunk to be cut of a text, and characters of a piece of it."""
+    write_text(tmp_path / "a.txt", make_text(100))
+    sources, _ = readers.expand([f"text:{tmp_path}/a.txt"])
+    _, (large,), size = parts.chunks_of(sources)
+    return recipe_of(vocabulary, 0.1), large, size
 
 
 def by_parts(sources, recipe, folder, seed=0, problems=None):
@@ -54,20 +67,19 @@ def by_parts(sources, recipe, folder, seed=0, problems=None):
     return arrays, merged, len(chunks)
 
 
-def assert_same_as_here(tmp_path, specs, vocabulary, share, least_chunks):  # noqa: F811
+def assert_same_as_here(tmp_path, specs, vocabulary, share, least_chunks):
     manifest = run(tmp_path, *specs, vocabulary=vocabulary, heldout_share=share)
     expected = {name: data for name, data in bytes_of(tmp_path / "corpus").items() if name.endswith(("bin", "crc32"))}
     sources, repeated = readers.expand(specs)
-    given = load_vocabulary(vocabulary)
-    recipe = parts.Recipe("vocab.txt", given.content, given.lower_case, share)
-    arrays, merged, chunks = by_parts(sources, recipe, tmp_path / "parts", problems={"files_named_again": repeated})
+    recipe, problems = recipe_of(vocabulary, share), {"files_named_again": repeated}
+    arrays, merged, chunks = by_parts(sources, recipe, tmp_path / "parts", problems=problems)
     assert arrays == expected
     assert merged.splits == manifest["splits"]
     assert {name: count for name, count in merged.problems.items() if count} == manifest["problems"]
     assert chunks >= least_chunks
 
 
-def test_all_kinds_of_text(tmp_path, vocabulary):  # noqa: F811
+def test_all_kinds_of_text(tmp_path, vocabulary):
     documents = make_text(300)
     documents[100] *= 90  # Longer than a chunk, and than several pieces.
     write_text(tmp_path / "large.txt", documents)
@@ -83,28 +95,22 @@ def test_all_kinds_of_text(tmp_path, vocabulary):  # noqa: F811
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.999999])
 @pytest.mark.parametrize("documents", [1, 2, 5, 60])
-def test_few_documents_on_one_side(tmp_path, vocabulary, documents, share):  # noqa: F811
+def test_few_documents_on_one_side(tmp_path, vocabulary, documents, share):
     text = make_text(documents)
     write_text(tmp_path / "a.txt", [*text, text[0]])
     (tmp_path / "empty.txt").write_text("")
     assert_same_as_here(tmp_path, [f"text:{tmp_path}/*.txt"], vocabulary, share, 2 if documents == 60 else 1)
 
 
-def test_no_text_is_an_error(tmp_path, vocabulary):  # noqa: F811
+def test_no_text_is_an_error(tmp_path, vocabulary):
     (tmp_path / "empty.txt").write_text("\n \n" * 5000)
     sources, _ = readers.expand([f"text:{tmp_path}/*.txt"])
-    given = load_vocabulary(vocabulary)
     with pytest.raises(BertjaxError, match="hold no text, so no corpus was written .files_named_again: 3"):
-        recipe = parts.Recipe("vocab.txt", given.content, True, 0.1)
-        by_parts(sources, recipe, tmp_path / "parts", problems={"files_named_again": 3})
+        by_parts(sources, recipe_of(vocabulary, 0.1), tmp_path / "parts", problems={"files_named_again": 3})
 
 
-def test_a_step_that_was_done_is_not_done_again(tmp_path, vocabulary, monkeypatch):  # noqa: F811
-    write_text(tmp_path / "a.txt", make_text(100))
-    sources, _ = readers.expand([f"text:{tmp_path}/a.txt"])
-    given = load_vocabulary(vocabulary)
-    recipe = parts.Recipe("vocab.txt", given.content, given.lower_case, 0.1)
-    _, (large,), size = parts.chunks_of(sources)
+def test_a_step_that_was_done_is_not_done_again(tmp_path, vocabulary, monkeypatch):
+    recipe, large, size = one_large_chunk(tmp_path, vocabulary)
     first, *_ = parts.cut(large, tmp_path, size)
     part = parts.encode(first, recipe, tmp_path)
 
@@ -115,12 +121,8 @@ def test_a_step_that_was_done_is_not_done_again(tmp_path, vocabulary, monkeypatc
     assert parts.cut(large, tmp_path, size)[0] == first and parts.encode(first, recipe, tmp_path) == part
 
 
-def test_a_step_that_is_killed_leaves_nothing_that_counts(tmp_path, vocabulary, monkeypatch):  # noqa: F811
-    write_text(tmp_path / "a.txt", make_text(100))
-    sources, _ = readers.expand([f"text:{tmp_path}/a.txt"])
-    given = load_vocabulary(vocabulary)
-    recipe = parts.Recipe("vocab.txt", given.content, given.lower_case, 0.1)
-    _, (large,), size = parts.chunks_of(sources)
+def test_a_step_that_is_killed_leaves_nothing_that_counts(tmp_path, vocabulary, monkeypatch):
+    recipe, large, size = one_large_chunk(tmp_path, vocabulary)
     whole = [parts.encode(chunk, recipe, tmp_path) for chunk in parts.cut(large, tmp_path, size)]
     contents = [(tmp_path / part.path).read_bytes() for part in whole]
     (tmp_path / "work").mkdir()

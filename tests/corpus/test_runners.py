@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from test_prepare import leftovers, make_text, run, write_text
+from preparing import leftovers, make_text, run, write_text
 
 import bertjax.corpus
 from bertjax import cli

@@ -5,7 +5,7 @@ import json
 import pytest
 import storage
 from etils import epath
-from test_prepare import bytes_of, make_text, vocabulary  # noqa: F401
+from preparing import bytes_of, make_text
 
 from bertjax.corpus import prepare, readers, store
 from bertjax.errors import BertjaxError, UsageError
@@ -22,7 +22,7 @@ def bucket(monkeypatch):
     return place
 
 
-def prepared(output, vocabulary, *inputs, **settings):  # noqa: F811
+def prepared(output, vocabulary, *inputs, **settings):
     return prepare.prepare(
         list(inputs), output, vocabulary=vocabulary, heldout_share=0.2, workers=1, progress=False, **settings
     )
@@ -44,7 +44,7 @@ def test_what_an_address_matches(bucket):
         found("none/**")
 
 
-def test_a_corpus_at_an_address_is_the_one_of_this_machine(bucket, tmp_path, vocabulary):  # noqa: F811
+def test_a_corpus_at_an_address_is_the_one_of_this_machine(bucket, tmp_path, vocabulary):
     (bucket / "vocab.txt").write_bytes(vocabulary.read_bytes())
     manifest = prepared("gs://bucket/out/corpus", "gs://bucket/vocab.txt", "text:gs://bucket/text/**")
     for name in ("a.txt", "more/b.txt"):
@@ -59,7 +59,7 @@ def test_a_corpus_at_an_address_is_the_one_of_this_machine(bucket, tmp_path, voc
     assert names_of(bucket / "out") == ["corpus"]
 
 
-def test_a_corpus_at_an_address_is_replaced_when_asked_and_never_half(bucket, vocabulary, monkeypatch):  # noqa: F811
+def test_a_corpus_at_an_address_is_replaced_when_asked_and_never_half(bucket, vocabulary, monkeypatch):
     prepared("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/a.txt")
     before = {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()}
     with pytest.raises(UsageError, match="there is one at gs://bucket/corpus already; give --overwrite"):

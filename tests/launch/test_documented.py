@@ -10,6 +10,7 @@ from standin import Refused, parse
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "pods.md", ROOT / "docs" / "workdir.md"]
+LAUNCHERS = ("gke", "queued_resource", "instance_group", "slurm")
 _SUBSTITUTED = re.compile(r"\$\((.*)\)")
 
 
@@ -42,9 +43,7 @@ def test_a_flag_that_is_not_there_is_found():
 
 def test_each_launcher_takes_its_lines():
     commands = [words for words in typed("launch/") if words[0] != "launch/local_pod.sh"]
-    assert {words[0] for words in commands} == {
-        f"launch/{name}.sh" for name in ("gke", "queued_resource", "instance_group", "slurm")
-    }
+    assert {words[0] for words in commands} == {f"launch/{launcher}.sh" for launcher in LAUNCHERS}
     for words in commands:
         if len(words) > 2:
             done = subprocess.run([*words[:3], "--dry-run", *words[3:]], capture_output=True, text=True, cwd=ROOT)
@@ -52,9 +51,9 @@ def test_each_launcher_takes_its_lines():
 
 
 def test_all_options_of_a_launcher_are_in_its_usage():
-    for script in (ROOT / "launch").glob("*.sh"):
-        text = script.read_text()
+    for launcher in LAUNCHERS:
+        text = (ROOT / "launch" / f"{launcher}.sh").read_text()
         usage = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-        for option in re.findall(r"^    (--[\w-]+(?: \| --[\w-]+)*)\)", text, re.MULTILINE):
-            for name in option.split(" | "):
-                assert name in ("--help", "--") or name in usage, (script.name, name)
+        tables = re.findall(r"^(?:with_value|switches)\+?=\((.*)\)$", text, re.MULTILINE)
+        options = {"--dry-run", *(option for table in tables for option in table.split())}
+        assert len(options) > 5 and options <= {*re.findall(r"--[\w-]+", usage)}, (launcher, options)

@@ -12,9 +12,11 @@ from running import EXPERIMENTS, overrides, refused, train
 
 from bertjax import cli
 from bertjax.building import experiment_config, settings_of
+from bertjax.config import load_config
 from bertjax.tasks.run import build_task
 from bertjax.training import loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
+from bertjax.training.starting_point import adopt
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last_and_is_the_one_that_is_used(cola, capfd):
@@ -125,6 +127,11 @@ def test_another_model_than_the_checkpoint_s_is_refused(cola, glue, tmp_path, ca
     arguments = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={cola}", *overrides(None)]
     error = refused(capfd, *arguments, "--config.model.activation=relu")
     assert "config.model.activation is relu" in error and "has gelu_tanh" in error
+    # How far its table is padded is not a wish.
+    config = load_config(
+        f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.vocab_multiple=64"]
+    )
+    assert adopt(config, find_checkpoint(cola)).model.vocab_multiple == 128
 
 
 def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path, capfd):
