@@ -128,7 +128,7 @@ def describe(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
     from bertjax.building import settings_of
-    from bertjax.tasks.run import build_task
+    from bertjax.inference.frozen import training_task
     from bertjax.training.loop import train as run
     from bertjax.training.processes import is_one_of_several, join_the_others, naming_a_lost_process
 
@@ -136,7 +136,7 @@ def train(args: argparse.Namespace) -> None:
         join_the_others(settings_of(config_of(args)).cluster)
     with naming_a_lost_process(), _start(args) as start:
         settings = settings_of(config_of(args, start))
-        _end(run(settings, build_task(settings, train=True), args.workdir, start))
+        _end(run(settings, training_task(settings, start), args.workdir, start))
 
 
 def sweep(args: argparse.Namespace) -> None:

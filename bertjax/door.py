@@ -32,7 +32,7 @@ from bertjax.interop.convert import BERTJAX, detect, read_vocabulary
 from bertjax.loading import load_trained
 from bertjax.model.architecture import Architecture
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import Encoder, Pooler
+from bertjax.model.encoder import Encoder, Pooler, summary
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
 
@@ -190,8 +190,8 @@ class Pretrained:
             hidden, _ = Encoder(config).apply(
                 {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
             )
-            first = hidden[:, 0]
-            pooled = Pooler(config).apply({"params": params["pooler"]}, first) if has_pooler else first
+            whole = summary(config.reads, hidden, batch["input_mask"])
+            pooled = Pooler(config).apply({"params": params["pooler"]}, whole) if has_pooler else whole
             return hidden.astype(np.float32), pooled.astype(np.float32)
 
         return self._trained.compiled(states)

@@ -16,6 +16,7 @@ from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import write_whole
+from bertjax.inference.frozen import training_task
 from bertjax.tasks.finetuning.selection import score
 from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
@@ -105,7 +106,7 @@ def _run(
     """What became of a trial; None where a signal stopped it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        task = build_task(settings, train=True)
+        task = training_task(settings, init_from)
         if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
             return None
         return _outcome(trial, read_results(folder))

@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "bertjax"
 FLOORS = (
     # How this program fails, writes, speaks and ends.
     ("errors", "files", "temporary", "terminal", "plain_text", "staging", "addresses", "held_back", "process"),
-    # Processes of its own.
-    ("workers",),
+    # Processes of its own, and what those of a machine share.
+    ("workers", "machine_folder"),
     ("settings", "config"),
     ("model",),
     ("corpus",),

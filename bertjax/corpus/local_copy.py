@@ -1,11 +1,6 @@
 """A corpus on object storage, copied once a machine to its disk, from where it is mapped into memory."""
 
-import contextlib
-import fcntl
 import hashlib
-import os
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,17 +9,14 @@ from etils import epath
 
 from bertjax.corpus.store import MANIFEST, Corpus, open_corpus, read_manifest
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import JSON_BYTES, check_space, is_ours, is_remote, read_whole
+from bertjax.files import JSON_BYTES, check_space, is_remote, read_whole
+from bertjax.machine_folder import STAGING, alone, machine_folder
 from bertjax.staging import staged
-from bertjax.temporary import shared_place
 from bertjax.terminal import progress_bar, say
 
-# Names the folder for copies; one that all processes of a machine see, and no other machine.
-STAGING = "BERTJAX_STAGING"
 # Storage gives one stream less than a network has.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
-_LOOK_SECONDS = 0.5
 
 
 def open_anywhere(path: str) -> Corpus:
@@ -50,9 +42,9 @@ def local_copy(address: str) -> Path:
     source = epath.Path(address)
     manifest = read_manifest(source)
     sha256 = hashlib.sha256(read_whole(source / MANIFEST, JSON_BYTES)).hexdigest()
-    folder = _folder()
+    folder = machine_folder()
     copy = folder / f"corpus-{sha256[:32]}"
-    with _alone(folder / f".{copy.name}.lock"):
+    with alone(folder / f".{copy.name}.lock"):
         if not copy.exists():
             size = sum(entry["bytes"] for entry in manifest["files"].values())
             check_space(folder, size, f"a copy of {address}", f"name another folder in {STAGING}")
@@ -61,36 +53,6 @@ def local_copy(address: str) -> Path:
                 _copy(source, manifest, new, size)
                 (new / MANIFEST).write_bytes(_arrived(source / MANIFEST, sha256))
     return copy
-
-
-def _folder() -> Path:
-    given = os.environ.get(STAGING)
-    folder = Path(os.path.abspath(os.path.expanduser(given))) if given else shared_place() / f"bertjax-{os.geteuid()}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise BertjaxError(f"cannot make {folder} ({error.strerror}); name another folder in {STAGING}") from error
-    # Where anybody may make folders, this one's name can be guessed.
-    if not given and not is_ours(os.lstat(folder)):
-        raise BertjaxError(f"{folder} is of another user; name a folder in {STAGING}")
-    return folder
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Waits until no other process of this machine is in the block; a killed one is not."""
-    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        # Not in one call that waits: a request to end would be heard after it alone.
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_LOOK_SECONDS)
-        yield
-    finally:
-        os.close(file)
 
 
 def _copy(source: epath.Path, manifest: dict[str, Any], folder: Path, size: int) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from bertjax.corpus.offsets import encode_with_offsets
 from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import make_examples, truncated_lengths
+from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
 from bertjax.inference.texts import PAIR
@@ -98,33 +98,13 @@ def shards(request: Request, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
       UsageError: a text is a pair, and the model takes none.
     """
     tokenizer = request.trained.tokenizer
-    chosen = np.array(request.layers)
-
-    @request.trained.compiled
-    def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        _, states = Encoder(request.model).apply(
-            {"params": params["encoder"]},
-            batch["input_ids"],
-            batch["segment_ids"],
-            batch["input_mask"],
-            collect_layers=True,
-        )
-        return states[chosen].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
-
+    states_of = token_states(request.trained, request.layers, request.seq_len)
     for rows, digest in _groups(request, tokenizer, texts):
         examples = make_examples(rows, {})
         tokens, offsets = examples.tokens, examples.offsets
-        found = np.empty((int(offsets[-1]), len(chosen), request.model.hidden_size), np.float32)
-        model_inputs = dataclasses.replace(
-            examples, tokens={name: tokens[name] for name in ("input_ids", "segment_ids")}
-        )
-        for batch in batches(model_inputs, request.seq_len):
-            owners = batch.pop("example")
-            states = hidden_states(batch)
-            for owner, row in zip(owners, states, strict=True):
-                if owner >= 0:
-                    here = slice(offsets[owner], offsets[owner + 1])
-                    found[here] = row[: here.stop - here.start]
+        found = np.empty((int(offsets[-1]), len(request.layers), request.model.hidden_size), np.float32)
+        for sequence, states in states_of(examples):
+            found[offsets[sequence] : offsets[sequence + 1]] = states
         yield {
             "offsets": offsets,
             "hidden_states": found,
@@ -135,6 +115,41 @@ def shards(request: Request, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
             "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
             "texts_sha256": np.array(digest),
         }
+
+
+def token_states(
+    trained: TrainedModel, layers: Sequence[int], seq_len: int
+) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
+    """A function of examples to each of their sequences, its number first: float32 [tokens, C, D], of C layers.
+
+    Args:
+      trained: the model.
+      layers: 0 is the embeddings, 1 to N the layers, negative ones count from the last.
+      seq_len: tokens of a sequence at most.
+    """
+    chosen = np.array(layers)
+
+    @trained.compiled
+    def states_of_batch(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        _, states = Encoder(trained.config).apply(
+            {"params": params["encoder"]},
+            batch["input_ids"],
+            batch["segment_ids"],
+            batch["input_mask"],
+            collect_layers=True,
+        )
+        return states[chosen].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
+
+    def states_of(examples: Examples) -> Iterator[tuple[int, np.ndarray]]:
+        lengths = np.diff(examples.offsets)
+        tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
+        # Choices, too, are a row each.
+        for batch in batches(Examples(examples.offsets, tokens, {}), seq_len):
+            for sequence, states in zip(batch.pop("example"), states_of_batch(batch), strict=True):
+                if sequence >= 0:
+                    yield int(sequence), states[: lengths[sequence]]
+
+    return states_of
 
 
 def _groups(

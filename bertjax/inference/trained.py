@@ -20,7 +20,8 @@ from bertjax.errors import UsageError
 from bertjax.inference.habits import Habits, habits_of
 from bertjax.model.architecture import Architecture
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel
+from bertjax.model.heads import EncoderModel, LanguageModel, PretrainingModel, SequenceModel, TokenModel
+from bertjax.model.upper import Upper
 from bertjax.settings.mesh import MeshConfig
 from bertjax.tasks.finetuning.output_layer import SPANS, TAGS, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -68,8 +69,10 @@ class TrainedModel:
             outputs = self.params[_CLASSIFIER]["bias"].shape[0]
             if self.layer.kind in (TAGS, SPANS):
                 # Dropout before the layer is a matter of training.
-                return TokenModel(self.config, outputs, head_dropout=False)
-            return SequenceModel(self.config, outputs)
+                return TokenModel(self.config, outputs, head_dropout=False, upper=self.layer.upper)
+            return SequenceModel(self.config, outputs, self.layer.upper)
+        if {f"{direction}_lm" for direction in self.config.reads} <= self.params.keys():
+            return LanguageModel(self.config)
         whole = {"masked_lm", "next_sentence", "pooler"} <= self.params.keys()
         return PretrainingModel(self.config) if whole else EncoderModel(self.config)
 
@@ -77,7 +80,7 @@ class TrainedModel:
         """Raises a UsageError if the checkpoint lacks top-level parameters."""
         if lacking := [part for part in parts if part not in self.params]:
             there = ", ".join(sorted(self.params))
-            raise UsageError(f"{self.path} has no {', '.join(lacking)}, it has {there}; give one of pre-training")
+            raise UsageError(f"{self.path} has no {', '.join(lacking)}, it has {there}; give one that has it")
 
     def compiled(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[dict[str, np.ndarray]], Any]:
         """A function of parameters and a batch, compiled for the mesh, as one of batches on the host to arrays there.
@@ -111,8 +114,9 @@ def read_trained(path: str | epath.Path, mesh: Mesh | None = None) -> TrainedMod
     workdir = workdir_of(checkpoint)
     mesh = mesh or make_mesh(MeshConfig())
     config = checkpoint_model(checkpoint)
-    params = load_whole(checkpoint, lambda outputs: shardings_of(config, outputs, mesh))
     vocabulary, layer = workdir_vocabulary(workdir), read_output_layer(workdir)
+    upper = layer.upper if layer else Upper()
+    params = load_whole(checkpoint, lambda outputs: shardings_of(config, outputs, upper, mesh))
     return TrainedModel(config, params, vocabulary, layer, habits_of(checkpoint), mesh, str(path))
 
 
@@ -127,17 +131,18 @@ def placed(
     """A model whose parameters, by path, are on the host; see `TrainedModel`."""
     mesh = mesh or make_mesh(MeshConfig())
     bias = params.get(f"{_CLASSIFIER}/bias")
-    shardings = shardings_of(config, 0 if bias is None else len(bias), mesh)
+    shardings = shardings_of(config, 0 if bias is None else len(bias), layer.upper if layer else Upper(), mesh)
     on_devices = {name: jax.device_put(array, shardings[name]) for name, array in params.items()}
     return TrainedModel(config, nested(on_devices), vocabulary, layer, Habits(), mesh, path)
 
 
-def shardings_of(config: ModelConfig, outputs: int, mesh: Mesh) -> Mapping[str, Sharding]:
+def shardings_of(config: ModelConfig, outputs: int, upper: Upper, mesh: Mesh) -> Mapping[str, Sharding]:
     """Where the parameters of a model go, by path: all that it may have.
 
     Args:
       config: of the model.
       outputs: of its output layer; 0 is none.
+      upper: what is between that and the encoder.
       mesh: its devices.
     """
     if mesh.size == 1:
@@ -146,7 +151,8 @@ def shardings_of(config: ModelConfig, outputs: int, mesh: Mesh) -> Mapping[str, 
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
     batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
     found: dict[str, Sharding] = {}
-    for model in (PretrainingModel(config), *([SequenceModel(config, outputs)] if outputs else [])):
+    pretrained = PretrainingModel(config) if config.reads == ("both",) else LanguageModel(config)
+    for model in (pretrained, *([SequenceModel(config, outputs, upper)] if outputs else [])):
         boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
         found |= flatten_dict(parameter_shardings(boxed, mesh), sep="/")
     return found

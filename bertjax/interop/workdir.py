@@ -13,6 +13,7 @@ from bertjax.experiment import finetuning_config, pretraining_config
 from bertjax.files import read_json
 from bertjax.interop import names
 from bertjax.interop.portable import Portable
+from bertjax.model.architecture import LSTM
 from bertjax.tasks.finetuning.output_layer import (
     CHOICES,
     CLASSES,
@@ -47,6 +48,13 @@ def read(path: Path | epath.Path) -> Portable:
     model = checkpoint_model(checkpoint)
     layer = read_output_layer(workdir)
     params = load_all_params(checkpoint)
+    what = ""
+    if model.encoder == LSTM or any(name.startswith(("left_lm/", "right_lm/")) for name in params):
+        what = f"a language model with encoder={model.encoder} and attention_direction={model.attention_direction}"
+    elif layer and layer.upper.is_there:
+        what = f"upper.features={layer.upper.features or '(none)'} and upper.lstm_layers={layer.upper.lstm_layers}"
+    if what:
+        raise UsageError(f"{checkpoint} has {what}, which is no BERT of any other program; nothing else can read it")
     outputs = params.get(f"{names.CLASSIFIER}/bias")
     # Whose the layer is elsewhere does not matter for its shape.
     classifier = None if outputs is None else (len(outputs), {names.HUGGINGFACE: ""})

@@ -9,6 +9,8 @@ A row holds one sequence or several: `sequence_ids` says which one each token be
 `position_ids` counts from 0 within each. With one sequence a row, `sequence_ids` is the input mask.
 """
 
+from collections.abc import Sequence
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -173,12 +175,13 @@ class Encoder(nn.Module):
         return run_layers(self, Layer, (config, attention, deterministic, collect_layers), x, sequence_ids)
 
 
-def summary(config: ModelConfig, hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
+def summary(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
     """What stands for a whole row: of each part of its states, that of the token which has seen all others.
 
     That is the first token, [CLS], but the last one, [SEP], of what sees its left alone.
 
     Args:
+      reads: the directions in which equal parts of the states know a row, see `Architecture.reads`.
       hidden: [B, L, D].
       input_mask: [B, L] int32, 1 for a row's tokens, which come first.
 
@@ -190,8 +193,8 @@ def summary(config: ModelConfig, hidden: jax.Array, input_mask: jax.Array) -> ja
     def of(part: jax.Array, direction: str) -> jax.Array:
         return jnp.take_along_axis(part, last[:, None, None], axis=1)[:, 0] if direction == LEFT else part[:, 0]
 
-    parts = jnp.split(hidden, len(config.reads), axis=-1)
-    return jnp.concatenate([of(part, direction) for part, direction in zip(parts, config.reads, strict=True)], -1)
+    parts = jnp.split(hidden, len(reads), axis=-1)
+    return jnp.concatenate([of(part, direction) for part, direction in zip(parts, reads, strict=True)], -1)
 
 
 class Pooler(nn.Module):

@@ -1,5 +1,6 @@
 """Model FLOPs and the peaks they are held against, for model-FLOPs utilisation (MFU)."""
 
+import dataclasses
 import functools
 import time
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
+from bertjax.model.upper import Upper
 
 # Dense bf16 peaks in FLOP/s a chip, from the makers' data sheets, by what `jax.Device.device_kind` contains.
 PEAK_FLOPS = (
@@ -24,8 +26,10 @@ PEAK_FLOPS = (
     ("TPU v2", 45e12),
 )
 
+_NOTHING = Upper()
 
-def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0) -> float:
+
+def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0, upper: Upper = _NOTHING) -> float:
     """FLOPs of one training step a token, forwards and backwards, matrix products only.
 
     6 * (parameters of the layers' matrices) for the body, 12 N L D for bidirectional attention, and the heads on the
@@ -36,7 +40,21 @@ def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0) -> 
       config: sizes.
       seq_len: L, tokens a row, padding included.
       predictions: predicted positions a row; 0 for a model without a masked-LM or language-model head.
+      upper: what is between encoder and output; with features the encoder counts nothing.
     """
+    return (0 if upper.features else _of_encoder(config, seq_len, predictions)) + _of_lstms(config, upper)
+
+
+def _of_lstms(config: ModelConfig, upper: Upper) -> float:
+    size, flops = upper.lstm_size, 0.0
+    inputs = dataclasses.replace(upper, lstm_layers=0).width(config)
+    for _ in range(upper.lstm_layers):
+        flops += 6 * 2 * 4 * size * (inputs + size)
+        inputs = 2 * size
+    return flops
+
+
+def _of_encoder(config: ModelConfig, seq_len: int, predictions: int) -> float:
     width = config.hidden_size
     if config.encoder == LSTM:
         # Two directions of half the width; each has a matrix to four gates for its input and one for its state.

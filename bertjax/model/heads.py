@@ -1,6 +1,7 @@
 """Output layers, and the model of the paper's pre-training. Axis letters: see `encoder.py`."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,9 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder, Pooler, summary
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
 from bertjax.model.placement import placed
+from bertjax.model.upper import CACHED, Upper, represented
+
+_INPUTS = ("input_ids", "input_mask", "segment_ids", CACHED)
 
 
 class MaskedLmHead(nn.Module):
@@ -60,7 +64,7 @@ class EncoderModel(nn.Module):
         """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to hidden states [B, L, D] and pooled [B, D]."""
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        return hidden, Pooler(self.config, name="pooler")(summary(self.config, hidden, batch["input_mask"]))
+        return hidden, Pooler(self.config, name="pooler")(summary(self.config.reads, hidden, batch["input_mask"]))
 
 
 class PretrainingModel(nn.Module):
@@ -84,7 +88,7 @@ class PretrainingModel(nn.Module):
         # Gathered before the projection: 15 % of positions is all that the largest matrix of the model sees.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
-        pooled = Pooler(self.config, name="pooler")(summary(self.config, hidden, batch["input_mask"]))
+        pooled = Pooler(self.config, name="pooler")(summary(self.config.reads, hidden, batch["input_mask"]))
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 
@@ -119,29 +123,34 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Encoder, pooler and one new layer over the pooled first token (paper, Figure 4 a and b).
+    """An encoder, what is above it, and one new layer over a row's summary (paper, Figure 4 a and b).
 
-    Rows of several sequences, [B, C, L], are choices: one score each, [B, C] (section 4.4).
+    With nothing between, there is the pooler. Rows of several sequences, [B, C, L], are choices: one score each, [B, C]
+    (section 4.4).
     """
 
     config: ModelConfig
     outputs: int
+    upper: Upper = Upper()
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., outputs]; [B, C, L] to [B, C]."""
+        config, upper = self.config, self.upper
         *leading, length = batch["input_ids"].shape
-        ids, mask, segments = (batch[name].reshape(-1, length) for name in ("input_ids", "input_mask", "segment_ids"))
-        hidden, _ = Encoder(self.config, name="encoder")(ids, segments, mask, deterministic=deterministic)
-        pooled = Pooler(self.config, name="pooler")(summary(self.config, hidden, mask))
-        pooled = dropout(pooled, self.config.hidden_dropout, None if deterministic else self.make_rng("dropout"))
-        logits = Dense(self.config, (self.config.hidden_size, self.outputs), ("embed", None), name="classifier")(pooled)
+        flat = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
+        hidden = represented(config, upper, flat, deterministic, partial(self.make_rng, "dropout"))
+        whole = summary(upper.reads(config), hidden, flat["input_mask"])
+        if not upper.is_there:
+            whole = Pooler(config, name="pooler")(whole)
+        whole = dropout(whole, config.hidden_dropout, None if deterministic else self.make_rng("dropout"))
+        logits = Dense(config, (upper.width(config), self.outputs), ("embed", None), name="classifier")(whole)
         logits = logits.astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
 
 
 class TokenModel(nn.Module):
-    """Encoder and one new layer over every token (paper, Figure 4 c and d): spans, or tags.
+    """An encoder, what is above it, and one new layer over every token (paper, Figure 4 c and d): spans, or tags.
 
     Attributes:
       head_dropout: tags have dropout before the layer, spans have none (google-research/bert `run_squad.py`).
@@ -150,13 +159,14 @@ class TokenModel(nn.Module):
     config: ModelConfig
     outputs: int
     head_dropout: bool
+    upper: Upper = Upper()
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, outputs]."""
-        encoder = Encoder(self.config, name="encoder")
-        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
+        config, upper = self.config, self.upper
+        hidden = represented(config, upper, batch, deterministic, partial(self.make_rng, "dropout"))
         if self.head_dropout and not deterministic:
-            hidden = dropout(hidden, self.config.hidden_dropout, self.make_rng("dropout"))
-        shape = (self.config.hidden_size, self.outputs)
-        return Dense(self.config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)
+            hidden = dropout(hidden, config.hidden_dropout, self.make_rng("dropout"))
+        shape = (upper.width(config), self.outputs)
+        return Dense(config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)

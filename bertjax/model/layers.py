@@ -28,17 +28,19 @@ class Dense(nn.Module):
       shape: of the kernel, input axes first.
       axes: logical axis names of the kernel.
       inputs: how many leading kernel axes are contracted with the trailing axes of `x`.
+      init: of the kernel, boxed with the axes; None is `kernel_init`.
     """
 
     config: ModelConfig
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     inputs: int = 1
+    init: Callable | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = jnp.dtype(self.config.dtype)
-        kernel = self.param("kernel", kernel_init(self.config, self.axes), self.shape)
+        kernel = self.param("kernel", self.init or kernel_init(self.config, self.axes), self.shape)
         bias = self.param("bias", constant_init(0.0, self.axes[self.inputs :]), self.shape[self.inputs :])
 
         def product(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from bertjax.model.layers import Dense, LayerNorm, dropout, kernel_init
 from bertjax.model.placement import placed
 from bertjax.model.stack import run_layers
 
-LEFT, RIGHT = "left", "right"
+LEFT, RIGHT = BOTH = ("left", "right")
 _ACTIVATION_AXES = ("batch", "length", "embed")
 
 
@@ -94,8 +94,10 @@ class Lstm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
         shape, axes = (self.size, 4, self.size), ("embed", None, "pooled")
-        gates = Dense(self.config, (x.shape[-1], *shape[1:]), axes, name="input")(x)  # [B, L, G, D]
-        recurrent = placed(self.param("recurrent", kernel_init(self.config, axes), shape), (None, None, None))
+        # Of unit gain: the deviation that suits a Transformer has LSTMs of a few hundred units learn late.
+        init = nn.with_logical_partitioning(nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2)), axes)
+        gates = Dense(self.config, (x.shape[-1], *shape[1:]), axes, init=init, name="input")(x)  # [B, L, G, D]
+        recurrent = placed(self.param("recurrent", init, shape), (None, None, None))
         begins = sequence_ids[:, 1:] != sequence_ids[:, :-1]
         ends = jnp.ones_like(begins[:, :1])
         begins = jnp.concatenate([ends, begins] if self.direction == LEFT else [begins, ends], axis=1)

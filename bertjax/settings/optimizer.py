@@ -56,5 +56,10 @@ class OptimizerConfig:
             raise UsageError(f"optimizer.freeze_layers is {self.freeze_layers}; it must be at least 0")
         if not all(isinstance(name, str) and name for name in self.freeze):
             raise UsageError(f"optimizer.freeze is {self.freeze}; it must be names, such as 'encoder/embeddings'")
-        if {"encoder", "encoder/layers"} & {*self.freeze}:
-            raise UsageError("optimizer.freeze has all layers; say how many: optimizer.freeze_layers")
+        if "encoder/layers" in self.freeze:
+            raise UsageError("optimizer.freeze has all layers; say how many: optimizer.freeze_layers, or give encoder")
+        if "encoder" in self.freeze and self.freeze_layers:
+            raise UsageError(
+                f"optimizer.freeze has the whole encoder, and freeze_layers={self.freeze_layers} some of its layers; "
+                "leave one of them out"
+            )

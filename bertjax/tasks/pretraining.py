@@ -129,11 +129,11 @@ class Settings(RunSettings):
             raise UsageError(
                 f"config.model.num_segments is {self.model['num_segments']}; sentence pairs have 2 segments"
             )
+        self.model_config(self.model["vocab_size"] or 1)
         self._check_model()
         for phase in self.phases:
             self.check_length(phase.seq_len)
             self.check_batch(phase.batch_size, phase.seq_len)
-        self.model_config(self.model["vocab_size"] or 1)
 
     def _check_model(self) -> None:
         """Refuses a model that sees what it is to predict, or not what it is to predict from."""

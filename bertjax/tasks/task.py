@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from bertjax.data.finetuning.examples import Examples
 from bertjax.data.schema import Schema, abstract_batch
 from bertjax.data.share import Share
 from bertjax.metrics.report import ClassReport
@@ -106,6 +107,8 @@ class Task:
       unlabelled: name of what is evaluated where it has no labels, and so no metrics; "" where it has.
       write: (outputs of the evaluation batches, folder) to the prediction files it wrote; None where there are none.
       records: what is written beside those files: a record of each row, with probabilities.
+      featured: takes a function of examples to the states of a frozen encoder for each of their tokens, and gives the
+        task whose batches have them; None where no encoder is frozen for good.
       fresh: top-level parameters that never come from the checkpoint a run starts from.
       files: name to content of what the workdir keeps, so that its checkpoints can be used without the data.
       report: what was read, for `results.json`.
@@ -132,6 +135,7 @@ class Task:
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
     records: tuple[FileRecords, ...] = ()
     per_class: Callable[[list[dict[str, np.ndarray]]], dict[str, ClassReport]] | None = None
+    featured: "Callable[[Callable[[Examples], np.ndarray]], Task] | None" = None
     fresh: tuple[str, ...] = ()
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     report: dict[str, Any] = dataclasses.field(default_factory=dict)

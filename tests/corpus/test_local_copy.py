@@ -10,6 +10,7 @@ import pytest
 import storage
 from etils import epath
 
+from bertjax import machine_folder
 from bertjax.building import settings_of
 from bertjax.config import load_config
 from bertjax.corpus import local_copy
@@ -24,7 +25,7 @@ from bertjax.tasks.run import build_task
 def bucket(monkeypatch, corpus, tmp_path):
     """The address of a corpus, and an empty folder for copies."""
     storage.use(monkeypatch)
-    monkeypatch.setenv(local_copy.STAGING, str(tmp_path / "staging"))
+    monkeypatch.setenv(machine_folder.STAGING, str(tmp_path / "staging"))
     place = epath.Path("gs://bucket/corpus")
     place.mkdir(parents=True)
     for file in corpus.iterdir():
@@ -94,7 +95,7 @@ def test_no_corpus_at_an_address_and_no_room_for_a_copy_are_one_line_each(bucket
 
 
 def _hold(lock, held, done):
-    with local_copy._alone(lock):
+    with machine_folder.alone(lock):
         held.set()
         done.wait(30)
 
@@ -109,19 +110,19 @@ def test_a_process_waits_for_another_that_copies(bucket, tmp_path):
     assert held.wait(30)
     waited = []
     # Lets the other one go when this one has begun to wait.
-    local_copy_sleep = local_copy.time.sleep
-    local_copy.time.sleep = lambda seconds: (waited.append(seconds), done.set(), local_copy_sleep(0.05))
+    machine_sleep = machine_folder.time.sleep
+    machine_folder.time.sleep = lambda seconds: (waited.append(seconds), done.set(), machine_sleep(0.05))
     try:
         assert open_anywhere(str(bucket)).path == copy
     finally:
-        local_copy.time.sleep = local_copy_sleep
+        machine_folder.time.sleep = machine_sleep
     other.join()
     assert waited
 
 
 def test_a_folder_that_another_user_made_is_not_used(bucket, monkeypatch, tmp_path):
-    monkeypatch.delenv(local_copy.STAGING)
-    monkeypatch.setattr(local_copy, "shared_place", lambda: tmp_path)
-    monkeypatch.setattr(local_copy, "is_ours", lambda found: False)
+    monkeypatch.delenv(machine_folder.STAGING)
+    monkeypatch.setattr(machine_folder, "shared_place", lambda: tmp_path)
+    monkeypatch.setattr(machine_folder, "is_ours", lambda found: False)
     with pytest.raises(BertjaxError, match=f"bertjax-{os.geteuid()} is of another user; name a folder in BERTJAX_STAG"):
         open_anywhere(str(bucket))

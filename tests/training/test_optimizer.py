@@ -195,9 +195,14 @@ def test_layers_learn_more_slowly_the_lower_they_are():
         ("layer_decay", 1.5, "layer_decay is 1.5"),
         ("freeze_layers", -1, "freeze_layers is -1"),
         ("freeze", ("",), "must be names"),
-        ("freeze", ("encoder",), "say how many: optimizer.freeze_layers"),
+        ("freeze", ("encoder/layers",), "say how many: optimizer.freeze_layers"),
     ],
 )
 def test_what_cannot_be_frozen_or_decayed_is_refused(field, value, named):
     with pytest.raises(UsageError, match=named):
         OptimizerConfig(**{field: value})
+
+
+def test_the_encoder_is_frozen_whole_or_in_part():
+    with pytest.raises(UsageError, match="the whole encoder, and freeze_layers=1 some of its layers; leave one"):
+        OptimizerConfig(freeze=("encoder",), freeze_layers=1)

@@ -23,7 +23,8 @@ class Examples:
 
     Attributes:
       offsets: int64 [N * C + 1], where each sequence starts in the flat arrays, then their length.
-      tokens: name to a flat array with an entry a token: `input_ids`, `segment_ids`, perhaps labels of tokens.
+      tokens: name to a flat array [tokens, ...] with an entry a token: `input_ids`, `segment_ids`, perhaps labels of
+        tokens, or what a frozen encoder gives for them.
       rows: name to an array [N, ...] with an entry an example, such as its label.
       choices: C.
       lines: of the file they come from, one for each example; empty where they come from none. No model sees them.
@@ -206,7 +207,8 @@ def assemble(
     """The share's rows of a batch of the chosen examples, padded to `length` tokens and `batch_size` rows.
 
     Returns:
-      int32 `input_mask` and one array for each of the examples' flat ones, [B, L], or [B, C, L] with several choices;
+      int32 `input_mask` and one array for each of the examples' flat ones, [B, L, ...], or [B, C, L, ...] with several
+      choices;
       one array [B, ...] for each of the examples' rows; `example` int32 [B]; `weights` float32 [B], 0 for padding.
     """
     wanted = share.rows(batch_size)
@@ -225,8 +227,9 @@ def assemble(
 
     batch = {"input_mask": padded(inside.astype(np.int32), rows * choices).reshape(shape)}
     for name, flat in examples.tokens.items():
-        fill = _FILL.get(name, 0)
-        batch[name] = padded(np.where(inside, flat[positions], fill), rows * choices, fill).reshape(shape)
+        fill, inner = _FILL.get(name, 0), flat.shape[1:]
+        values = np.where(inside.reshape(*inside.shape, *(1 for _ in inner)), flat[positions], fill)
+        batch[name] = padded(values.astype(flat.dtype), rows * choices, fill).reshape(*shape, *inner)
     for name, values in examples.rows.items():
         batch[name] = padded(values[mine], rows)
     batch["example"] = padded(mine.astype(np.int32), rows, _FILL["example"])

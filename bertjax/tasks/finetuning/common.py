@@ -20,14 +20,15 @@ from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import flops_per_token
+from bertjax.model.upper import CACHED
 from bertjax.tasks.finetuning import selection, synthetic
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import FileRecords
 from bertjax.tasks.finetuning.settings import FinetuningSettings
 from bertjax.tasks.task import Objective, Schedule, Task, Work
 
-# Top-level parameters that never come from a checkpoint: all else does.
-NEW_LAYER = ("classifier",)
+# Top-level parameters that, with those of what is below it, never come from a checkpoint: all else does.
+NEW_LAYER = "classifier"
 _SHOWN_CLASSES = 20
 
 
@@ -94,6 +95,8 @@ def make_task(
       UsageError: the rows have more segments than the model, or the config asks to select by what is not measured.
     """
     data, is_evaluated = settings.data, evaluated is not None
+    objective = dataclasses.replace(objective, model=objective.model.clone(upper=settings.upper))
+    layer = dataclasses.replace(layer, upper=settings.upper)
     if train is not None:
         given = {*objective.metrics, "loss", *more_metrics}
         best_by = _selected_by(settings, is_evaluated, best_by, lambda: given | baseline().keys())
@@ -114,12 +117,12 @@ def make_task(
         plan = TrainPlan(train, batching, settings.seed)
         schedule = _schedule(settings, plan.steps_per_epoch)
         batches = partial(train_batches, train, batching, plan, schedule.steps)
-        work = partial(_work, plan, objective.model.config, batching.batch_size, train.choices)
+        work = partial(_work, plan, objective.model, batching.batch_size, train.choices)
         batch_sizes = (data.batch_size, *batch_sizes)
         if not is_evaluated:
             schedule = dataclasses.replace(schedule, eval_every=0)
     nothing = "nothing: the checkpoint is the last one"
-    return Task(
+    task = Task(
         objective=objective,
         schedule=schedule,
         batch_sizes=batch_sizes,
@@ -136,7 +139,7 @@ def make_task(
         records=tuple(records),
         unlabelled="" if is_labelled else evaluated_on,
         per_class=per_class if is_evaluated else None,
-        fresh=NEW_LAYER,
+        fresh=(NEW_LAYER, *settings.upper.modules),
         files={**vocabulary_files(vocabulary), OUTPUT_LAYER: layer.as_json()},
         report={
             "evaluated_on": evaluated_on if is_evaluated else nothing,
@@ -149,6 +152,19 @@ def make_task(
         ),
         data_hash=_data_hash(train, evaluated, answers),
     )
+    if not settings.upper.features or train is None:
+        return task
+
+    def featured(states_of: Callable[[Examples], np.ndarray]) -> Task:
+        def with_states(part: Examples) -> Examples:
+            return dataclasses.replace(part, tokens={**part.tokens, CACHED: states_of(part)})
+
+        changed = {"train_batches": partial(train_batches, with_states(train), batching, plan, schedule.steps)}
+        if is_evaluated:
+            changed["eval_batches"] = partial(eval_batches, with_states(evaluated), evaluation)
+        return dataclasses.replace(task, **changed)
+
+    return dataclasses.replace(task, featured=featured)
 
 
 def _selected_by(
@@ -198,12 +214,12 @@ def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
     )
 
 
-def _work(plan: TrainPlan, model: ModelConfig, batch_size: int, choices: int, step: int) -> Work:
+def _work(plan: TrainPlan, model: Any, batch_size: int, choices: int, step: int) -> Work:
     tokens, flops = 0, 0.0
     for length, steps in plan.row_lengths(step).items():
         here = steps * batch_size * choices * length
         tokens += here
-        flops += here * flops_per_token(model, length)
+        flops += here * flops_per_token(model.config, length, upper=model.upper)
     return Work(step * batch_size, tokens, flops)
 
 

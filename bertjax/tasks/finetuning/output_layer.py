@@ -7,6 +7,7 @@ from etils import epath
 
 from bertjax.errors import UsageError
 from bertjax.files import read_json
+from bertjax.model.upper import Upper
 
 OUTPUT_LAYER = "output_layer.json"
 # What the outputs are: one of several classes (or, without labels, a number), any number of labels, the scores of
@@ -23,12 +24,14 @@ class OutputLayer:
       labels: of classes, labels or tags, in the order of their ids; empty for a number, choices and spans.
       output: what it tells, such as `glue/mnli`; "" where no task of ours made it.
       texts: 1 or 2 a row; 0 is either.
+      upper: what is between the encoder and this.
     """
 
     kind: str
     labels: tuple[str, ...] = ()
     output: str = ""
     texts: int = 0
+    upper: Upper = Upper()
 
     def as_json(self) -> bytes:
         """The content of the file."""
@@ -45,11 +48,12 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
     if not file.exists():
         return None
     try:
-        layer = OutputLayer(**read_json(file))
+        told = read_json(file)
+        layer = OutputLayer(**{**told, "upper": Upper(**told.get("upper", {}))})
         if layer.kind not in KINDS or not all(isinstance(label, str) for label in layer.labels):
             raise ValueError("it is none")
         return dataclasses.replace(layer, labels=tuple(layer.labels))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UsageError) as error:
         raise UsageError(f"cannot read {file} ({error}), which tells the output layer") from error
 
 

@@ -9,6 +9,7 @@ from bertjax.data.finetuning.examples import Batching
 from bertjax.errors import UsageError
 from bertjax.model.architecture import ARCHITECTURE_FIELDS
 from bertjax.model.config import ModelConfig
+from bertjax.model.upper import ENCODER, Upper
 from bertjax.settings.fields import at_least, limited, one_of
 from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.tasks.settings import RunSettings
@@ -105,6 +106,7 @@ class FinetuningSettings(RunSettings):
       select_by: evaluation metric by which the best checkpoint is kept; empty is the task's own.
       patience: evaluations without a better one after which the run ends; 0 never ends it.
       label_smoothing: share of a label's probability that is spread over all classes, in training.
+      upper: what is between the encoder and the task's own layer.
       model: fields of `ModelConfig`; an architecture of 0 and empty fields is that of the checkpoint it starts from.
 
     Raises:
@@ -124,6 +126,7 @@ class FinetuningSettings(RunSettings):
     select_by: str = ""
     patience: int = 0
     label_smoothing: float = 0.0
+    upper: Upper = Upper()
     model: dict[str, Any] = dataclasses.field(default_factory=checkpoint_model)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=-1)
     data: FinetuningData = FinetuningData()
@@ -134,6 +137,11 @@ class FinetuningSettings(RunSettings):
             raise UsageError(f"config.epochs is {self.epochs}; it must be at least 1, or config.steps given")
         self.check_batch(self.data.batch_size, self.data.seq_len)
         at_least(self, "config", patience=0)
+        if self.upper.features and ENCODER not in self.optimizer.freeze:
+            raise UsageError(
+                f"config.upper.features is {self.upper.features}, of an encoder that is not trained; give "
+                f"--config.optimizer.freeze={ENCODER} too"
+            )
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"config.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1")
         if self.model["hidden_size"]:

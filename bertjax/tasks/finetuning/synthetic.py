@@ -1,5 +1,6 @@
 """Fine-tuning tasks without data: what describes and times a model, and what an evaluation has instead of training."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -27,11 +28,12 @@ def synthetic_task(
         raise UsageError("the config has no model size; give one, such as --config FILE:size=base")
     model = settings.model_config(settings.model["vocab_size"] or DEFAULT_VOCAB_SIZE)
     objective = objective_of(model)
+    objective = dataclasses.replace(objective, model=objective.model.clone(upper=settings.upper))
     rows, length = settings.data.batch_size, settings.data.seq_len
 
     def work(step: int) -> Work:
         tokens = step * rows * choices * length
-        return Work(step * rows, tokens, tokens * flops_per_token(model, length))
+        return Work(step * rows, tokens, tokens * flops_per_token(model, length, upper=settings.upper))
 
     def batch(phase: int) -> NumpyBatch:
         sizes = {"length": length, "choices": choices, "labels": labels, "pieces": model.vocab_size}

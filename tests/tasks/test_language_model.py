@@ -1,0 +1,144 @@
+"""Pre-training of models that see one side of a position, and what may be done with their checkpoints."""
+
+import json
+
+import numpy as np
+import pytest
+from finetuning_data import glue_files
+from running import EXPERIMENTS, overrides, refused
+
+from bertjax import cli
+from bertjax.building import experiment_config, settings_of
+from bertjax.data.share import WHOLE
+from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.identity import architecture_of, read_meta
+
+KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
+
+
+def config_of(corpus, objective="lm", *given):
+    return f"pretrain:size=L1_H16,seq_len=16,objective={objective},corpus={corpus},quick=true", list(given)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pretrained(request, corpus, tmp_path_factory):
+    """A run of two steps."""
+    workdir = tmp_path_factory.mktemp(request.param)
+    name, given = config_of(
+        corpus, "lm", KINDS[request.param], *overrides(None, steps=2, eval_every=2, checkpoint_every=2)
+    )
+    cli.main(["train", f"--config={name}", f"--workdir={workdir}", *given])
+    return request.param, workdir
+
+
+def test_every_piece_is_predicted_and_told(pretrained):
+    kind, workdir = pretrained
+    results = json.loads((workdir / "results.json").read_text())
+    names = {"left": {"ltr"}, "lstm": {"ltr", "rtl"}}[kind]
+    losses = [results[f"{name}_loss"] for name in names]
+    assert results["loss"] == pytest.approx(sum(losses), abs=1e-5)
+    assert results["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    assert {f"{name}_accuracy" for name in names} < results.keys()
+    assert {*results["baseline"]} >= {f"{name}_{metric}" for name in names for metric in ("loss", "accuracy")}
+    (line,) = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines() if "loss" in line][:1]
+    assert "perplexity" not in line or line["step"] == 0
+
+
+def test_its_architecture_goes_with_a_checkpoint(pretrained, letters, tmp_path, capfd):
+    kind, workdir = pretrained
+    told = architecture_of(read_meta(find_checkpoint(workdir)))
+    assert (told.encoder, told.attention_direction) == {"left": ("transformer", "left"), "lstm": ("lstm", "both")}[kind]
+    files = glue_files(tmp_path / "glue")
+    task = [f"glue.py:task=cola,path={files}", tmp_path / "cola", None, f"--init_from={workdir}"]
+    config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
+    wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
+    assert "leave size= out of the config, or give what the checkpoint has" in refused(capfd, *config, wrong)
+    # The vocabulary of the pieces it was trained on, and a pooler that no language model has.
+    cli.main(
+        [
+            "train",
+            f"--config={EXPERIMENTS}/{task[0]},quick=true",
+            f"--workdir={task[1]}",
+            task[3],
+            *overrides(None, steps=1),
+        ]
+    )
+    assert "new, with random values: classifier/bias, classifier/kernel, pooler/dense/bias" in capfd.readouterr().err
+    tuned = architecture_of(read_meta(find_checkpoint(tmp_path / "cola")))
+    assert (tuned.encoder, tuned.attention_direction) == (told.encoder, told.attention_direction)
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'cola'}"])
+    assert "accuracy" in json.loads(capfd.readouterr().out.splitlines()[-1])
+    cli.main(["predict", f"--checkpoint={tmp_path / 'cola'}", "za be"])
+    assert capfd.readouterr().out
+
+
+def test_what_it_cannot_do_is_refused_by_name(pretrained, tmp_path, capfd):
+    kind, workdir = pretrained
+    heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
+    assert f"has no masked_lm, it has encoder, {heads}" in refused(capfd, "fill", f"--checkpoint={workdir}", "a [MASK]")
+    encoder = {"left": "transformer", "lstm": "lstm"}[kind]
+    for form in ("huggingface", "tensorflow"):
+        error = refused(capfd, "convert", str(workdir), str(tmp_path / form), f"--format={form}")
+        assert f"a language model with encoder={encoder}" in error
+
+
+def test_its_features_are_of_what_it_reads(pretrained, tmp_path, capfd):
+    _, workdir = pretrained
+    for name, text in (("one", "bana kero lote"), ("other", "bana kero misu")):
+        (tmp_path / f"{name}.txt").write_text(text + "\n")
+        cli.main(
+            [
+                "features",
+                f"--checkpoint={workdir}",
+                f"--input={tmp_path / name}.txt",
+                f"--output={tmp_path / name}",
+                "--layers=-1",
+            ]
+        )
+    one, other = (
+        np.load(next(iter(sorted((tmp_path / name).glob("*.npz")))))["hidden_states"] for name in ("one", "other")
+    )
+    half = one.shape[-1] if pretrained[0] == "left" else one.shape[-1] // 2
+    # Of the tokens before the word that differs, what reads from the left.
+    same = (one[:3, 0, :half] == other[:3, 0, :half]).all()
+    assert same and (one[3:, 0, :half] != other[3:, 0, :half]).any()
+
+
+@pytest.mark.parametrize(
+    ("objective", "given", "says"),
+    [
+        ("lm", [], "config.data.objective is lm, and the model would see what it is to predict; give"),
+        (
+            "nsp",
+            [KINDS["lstm"]],
+            "config.data.objective is nsp, and model.encoder=lstm sees no position from both sides",
+        ),
+        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every piece; leave max_predictions out"),
+        ("lm", [*KINDS.values()], "model.attention_direction is left, and model.encoder=lstm has no attention"),
+        ("lm", [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_heads=1"], "need an even one"),
+        ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; known: transformer, lstm"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(corpus, objective, given, says, capfd):
+    name, given = config_of(corpus, objective, *given)
+    assert says in refused(capfd, "describe", f"--config={name}", *given)
+
+
+def test_rows_are_the_text_as_it_is(corpus):
+    """The rows of masked LM before they are masked, in the same order."""
+
+    def rows(objective, *given):
+        name, given = config_of(corpus, objective, *given)
+        task = build_task(settings_of(experiment_config(name, given)), train=True)
+        batches = task.train_batches(0, WHOLE)
+        return [next(batches) for _ in range(4)]
+
+    for whole, masked in zip(rows("lm", KINDS["left"]), rows("none"), strict=True):
+        assert whole.keys() == {"input_ids", "input_mask", "segment_ids"}
+        restored = masked["input_ids"].copy()
+        for row, (positions, ids, weights) in enumerate(
+            zip(masked["masked_lm_positions"], masked["masked_lm_ids"], masked["masked_lm_weights"], strict=True)
+        ):
+            restored[row, positions[weights > 0]] = ids[weights > 0]
+        np.testing.assert_array_equal(whole["input_ids"], restored)

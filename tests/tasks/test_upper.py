@@ -1,0 +1,118 @@
+"""What is between an encoder and a task's layer: a BiLSTM, features of a frozen encoder, kept on disk."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from finetuning_data import conll_files, glue_files, squad_files, swag_files
+from running import EXPERIMENTS, predict, refused, train
+
+from bertjax.inference import frozen
+from bertjax.machine_folder import STAGING
+from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.parameters import load_all_params
+
+FROZEN = ["--config.optimizer.freeze=encoder", "--config.upper.lstm_layers=2", "--config.upper.lstm_size=12"]
+QUICK = ["--config.optimizer.learning_rate=0.01", "--config.optimizer.warmup_steps=0"]
+FEATURES = ["embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"]
+
+
+@pytest.fixture(scope="module")
+def ner(tmp_path_factory, letters):
+    """CoNLL's files, and a tagger fine-tuned on them for a step, to start from."""
+    folder = tmp_path_factory.mktemp("ner")
+    files = conll_files(folder / "conll")
+    train(f"ner.py:path={files}", folder / "start", letters, steps=1, eval_every=1)
+    return files, folder / "start"
+
+
+@pytest.fixture(autouse=True)
+def staging(tmp_path, monkeypatch):
+    monkeypatch.setenv(STAGING, str(tmp_path / "staging"))
+    return tmp_path / "staging"
+
+
+def params_of(workdir):
+    return load_all_params(find_checkpoint(workdir))
+
+
+@pytest.mark.parametrize("features", [*FEATURES[:1], *FEATURES[3:5], pytest.param("sum_all", marks=pytest.mark.slow)])
+def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(ner, features, tmp_path, staging):
+    files, start = ner
+    given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.upper.features={features}"]
+    sizes = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
+    kept = train(f"ner.py:path={files}", tmp_path / "kept", None, *given, **sizes)
+    assert [path.suffix for path in sorted(staging.glob("features-*"))] == [".bin", ".json"] * 2
+    through = tmp_path / "through"
+    with pytest.MonkeyPatch.context() as patch:
+        # As of several processes, or of a run that has no checkpoint to start from.
+        patch.setattr(frozen, "build_task", lambda *_, **__: dataclasses.replace(build_task(*_, **__), featured=None))
+        computed = train(f"ner.py:path={files}", through, None, *given, **sizes)
+    assert kept["f1"] == computed["f1"]
+    before, after, other = (params_of(path) for path in (start, tmp_path / "kept", through))
+    for name, array in before.items():
+        if name.startswith("encoder/"):
+            np.testing.assert_array_equal(after[name], array)
+    new = {name for name in after if not name.startswith("encoder/")}
+    assert {name.split("/")[0] for name in new} == {
+        "classifier",
+        *(f"lstm_{layer}_{side}" for layer in range(2) for side in ("left", "right")),
+        *(["mix"] if features.startswith("sum") else []),
+    }
+    for name in new:
+        np.testing.assert_allclose(after[name], other[name], rtol=1e-3, atol=1e-5)
+    saved = json.loads((find_checkpoint(tmp_path / "kept").parents[1] / "config.json").read_text())
+    assert saved["upper"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
+
+
+@pytest.mark.parametrize(
+    "task", ["swag", pytest.param("squad", marks=pytest.mark.slow), pytest.param("glue", marks=pytest.mark.slow)]
+)
+def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
+    _, start = ner
+    made = {"swag": (swag_files, ""), "squad": (squad_files, ""), "glue": (glue_files, "task=cola,")}
+    files, more = made[task]
+    given = [*FROZEN, *QUICK, "--config.upper.features=concat_last_four", f"--init_from={start}"]
+    path = files(tmp_path / "data")
+    train(f"{task}.py:{more}path={path}", tmp_path / "run", None, *given, steps=2, eval_every=2)
+    # Of new rows there are no states on disk.
+    assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    assert "upper.features=concat_last_four and upper.lstm_layers=2, which is no BERT of any other" in refused(
+        capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
+    )
+
+
+def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, capfd):
+    files, start = ner
+    run = [
+        f"ner.py:path={files}",
+        tmp_path / "run",
+        None,
+        f"--init_from={start}",
+        *FROZEN,
+        "--config.upper.features=last",
+    ]
+    train(*run, steps=1, eval_every=1)
+    first, other = sorted(staging.glob("*.bin"))
+    before, content = first.stat().st_mtime_ns, bytearray(other.read_bytes())
+    content[100] ^= 1
+    other.write_bytes(bytes(content))
+    content[100] ^= 1
+    train(run[0], tmp_path / "again", *run[2:], steps=1, eval_every=1)
+    assert other.read_bytes() == bytes(content) and first.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--config.upper.features=last"], "config.upper.features is last, of an encoder that is not trained; give"),
+        (["--config.upper.features=first"], "upper.features is 'first'; known: embeddings, second_to_last"),
+        (["--config.upper.lstm_layers=-1"], "upper.lstm_layers is -1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(ner, given, says, tmp_path, capfd):
+    files, start = ner
+    config = f"--config={EXPERIMENTS}/ner.py:path={files}"
+    assert says in refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={start}", *given)
