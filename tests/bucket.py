@@ -6,23 +6,30 @@ request says and this does not know is refused, and not passed over. Sources:
 https://cloud.google.com/storage/docs/json_api/v1/objects, .../resumable-uploads, .../xml-api/get-object-download.
 """
 
+import atexit
+import datetime
 import json
 import os
 import re
 import socket
 import ssl
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-# Of no worth: nothing but the tests' own processes takes it for Google's.
-CERTIFICATE = Path(__file__).parent / "bucket.pem"
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
 _OBJECTS, _UPLOAD = "/storage/v1/b/", "/upload/storage/v1/b/"
 # Of how an answer looks; and of tensorstore, against caches on the way.
 _IGNORED = {"fields", "projection", "prettyPrint", "tensorstore"}
@@ -303,14 +310,37 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, certificate: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.storage = storage
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.tls.load_cert_chain(CERTIFICATE)
+        self.tls.load_cert_chain(certificate)
 
     def handle_error(self, *_) -> None:
         """A client that was killed."""
+
+
+@cache
+def _certificate() -> Path:
+    """One that nothing takes for Google's but the tests' own processes, with its key; libraries read it once a process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    file = Path(folder.name) / "bucket.pem"
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a bucket of the tests")])
+    hosts = [x509.DNSName(f"{host}.googleapis.com") for host in ("www", "storage")]
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=1)
+    )
+    builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, *private)
+        + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    return file
 
 
 @contextmanager
@@ -321,7 +351,8 @@ def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, d
       What it holds, and the environment in which a process finds it at `gs://`.
     """
     storage = Storage({bucket: {} for bucket in buckets})
-    server = _Server(storage)
+    certificate = _certificate()
+    server = _Server(storage, certificate)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     proxy = f"http://127.0.0.1:{server.server_port}"
@@ -331,8 +362,8 @@ def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, d
             {
                 "https_proxy": proxy,
                 "no_proxy": "localhost,127.0.0.1",  # what processes of a run say to each other
-                "CURL_CA_BUNDLE": str(CERTIFICATE),  # of TensorFlow
-                "TENSORSTORE_CA_BUNDLE": str(CERTIFICATE),
+                "CURL_CA_BUNDLE": str(certificate),  # of TensorFlow
+                "TENSORSTORE_CA_BUNDLE": str(certificate),
                 "NO_GCE_CHECK": "true",  # TensorFlow has no key then, and asks nobody for one
                 "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # for tensorstore
                 "STORAGE_EMULATOR_HOST": proxy,  # of google-cloud-storage, without a key
