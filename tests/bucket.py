@@ -322,7 +322,7 @@ class _Server(ThreadingHTTPServer):
 
 @cache
 def _certificate() -> Path:
-    """One that nothing takes for Google's but the tests' own processes, with its key; libraries read it once a process."""
+    """One that nothing takes for Google's but the tests' own processes, with its key, once a process."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     file = Path(folder.name) / "bucket.pem"

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import bucket
@@ -204,6 +205,11 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     assert not is_whole(checkpoints.path(2))
     stored.fault = lambda method, path: None
     checkpoints.close()
+    # Threads of the save that failed write on; in a run they end with the process.
+    written = -1
+    while written != stored.last_generation:
+        written = stored.last_generation
+        time.sleep(2)
     again = Checkpoints(place, 2, {})
     assert not stored.names("runs/a/checkpoints/2/")
     back = again.restore_latest(state_of(0), print)
