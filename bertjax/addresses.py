@@ -1,7 +1,9 @@
 """Storage by address, such as `gs://bucket/run`: found out at the start whether it answers."""
 
+import os
 import re
 import threading
+from typing import Any
 
 from bertjax.errors import BertjaxError, first_line, shortened
 
@@ -23,10 +25,13 @@ def check_answer(address: str) -> None:
     from etils import epath
 
     failures: list[Exception] = []
+    missing: list[bool] = []
 
     def ask() -> None:
         try:
-            epath.Path(address).exists()
+            place = epath.Path(address)
+            # TensorFlow would look for ever for a parent that a folder of no bucket can be made in.
+            missing.append(not place.exists() and not _bucket_of(place).exists())
         except Exception as error:  # Each kind of storage has exceptions of its own.
             failures.append(error)
 
@@ -37,6 +42,12 @@ def check_answer(address: str) -> None:
         raise unusable(address, TimeoutError(f"no answer in {_WAIT_SECONDS} seconds"))
     if failures:
         raise unusable(address, failures[0])
+    if any(missing):
+        raise BertjaxError(f"cannot use {shortened(address)}: there is no such bucket; check its name, or create it")
+
+
+def _bucket_of(place: Any) -> Any:
+    return type(place)("/".join(os.fspath(place).split("/")[:3]))
 
 
 def is_of_storage(error: Exception) -> bool:

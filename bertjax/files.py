@@ -33,7 +33,7 @@ _COPY_BYTES = 1 << 24
 # Left for everything else that writes to the same disk.
 _SPARE_BYTES = 16 << 20
 
-_Path = TypeVar("_Path", bound=os.PathLike)
+_Path = TypeVar("_Path", Path, epath.Path)
 
 
 def unfinished_name(name: str) -> str:
@@ -54,14 +54,13 @@ def replacing(path: _Path) -> Iterator[_Path]:
     Safe where several processes write the same path: each has a file of its own, the last to finish stays.
 
     Args:
-      path: a `Path`, or an `epath.Path` with its address.
+      path: of this machine.
 
     Raises:
       OSError: the file cannot be made.
     """
     unfinished = path.parent / unfinished_name(path.name)
-    if not is_remote(path):
-        _make(unfinished)
+    _make(unfinished)
     try:
         yield unfinished
         unfinished.replace(path)
@@ -86,7 +85,7 @@ def writing(path: Path | epath.Path) -> Iterator[Path]:
 
 
 def write_at_once(path: Path | epath.Path, content: str | bytes) -> None:
-    """As `write_whole`, and elsewhere in one request in place of three: an object appears when it is whole.
+    """As `write_whole`, with the error as it is.
 
     Raises:
       OSError: it cannot be written.
@@ -98,10 +97,12 @@ def write_at_once(path: Path | epath.Path, content: str | bytes) -> None:
 def copy_elsewhere(here: Path, path: epath.Path) -> None:
     """Copies a file of this machine to an address, where it appears when it is whole, as objects do."""
     with open(here, "rb") as source, path.open("wb") as target:
+        # Else there would be no object where the file is empty.
+        target.write(b"")
         shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
-def path_of(name: str) -> Path | epath.Path:
+def path_of(name: str | os.PathLike) -> Path | epath.Path:
     """The path that a name is, here or elsewhere."""
     return epath.Path(name) if is_remote(name) else Path(name)
 
@@ -121,8 +122,7 @@ def write_whole(path: _Path, content: str | bytes) -> _Path:
       BertjaxError: it cannot be written.
     """
     try:
-        with replacing(path) as unfinished:
-            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        write_at_once(path, content)
     except OSError as error:
         raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -12,6 +12,7 @@ characters new in one of the two versions, and no released vocabulary holds them
 import dataclasses
 import functools
 import hashlib
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -19,10 +20,11 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from etils import epath
 from tokenizers import models
 
 from bertjax.errors import UsageError
-from bertjax.files import VOCABULARY_BYTES, read_whole
+from bertjax.files import VOCABULARY_BYTES, path_of, read_whole
 from bertjax.plain_text import refuse_utf16
 
 WORDPIECE = "wordpiece"
@@ -66,7 +68,7 @@ class Vocabulary:
       sha256: of the content.
     """
 
-    path: Path
+    path: Path | epath.Path
     content: bytes = dataclasses.field(repr=False)
     kind: str
     pieces: tuple[str, ...] = dataclasses.field(repr=False)
@@ -98,11 +100,13 @@ class Vocabulary:
         return inside
 
 
-def load_vocabulary(path: str | Path, lower_case: bool | None = None, content: bytes | None = None) -> Vocabulary:
+def load_vocabulary(
+    path: str | os.PathLike, lower_case: bool | None = None, content: bytes | None = None
+) -> Vocabulary:
     """Reads a `vocab.txt` (released BERT files work unchanged) or a SentencePiece `.model`.
 
     Args:
-      path: the file; the name's ending `.model` tells SentencePiece.
+      path: the file, here or at an address; the name's ending `.model` tells SentencePiece.
       lower_case: None decides by the vocabulary: word pieces are lower-cased unless some piece holds an upper-case
         letter; a SentencePiece model does its own normalisation, and text reaches it as it is.
       content: of a `vocab.txt` that is not there.
@@ -110,7 +114,7 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None, content: b
     Raises:
       UsageError: the file is missing, is no vocabulary, or lacks one of the five special pieces.
     """
-    path = Path(path)
+    path = path_of(path)
     try:
         data = read_whole(path, VOCABULARY_BYTES) if content is None else content
     except OSError as error:
@@ -137,7 +141,7 @@ def load_vocabulary(path: str | Path, lower_case: bool | None = None, content: b
     return Vocabulary(path, data, kind, pieces, lower_case, **special, sha256=hashlib.sha256(data).hexdigest())
 
 
-def _wordpiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
+def _wordpiece_pieces(path: os.PathLike, data: bytes) -> tuple[str, ...]:
     refuse_utf16(path, data)
     try:
         text = data.decode("utf-8")
@@ -151,12 +155,12 @@ def _wordpiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.removesuffix("\n").split("\n"))
 
 
-def _sentencepiece_pieces(path: Path, data: bytes) -> tuple[str, ...]:
+def _sentencepiece_pieces(path: os.PathLike, data: bytes) -> tuple[str, ...]:
     model = _sentencepiece_model(path, data)
     return tuple(model.id_to_piece(list(range(model.get_piece_size()))))
 
 
-def _sentencepiece_model(path: Path, data: bytes):
+def _sentencepiece_model(path: os.PathLike, data: bytes):
     import sentencepiece
 
     try:

@@ -1,13 +1,13 @@
 """The vocabulary beside a run's checkpoints, so that they can be used without the data they were made of."""
 
 import json
-from pathlib import Path
+import os
 
 from etils import epath
 
 from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
-from bertjax.files import read_json
+from bertjax.files import path_of, read_json
 
 ENTRY = "vocabulary.json"
 
@@ -32,13 +32,13 @@ def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
     return open_vocabulary(workdir / ENTRY)
 
 
-def open_vocabulary(path: str | Path) -> Vocabulary:
-    """A `vocab.txt`, a SentencePiece `.model`, or the `vocabulary.json` of a workdir.
+def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
+    """A `vocab.txt`, a SentencePiece `.model`, or the `vocabulary.json` of a workdir, here or at an address.
 
     Raises:
       UsageError: it is none of them.
     """
-    path = Path(path)
+    path = path_of(path)
     if path.name != ENTRY:
         return load_vocabulary(path)
     try:

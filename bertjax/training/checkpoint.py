@@ -2,7 +2,8 @@
 
 A checkpoint is `WORKDIR/checkpoints/STEP` with three Orbax items: `params`; `training`, which is all else a step
 changes; and `meta`, which holds fingerprints of both and what else decides a model's answers (see `identity.py`). Orbax
-makes the directory appear under its name only when it is complete. What is damaged or edited later is found by these.
+makes the directory appear under its name only when it is complete; at an address, where no directory can be renamed, it
+is complete when its last file is there. What is damaged or edited later is found by these.
 """
 
 import math
@@ -18,6 +19,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.files import is_remote
 from bertjax.training.fingerprint import fingerprint
 from bertjax.training.identity import check_identity, read_meta, sealed, unsealed
 from bertjax.training.processes import naming_a_lost_process
@@ -143,12 +145,17 @@ class Checkpoints:
         except BertjaxError:
             raise
         except Exception as error:  # Orbax passes on whatever its storage layers raise.
-            good = [step for step in self._manager.all_steps() if self.path(step).exists()]
-            last = f"the last good one is {self.path(max(good))}" if good else "there is none yet"
             raise BertjaxError(
-                f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); {last}. "
-                "Free some space or mend the cause, then run the same command again to go on"
+                f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); "
+                f"{self._last_good()}. Free some space or mend the cause, then run the same command again to go on"
             ) from error
+
+    def _last_good(self) -> str:
+        try:
+            good = [step for step in self._manager.all_steps() if is_whole(self.path(step))]
+        except Exception:  # Of storage that has just failed to save.
+            return "which is the last good one cannot be read either"
+        return f"the last good one is {self.path(max(good))}" if good else "there is none yet"
 
     def restore_latest(self, abstract: TrainState, warn: Callable[[str], None]) -> TrainState | None:
         """The newest whole checkpoint, on the devices `abstract` asks for; None if there never was one.
@@ -225,9 +232,11 @@ def absolute(path: str | Path) -> epath.Path:
     """The path of a workdir or of something in it, as Orbax takes it; `gs://` ones are absolute already.
 
     Raises:
-      UsageError: checkpoints would be lost under it.
+      UsageError: checkpoints would be lost under it, or are not read from there.
     """
-    whole = epath.Path(path) if "://" in str(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
+    if is_remote(path) and not str(path).startswith("gs://"):
+        raise UsageError(f"checkpoints lie on disks and at gs:// addresses, not at {path}; choose another place")
+    whole = epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
     odd = sorted(_PATTERN_CHARACTERS & {*str(whole)})
     if odd:
         raise UsageError(
@@ -252,10 +261,15 @@ def find_checkpoint(path: str | Path) -> epath.Path:
 def _find(path: str | Path) -> epath.Path:
     given = absolute(path)
     if (given / "params").exists():
+        if not is_whole(given):
+            raise BertjaxError(
+                f"checkpoint {given} is not whole: it is being saved, or that was cut short; name another one of "
+                f"{given.parent}"
+            )
         return given
     for directory in (given, given / CHECKPOINTS):
         if directory.is_dir():
-            steps = [child for child in directory.iterdir() if child.name.isdigit()]
+            steps = [child for child in directory.iterdir() if child.name.isdigit() and is_whole(child)]
             if steps:
                 chosen = max(steps, key=lambda child: (score_of(child), int(child.name)))
                 if not (chosen / "params").exists():
@@ -264,6 +278,11 @@ def _find(path: str | Path) -> epath.Path:
                     )
                 return chosen
     raise UsageError(f"no checkpoint at {path}; give a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
+
+
+def is_whole(checkpoint: epath.Path) -> bool:
+    """Whether a step's directory was saved to its end; on a disk it has its name only then."""
+    return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
 
 
 def score_of(checkpoint: epath.Path) -> float:

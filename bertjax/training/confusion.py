@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.files import replacing
+from bertjax.files import writing
 from bertjax.metrics.report import ClassReport, short
 
 # Of more classes, names and counts could not be read.
@@ -37,7 +37,7 @@ def draw_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None
             for i, j in zip(*np.nonzero(matrix), strict=True):
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color=color, fontsize=8)
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with writing(path) as here, open(here, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.files import replacing
+from bertjax.files import writing
 
 _PANELS = (
     ("Loss", ("loss", "mlm_loss", "nsp_loss", "ltr_loss", "rtl_loss")),
@@ -33,5 +33,5 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path) -> None:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with writing(path) as here, open(here, "wb") as file:
         figure.savefig(file, format="png", dpi=110)

@@ -74,6 +74,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
         workdirs.claim(workdir, dataclasses.asdict(settings), task.data_hash, start, abstract)
+        check_ours = workdirs.take(workdir)
         stop_requested = stack.enter_context(stop_requests())
         hear = stack.enter_context(watchdog(settings.hang_seconds))
         workdirs.keep_files(workdir, task.files)
@@ -92,7 +93,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
                 say(f"starting at step 0 with the parameters of {init_from}")
         progress = stack.enter_context(contextlib.closing(Progress(settings, task, workdir, int(state.step))))
         train_step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
-        return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested, hear)
+        return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested, hear, check_ours)
 
 
 def _run(
@@ -105,6 +106,7 @@ def _run(
     progress: Progress,
     stop_requested: Callable[[int], bool],
     hear: Callable[[], None],
+    check_ours: Callable[[], None],
 ) -> dict[str, Any]:
     schedule = task.schedule
     scalars = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
@@ -125,6 +127,8 @@ def _run(
     def save_now() -> None:
         _refuse_bad_step(state, checkpoints)  # which waits for the steps under way
         with progress.paused():
+            check_ours()
+            progress.flush()
             checkpoints.save(state, progress.score_at(step), progress.metric_lines)
         hear()
 

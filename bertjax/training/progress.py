@@ -90,6 +90,11 @@ class Progress:
         """Lines in `metrics.jsonl`; 0 in other processes than the first, which writes them."""
         return self._writers.metric_lines if self._writers else 0
 
+    def flush(self) -> None:
+        """Has the lines so far where the files are; before a checkpoint, which a run goes on from with all of them."""
+        if self._writers:
+            self._writers.flush()
+
     def close(self) -> None:
         self._bar.close()
         self._compilation.close()
@@ -144,6 +149,7 @@ class Progress:
         self._first_evaluation = self._first_evaluation or values
         prefixed = {f"eval_{name}": value for name, value in values.items()}
         self._write(METRICS, step, {**prefixed, "tokens": self._task.work(step).tokens})
+        self.flush()
         if self._writers:
             draw_curves(read_lines(self._workdir / METRICS), self._workdir / CURVES)
 

@@ -4,7 +4,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,22 @@ from etils import epath
 
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError, listed
-from bertjax.files import check_space, check_writable, read_object, unfinished_files, write_whole
+from bertjax.files import (
+    JSON_BYTES,
+    check_space,
+    check_writable,
+    is_remote,
+    read_object,
+    read_whole,
+    unfinished_files,
+    write_whole,
+)
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
 
 DATA = "data.json"
+_LOCK = ".lock"
 # What a checkpoint of another format was converted from.
 ORIGIN = "origin.json"
 # May change when a run goes on: they do not change the numbers it computes.
@@ -182,10 +193,10 @@ def lock(workdir: epath.Path) -> Iterator[None]:
     Raises:
       UsageError: another run holds it.
     """
-    if "://" in str(workdir) or jax.process_index() != 0:
+    if is_remote(workdir) or jax.process_index() != 0:
         yield
         return
-    path = os.fspath(workdir / ".lock")
+    path = os.fspath(workdir / _LOCK)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -200,3 +211,28 @@ def lock(workdir: epath.Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def take(workdir: epath.Path) -> Callable[[], None]:
+    """Makes a claimed workdir at an address this run's, where nothing can be locked.
+
+    The newest run has it. An older one, which may be what is left of a machine that was given up, ends before its next
+    save, so that the two do not write into one checkpoint.
+
+    Returns:
+      Raises a BertjaxError when another run has taken the workdir since.
+    """
+    if not is_remote(workdir) or jax.process_index() != 0:
+        return lambda: None
+    ours = secrets.token_hex(16)
+    write_whole(workdir / _LOCK, ours)
+
+    def check() -> None:
+        try:
+            found = read_whole(workdir / _LOCK, JSON_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            found = ""
+        if found != ours:
+            raise BertjaxError(f"another run has begun in the workdir {workdir}, or emptied it; this one ends")
+
+    return check

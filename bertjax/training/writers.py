@@ -4,6 +4,7 @@
 and resumed leaves the same lines as one that was not. Speeds are in `timing.jsonl`.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -12,10 +13,12 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.files import TABLE_BYTES, read_whole, write_whole
+from bertjax.files import TABLE_BYTES, is_remote, read_whole, write_whole
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
+# Object storage knows no way to append: a file is written anew with each line, and may be once a second.
+_ANEW_SECONDS = 60.0
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
@@ -36,6 +39,8 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 class Writers:
     """Appends metrics and speeds; only process 0 of a run has one.
 
+    On a disk a line is there when it is written. At an address all lines are there after `flush`, and some before.
+
     Attributes:
       metric_lines: that `metrics.jsonl` has.
     """
@@ -47,33 +52,57 @@ class Writers:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._workdir = workdir
+        self._workdir, self._by_lines = workdir, not is_remote(workdir)
         kept = {
-            name: [line for line in read_lines(workdir / name) if line["step"] <= step] for name in (METRICS, TIMING)
+            name: [json.dumps(line) + "\n" for line in read_lines(workdir / name) if line["step"] <= step]
+            for name in (METRICS, TIMING)
         }
         for name, lines in kept.items():
-            write_whole(workdir / name, "".join(json.dumps(line) + "\n" for line in lines))
+            write_whole(workdir / name, "".join(lines))
         self.metric_lines = len(kept[METRICS])
+        # What cannot be appended to is kept to be written anew.
+        self._kept = {} if self._by_lines else kept
+        self._behind: set[str] = set()
+        self._flushed = time.monotonic()
         self._tensorboard = EventFileWriter(os.fspath(workdir))
         # TensorBoard drops what it has from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def write(self, name: str, step: int, values: dict[str, float]) -> None:
-        """One line of `metrics.jsonl` or `timing.jsonl`, on disk when this returns, and the same to TensorBoard."""
-        line = json.dumps({"step": step, **{key: rounded(value) for key, value in values.items()}})
-        with (self._workdir / name).open("a") as file:
-            file.write(line + "\n")
+        """One line of `metrics.jsonl` or `timing.jsonl`, and the same to TensorBoard."""
+        line = json.dumps({"step": step, **{key: rounded(value) for key, value in values.items()}}) + "\n"
         self.metric_lines += name == METRICS
+        if self._by_lines:
+            with (self._workdir / name).open("a") as file:
+                file.write(line)
+        else:
+            self._kept[name].append(line)
+            self._behind.add(name)
         scalars = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
         self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        if not self._by_lines and time.monotonic() - self._flushed > _ANEW_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Has all lines so far where the files are read."""
+        for name in sorted(self._behind):
+            write_whole(self._workdir / name, "".join(self._kept[name]))
+        if self._behind:
+            self._tensorboard.flush()
+        self._behind.clear()
+        self._flushed = time.monotonic()
 
     def _add(self, event: Any) -> None:
         self._tensorboard.add_event(event)
-        self._tensorboard.flush()
+        if self._by_lines:
+            self._tensorboard.flush()
 
     def close(self) -> None:
-        self._tensorboard.close()
+        # Where storage fails, that has ended the run and is told already; what a run needs was flushed before.
+        with contextlib.suppress(*([] if self._by_lines else [Exception])):
+            self.flush()
+            self._tensorboard.close()
 
 
 def rounded(value: float) -> float | int | str:

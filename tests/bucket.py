@@ -1,0 +1,387 @@
+"""Object storage for the tests: the part of Google's that TensorFlow, tensorstore and google-cloud-storage ask for.
+
+It answers as `www.googleapis.com` and `storage.googleapis.com` do, behind a proxy with a certificate of its own, so
+that a command runs with the libraries, their retries and their addresses just as it does against the real one. What a
+request says and this does not know is refused, and not passed over. Sources:
+https://cloud.google.com/storage/docs/json_api/v1/objects, .../resumable-uploads, .../xml-api/get-object-download.
+"""
+
+import atexit
+import datetime
+import json
+import os
+import re
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_OBJECTS, _UPLOAD = "/storage/v1/b/", "/upload/storage/v1/b/"
+# Of how an answer looks; and of tensorstore, against caches on the way.
+_IGNORED = {"fields", "projection", "prettyPrint", "tensorstore"}
+
+
+class Refusal(Exception):
+    """An answer with a status that is an error."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass
+class Object:
+    content: bytes
+    generation: int
+
+
+@dataclass
+class Storage:
+    """What is stored, and what has been asked.
+
+    Attributes:
+      objects: by bucket and name.
+      requests: method and path of each, with the name of the object decoded.
+      fault: called with the same when a request has been read; raises a `Refusal`, or ConnectionError to hang up, and
+        nothing is done then.
+    """
+
+    objects: dict[str, dict[str, Object]]
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    fault: Callable[[str, str], None] = lambda method, path: None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    sessions: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    # Of an object that is written again, too.
+    last_generation: int = 1_700_000_000_000_000
+
+    def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
+        with self.lock:
+            return sorted(name for name in self.objects[bucket] if name.startswith(prefix))
+
+    def read(self, name: str, bucket: str = "bucket") -> bytes:
+        with self.lock:
+            return self.objects[bucket][name].content
+
+    def find(self, bucket: str, name: str) -> Object:
+        with self.lock:
+            if name not in self.bucket(bucket):
+                raise Refusal(404, f"No such object: {bucket}/{name}")
+            return self.objects[bucket][name]
+
+    def bucket(self, bucket: str) -> dict[str, Object]:
+        if bucket not in self.objects:
+            raise Refusal(404, "The specified bucket does not exist.")
+        return self.objects[bucket]
+
+    def check(self, bucket: str, name: str, conditions: dict[str, str]) -> None:
+        found = self.bucket(bucket).get(name)
+        generation = str(found.generation if found else 0)
+        if conditions.get("ifGenerationMatch", generation) != generation:
+            raise Refusal(412, "At least one of the pre-conditions you specified did not hold.")
+        if conditions.get("ifGenerationNotMatch") == generation:
+            raise Refusal(304, "Not Modified")
+
+    def write(self, bucket: str, name: str, content: bytes, conditions: dict[str, str]) -> Object:
+        with self.lock:
+            self.check(bucket, name, conditions)
+            self.last_generation += 1
+            self.objects[bucket][name] = Object(content, self.last_generation)
+            return self.objects[bucket][name]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # An answer goes out as a whole and at once: else the system holds parts of it back for 40 ms.
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    server: "_Server"
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def handle_expect_100(self) -> bool:
+        # Which a client waits for before it sends a body.
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def do_CONNECT(self) -> None:
+        if self.path.split(":")[0] not in ("www.googleapis.com", "storage.googleapis.com"):
+            self.send_error(502, f"{self.path} is not reached from here")
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.flush()
+        self.connection = self.server.tls.wrap_socket(self.connection, server_side=True)
+        self.rfile, self.wfile = self.connection.makefile("rb", -1), self.connection.makefile("wb", -1)
+        self.close_connection = False
+
+    def _handle(self) -> None:
+        storage = self.server.storage
+        url = urlsplit(self.path)
+        shown = unquote(self.path)
+        storage.requests.append((self.command, shown))
+        try:
+            body = self._body()
+            storage.fault(self.command, shown)
+            status, headers, content = self._answer(url.path, dict(parse_qsl(url.query, True)), body)
+        except Refusal as refusal:
+            error = {"error": {"code": refusal.status, "message": refusal.reason, "errors": []}}
+            bare = refusal.status in (304, 308)
+            status, headers, content = refusal.status, {}, b"" if bare else json.dumps(error).encode()
+            if not bare:
+                headers["Content-Type"] = "application/json; charset=UTF-8"
+        except ConnectionError:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if status not in (204, 304):
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _body(self) -> bytes:
+        # TensorFlow's curl gives a length too, which is then of no account.
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            size = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(size)
+            if len(body) < size:
+                raise ConnectionError
+            return body
+        chunks = []
+        while size := int(self.rfile.readline() or b"bad", 16):
+            chunks.append(self.rfile.read(size))
+            if len(chunks[-1]) < size or not self.rfile.readline():
+                raise ConnectionError
+        self.rfile.readline()
+        return b"".join(chunks)
+
+    do_GET = do_POST = do_PUT = do_DELETE = _handle
+
+    def _answer(self, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        storage, method = self.server.storage, self.command
+        query = {name: value for name, value in query.items() if name not in _IGNORED}
+        media = query.pop("alt", "json") == "media"
+        if path.startswith(_UPLOAD):
+            bucket = path.removeprefix(_UPLOAD).removesuffix("/o")
+            return self._upload(bucket, query, body)
+        if not path.startswith(_OBJECTS):
+            # The XML API: an object by its path alone.
+            bucket, _, name = path[1:].partition("/")
+            _known(query, method == "GET")
+            return self._content(storage.find(unquote(bucket), unquote(name)))
+        bucket, _, rest = path.removeprefix(_OBJECTS).partition("/o")
+        if "/o" not in path:
+            bucket, _, layout = bucket.partition("/")
+            _known(query, method == "GET" and layout in ("", "storageLayout"))
+            storage.bucket(bucket)
+            if layout:
+                return _json({"kind": "storage#storageLayout", "bucket": bucket, "hierarchicalNamespace": {}})
+            return _json({"kind": "storage#bucket", "name": bucket, "location": "US", "locationType": "region"})
+        if rest == "":
+            return self._list(bucket, query)
+        source, _, target = rest[1:].partition("/rewriteTo/b/")
+        name = unquote(source)
+        if target:
+            _known(query, method == "POST")
+            other, _, new = target.partition("/o/")
+            with storage.lock:
+                written = storage.write(other, unquote(new), storage.find(bucket, name).content, {})
+            return _json({"done": True, "resource": _resource(other, unquote(new), written)})
+        conditions = _known(query, method in ("GET", "DELETE"), "ifGenerationMatch", "ifGenerationNotMatch")
+        with storage.lock:
+            found = storage.find(bucket, name)
+            storage.check(bucket, name, conditions)
+            if method == "DELETE":
+                del storage.objects[bucket][name]
+                return 204, {}, b""
+        return self._content(found) if media else _json(_resource(bucket, name, found))
+
+    def _content(self, found: Object) -> tuple[int, dict[str, str], bytes]:
+        headers = {"x-goog-generation": str(found.generation), "Content-Type": "application/octet-stream"}
+        asked = self.headers.get("Range")
+        if asked is None:
+            return 200, headers, found.content
+        size = len(found.content)
+        first, last = re.fullmatch(r"bytes=(\d*)-(\d*)", asked).groups()
+        start = int(first) if first else max(0, size - int(last))
+        end = min(int(last) + 1, size) if first and last else size
+        if start >= size:
+            raise Refusal(416, "The requested range cannot be satisfied.")
+        return 206, headers | {"Content-Range": f"bytes {start}-{end - 1}/{size}"}, found.content[start:end]
+
+    def _list(self, bucket: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        asked = _known(
+            query, self.command == "GET", "prefix", "delimiter", "maxResults", "pageToken", "startOffset", "endOffset"
+        )
+        prefix, delimiter, most = asked.get("prefix", ""), asked.get("delimiter"), int(asked.get("maxResults") or 1000)
+        storage = self.server.storage
+        with storage.lock:
+            stored = dict(storage.bucket(bucket))
+        # A page holds objects and prefixes together, in the order of their names.
+        entries: dict[str, bool] = {}
+        for name in sorted(stored):
+            if not name.startswith(prefix) or name < asked.get("startOffset", ""):
+                continue
+            if "endOffset" in asked and name >= asked["endOffset"]:
+                continue
+            cut = name.find(delimiter, len(prefix)) if delimiter else -1
+            entries[name if cut < 0 else name[: cut + 1]] = cut >= 0
+        left = [name for name in entries if name > asked.get("pageToken", "")]
+        page = left[:most]
+        answer = {
+            "kind": "storage#objects",
+            "items": [_resource(bucket, name, stored[name]) for name in page if not entries[name]],
+            "prefixes": [name for name in page if entries[name]],
+        }
+        # What is empty is left out, as it is there.
+        answer = {name: value for name, value in answer.items() if value}
+        return _json(answer | ({"nextPageToken": page[-1]} if len(left) > len(page) else {}))
+
+    def _upload(self, bucket: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        storage, kind = self.server.storage, query.pop("uploadType", "")
+        session = query.pop("upload_id", None)
+        known = _known(query, self.command in ("POST", "PUT"), "name", "ifGenerationMatch")
+        if kind == "media":
+            return _json(_resource(bucket, known["name"], storage.write(bucket, known.pop("name"), body, known)))
+        if kind != "resumable":
+            raise Refusal(501, f"uploadType={kind} is not known here")
+        if session is None:
+            storage.bucket(bucket)
+            with storage.lock:
+                number = str(len(storage.sessions))
+                storage.sessions[number] = bucket, known
+            place = (
+                f"https://www.googleapis.com{_UPLOAD}{bucket}/o?uploadType=resumable&name={quote(known['name'], '')}"
+            )
+            return 200, {"Location": f"{place}&upload_id={number}"}, b""
+        bucket, known = storage.sessions[session]
+        said = re.fullmatch(r"bytes (?:\*|0-(\d+))/(\d+)", self.headers.get("Content-Range") or "bytes 0-0/0")
+        if said is None:
+            raise Refusal(501, f"{self.headers['Content-Range']} is not known here")
+        if self.headers.get("Content-Range") and (said[1] is None or len(body) != int(said[2])):
+            # What came in parts is forgotten, which it may be.
+            raise Refusal(308, "Resume Incomplete")
+        conditions = {name: value for name, value in known.items() if name != "name"}
+        return _json(_resource(bucket, known["name"], storage.write(bucket, known["name"], body, conditions)))
+
+
+def _known(query: dict[str, str], method: bool, *names: str) -> dict[str, str]:
+    if not method or set(query) - set(names):
+        raise Refusal(501, f"not known here: {sorted(set(query) - set(names)) or 'the method'}")
+    return query
+
+
+def _resource(bucket: str, name: str, found: Object) -> dict[str, str]:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.generation / 1e6))
+    return {
+        "kind": "storage#object",
+        "bucket": bucket,
+        "name": name,
+        "size": str(len(found.content)),
+        "generation": str(found.generation),
+        "updated": seconds,
+        "timeCreated": seconds,
+    }
+
+
+def _json(content: dict) -> tuple[int, dict[str, str], bytes]:
+    return 200, {"Content-Type": "application/json; charset=UTF-8"}, json.dumps(content).encode()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, storage: Storage, certificate: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.storage = storage
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.tls.load_cert_chain(certificate)
+
+    def handle_error(self, *_) -> None:
+        """A client that was killed."""
+
+
+@cache
+def _certificate() -> Path:
+    """One that nothing takes for Google's but the tests' own processes, with its key, once a process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    file = Path(folder.name) / "bucket.pem"
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a bucket of the tests")])
+    hosts = [x509.DNSName(f"{host}.googleapis.com") for host in ("www", "storage")]
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=1)
+    )
+    builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, *private)
+        + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    return file
+
+
+@contextmanager
+def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, dict[str, str]]]:
+    """Object storage for as long as the block runs.
+
+    Yields:
+      What it holds, and the environment in which a process finds it at `gs://`.
+    """
+    storage = Storage({bucket: {} for bucket in buckets})
+    certificate = _certificate()
+    server = _Server(storage, certificate)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    proxy = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield (
+            storage,
+            {
+                "https_proxy": proxy,
+                "no_proxy": "localhost,127.0.0.1",  # what processes of a run say to each other
+                "CURL_CA_BUNDLE": str(certificate),  # of TensorFlow
+                "TENSORSTORE_CA_BUNDLE": str(certificate),
+                "NO_GCE_CHECK": "true",  # TensorFlow has no key then, and asks nobody for one
+                "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # for tensorstore
+                "STORAGE_EMULATOR_HOST": proxy,  # of google-cloud-storage, without a key
+            },
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def main() -> None:
+    """Serves until it is ended, for trying commands by hand."""
+    with serving() as (storage, environment):
+        storage.fault = lambda method, path: print(f"{time.monotonic():.2f}", method, path, file=sys.stderr, flush=True)
+        print(*(f"export {name}={value}" for name, value in environment.items()), sep="\n", flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    os.environ.pop("https_proxy", None)
+    main()

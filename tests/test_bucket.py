@@ -1,0 +1,265 @@
+"""Workdirs in object storage: what holds on a disk holds there, where nothing is renamed, appended to or locked."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bucket
+import jax.numpy as jnp
+import pytest
+from attack.oracle import checkpoint_arrays
+from commanding import ends, printed, refused
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training import workdir
+from bertjax.training.checkpoint import Checkpoints, absolute, is_whole
+from bertjax.training.step import TrainState
+from bertjax.training.writers import Writers, read_lines
+
+ROOT = Path(__file__).parents[1]
+RUN = "gs://bucket/runs/a"
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """Object storage that this process and those it starts find at `gs://`."""
+    with bucket.serving() as (storage, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield storage
+
+
+def train(corpus: Path, workdir: Path | str, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
+        f"--config={ROOT / 'experiments' / 'pretrain.py'}:size=L1_H16,corpus={corpus},quick=true",
+        *("--config.steps=40", "--config.log_every=5", "--config.eval_every=20", "--config.checkpoint_every=10"),
+        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_heads=2"),
+        *("--config.keep_checkpoints=2", *more),
+    ]
+
+
+def started(command: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # The last of two equal flags holds.
+        env=os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=1"},
+    )
+
+
+def ended(command: list[str]) -> tuple[int, str]:
+    process = started(command)
+    try:
+        _, said = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, said
+
+
+def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
+    """What is stored under a name, as files."""
+    for name in storage.names(prefix):
+        if not name.endswith("/"):
+            file = folder / name.removeprefix(prefix)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(storage.read(name))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_disk(corpus, stored, tmp_path):
+    alone = tmp_path / "alone"
+    assert ended(train(corpus, alone))[0] == 0
+    process = started(train(corpus, RUN))
+
+    def kill_in_the_save_of_20(method: str, path: str) -> None:
+        if "runs/a/checkpoints/20/params/" in path and "commit_success" in path:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise ConnectionError
+
+    stored.fault = kill_in_the_save_of_20
+    assert process.wait(timeout=120) == -signal.SIGKILL
+    stored.fault = lambda method, path: None
+    assert stored.names("runs/a/checkpoints/20/params/")
+    assert "runs/a/checkpoints/20/commit_success.txt" not in stored.names()
+
+    # What is not whole is taken by nobody.
+    code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
+    assert code == 0 and f"of checkpoint {RUN}/checkpoints/10\n" in said, said
+    code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
+    assert code == 1 and "20 is not whole: it is being saved, or that was cut short; name another one" in said, said
+
+    process = started(train(corpus, RUN))
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "step 25/" in line:
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 42, "".join(said)
+    assert any("going on from step 10 of gs://bucket/runs/a" in line for line in said)
+    assert '"stopped": true' in process.stdout.read()
+
+    code, said = ended(train(corpus, RUN))
+    assert code == 0, said
+    assert re.search(r"going on from step (2[5-9]|3\d) ", said)
+    there = copied(stored, "runs/a/", tmp_path / "there")
+    for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
+        assert (there / name).read_bytes() == (alone / name).read_bytes(), name
+    assert (there / "curves.png").stat().st_size and not [*there.glob(".*.unfinished")]
+    assert sorted(path.name for path in (there / "checkpoints").iterdir()) == ["30", "40"]
+    assert checkpoint_arrays(there / "checkpoints" / "40") == checkpoint_arrays(alone / "checkpoints" / "40")
+
+    # What is damaged is passed over.
+    for name in stored.names("runs/a/checkpoints/40/params/"):
+        stored.write("bucket", name, b"x" * len(stored.read(name)), {})
+    code, said = ended(train(corpus, RUN))
+    assert code == 0, said
+    assert "40 is damaged (" in said and "moved to gs://bucket/runs/a/damaged_checkpoints/40" in said
+    again = copied(stored, "runs/a/", tmp_path / "again")
+    assert (again / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
+    assert checkpoint_arrays(again / "checkpoints" / "40") == checkpoint_arrays(alone / "checkpoints" / "40")
+
+
+def lines_of(capfd, *arguments: str) -> list[dict]:
+    """The JSON that a command prints."""
+    return [json.loads(line) for line in printed(capfd, *arguments).splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_at_an_address_is_started_from_asked_and_converted(corpus, stored, tmp_path, capfd):
+    [base] = lines_of(capfd, *train(corpus, "gs://bucket/base", "--config.steps=2", "--config.eval_every=2")[3:])
+    assert base["checkpoint"] == "gs://bucket/base/checkpoints/2"
+    assert sorted({name.split("/")[1] for name in stored.names("base/")} - {""}) == [
+        *(".lock", "checkpoints", "config.json", "curves.png", "data.json"),
+        next(name.split("/")[1] for name in stored.names("base/events.out.tfevents.")),
+        *("metrics.jsonl", "results.json", "timing.jsonl", "vocab.txt", "vocabulary.json"),
+    ]
+    [held_out] = lines_of(capfd, "evaluate", "--checkpoint=gs://bucket/base")
+    assert held_out["loss"] == pytest.approx(base["loss"], rel=1e-6)
+
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "bana\tgood\nkero\tbad\n" * 8)
+    tuning = [
+        *("train", f"--config={ROOT}/experiments/text.py:train={tmp_path}/train.tsv,quick=true"),
+        *("--config.data.dev_share=0.25", "--config.steps=2", "--config.data.batch_size=8"),
+        *("--workdir=gs://bucket/topic", "--init_from=gs://bucket/base"),
+    ]
+    [tuned] = lines_of(capfd, *tuning)
+    sealed = json.loads(stored.read("base/checkpoints/2/meta/metadata"))
+    assert json.loads(stored.read("topic/data.json"))["started_from"] == sealed["fingerprints"]["params"]
+    assert json.loads(stored.read("topic/config.json"))["model"]["hidden_size"] == 16
+    # The same command finds it done.
+    assert lines_of(capfd, *tuning) == [tuned]
+    said = printed(capfd, "predict", "--checkpoint=gs://bucket/topic", "bana ro")
+    assert said.startswith("bana ro\n")
+    printed(capfd, "convert", "gs://bucket/topic", f"{tmp_path}/converted", "--format=huggingface")
+    ours, theirs = (
+        printed(capfd, "features", f"--checkpoint={place}", "bana ro")
+        for place in ("gs://bucket/topic", f"{tmp_path}/converted")
+    )
+    assert ours == theirs
+
+
+def state_of(step: int) -> TrainState:
+    return TrainState(
+        step=jnp.int32(step), params={"w": jnp.full(8, float(step))}, opt_state={}, sums={}, bad_step=jnp.int32(-1)
+    )
+
+
+@pytest.mark.slow
+def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_leaves_no_checkpoint(stored):
+    place, lost = workdir.make(RUN), set()
+
+    def lose_the_first(method: str, path: str) -> None:
+        # Of tensorstore and of TensorFlow.
+        for name in ("checkpoints/1/params/ocdbt.process_0/manifest", "checkpoints/1/commit_success.txt"):
+            if method == "POST" and name in path and name not in lost:
+                lost.add(name)
+                raise ConnectionError
+
+    def forbid_two(method: str, path: str) -> None:
+        if method == "POST" and "checkpoints/2/params/ocdbt.process_0/manifest" in path:
+            raise bucket.Refusal(403, "nobody does not have storage.objects.create access")
+
+    stored.fault = lose_the_first
+    checkpoints = Checkpoints(place, 2, {})
+    checkpoints.save(state_of(1))
+    checkpoints.wait()
+    assert len(lost) == 2 and is_whole(checkpoints.path(1))
+    stored.fault = forbid_two
+    with pytest.raises(
+        BertjaxError, match=rf"storage.objects.create.* the last good one is {RUN}/checkpoints/1\. Free"
+    ):
+        checkpoints.save(state_of(2))
+        checkpoints.wait()
+    assert stored.names("runs/a/checkpoints/2/")
+    assert not is_whole(checkpoints.path(2))
+    stored.fault = lambda method, path: None
+    checkpoints.close()
+    # Threads of the save that failed write on; in a run they end with the process.
+    written = -1
+    while written != stored.last_generation:
+        written = stored.last_generation
+        time.sleep(2)
+    again = Checkpoints(place, 2, {})
+    # Orbax does it in a thread.
+    deadline = time.monotonic() + 60
+    while stored.names("runs/a/checkpoints/2/"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    back = again.restore_latest(state_of(0), print)
+    assert int(back.step) == 1 and back.params["w"].tolist() == [1.0] * 8
+    again.close()
+
+
+def test_a_second_run_in_a_workdir_at_an_address_has_it_and_the_first_ends(stored):
+    place = workdir.make(RUN)
+    first = workdir.take(place)
+    first()
+    second = workdir.take(place)
+    second()
+    with pytest.raises(BertjaxError, match="another run has begun in the workdir gs://bucket/runs/a, or emptied it"):
+        first()
+
+
+def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with_each(stored):
+    place = workdir.make(RUN)
+    writers = Writers(place, -1)
+    for step in range(1, 21):
+        writers.write("metrics.jsonl", step, {"loss": 1.0})
+    writers.flush()
+    assert [line["step"] for line in read_lines(place / "metrics.jsonl")] == [*range(1, 21)]
+    writers.flush()
+    writers.write("metrics.jsonl", 21, {"loss": 1.0})
+    writers.close()
+    # Empty at first, with 20 lines, with 21.
+    uploads = [path for method, path in stored.requests if method == "PUT" and "name=runs/a/metrics.jsonl&" in path]
+    assert len(uploads) == 3
+    again = Writers(place, 20)
+    assert again.metric_lines == 20
+    again.close()
+
+
+def test_what_storage_refuses_is_one_line(stored, capfd, corpus):
+    error = refused(capfd, *train(corpus, "gs://nosuch/run")[3:], code=1)
+    assert "cannot use gs://nosuch/run: there is no such bucket; check its name, or create it" in error
+    with pytest.raises(UsageError, match="checkpoints lie on disks and at gs:// addresses, not at s3://bucket/run; "):
+        absolute("s3://bucket/run")
+
+    def forbidden(method: str, path: str) -> None:
+        if method == "POST":
+            raise bucket.Refusal(403, "nobody does not have storage.objects.create access")
+
+    stored.fault = forbidden
+    code, error = ends(capfd, *train(corpus, RUN)[3:])
+    assert code == 1 and error.count("bertjax: ") == 1
+    assert "cannot use gs://bucket/runs/a (" in error and "does not have storage.objects.create access" in error
