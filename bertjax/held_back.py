@@ -29,6 +29,12 @@ LOST_PROCESS = (
 )
 # What `client.h` of JAX's distributed runtime says before it aborts the process.
 _LOST = re.compile(rb"JAX distributed service detected fatal errors.*?absl::Status: ([^\n]*)\n", re.DOTALL)
+# Its request with which a process joins the others.
+_JOINING = "CoordinationService/RegisterTask"
+_NOT_ALL_CAME = (
+    "the processes of this run did not find each other in config.cluster.initialization_timeout_seconds ({}); see that "
+    "all of them were started, each with a number of its own, and reach process 0"
+)
 # The numbers of the processes it has not heard of; it is of process 0, and says nothing where that one is gone.
 _SILENT = re.compile(r"stopped sending heartbeats\):\n([\d\n, ]+)\n")
 # Of faulthandler, at any signal that is a crash.
@@ -147,10 +153,12 @@ def _ending(kept: bytes) -> str:
     """What to say of a crash, from what libraries said."""
     text = kept.decode(errors="replace")
     if lost := _LOST.search(kept):
+        status = shortened(lost[1].decode(errors="replace"))
+        if _JOINING in text:
+            return f"bertjax: {_NOT_ALL_CAME.format(status)}\n"
         silent = _SILENT.search(text)
         who = f"process {', '.join(silent[1].split())}" if silent else "process 0, which coordinates the others"
-        said = shortened(lost[1].decode(errors="replace"))
-        return f"bertjax: {LOST_PROCESS.format(f'{who}: {said}')}\n"
+        return f"bertjax: {LOST_PROCESS.format(f'{who}: {status}')}\n"
     lines = text.splitlines()[-_SHOWN_LINES:]
     last = "bertjax: a library crashed; above is what was said last, --debug shows it from the beginning\n"
     return "\n".join(lines) + "\n" + last

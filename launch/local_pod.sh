@@ -3,12 +3,15 @@
 #
 #   launch/local_pod.sh -n 4 -d 2 -- bertjax train --distributed --config pretrain:size=tiny,corpus=runs/corpus ...
 #
-# -n PROCESSES (2), -d DEVICES of each (1). Each line of process I begins with [I]. The pod ends with the worst exit code
-# of its processes; SIGINT and SIGTERM go to all of them.
+# -n PROCESSES (2), -d DEVICES of each (1). Each line of process I begins with [I]. SIGINT and SIGTERM are SIGTERM to all
+# of them. The pod ends with the exit code of a process that failed, else with 43, 42 or 0, the largest there is.
 set -euo pipefail
+# Each process is a group of its own, which Ctrl-C in a terminal does not reach by itself.
+set -m
 
 processes=2 devices=1
 usage() { echo "usage: launch/local_pod.sh [-n PROCESSES] [-d DEVICES] -- COMMAND ..." >&2; exit 2; }
+[[ ${1:-} != --help && ${1:-} != -h ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; }
 while getopts "n:d:" option; do
   case "$option" in
     n) processes=$OPTARG ;;
@@ -24,14 +27,17 @@ export JAX_PLATFORMS=cpu JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo
 export JAX_COORDINATOR_ADDRESS="localhost:$port" JAX_NUM_PROCESSES=$processes
 export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices"
 
+# Until the process has said its last.
+marked() { trap '' INT TERM HUP; exec sed -u "s/^/[$1] /"; }
+
 pids=()
 for ((index = 0; index < processes; index++)); do
-  JAX_PROCESS_ID=$index "$@" > >(sed -u "s/^/[$index] /") 2> >(sed -u "s/^/[$index] /" >&2) &
+  JAX_PROCESS_ID=$index "$@" > >(marked "$index") 2> >(marked "$index" >&2) &
   pids+=($!)
 done
 trap 'kill -TERM "${pids[@]}" 2> /dev/null || true' TERM INT HUP
 
-worst=0
+worst=0 failed=''
 for pid in "${pids[@]}"; do
   code=0
   # A signal ends `wait`, not the process.
@@ -39,6 +45,10 @@ for pid in "${pids[@]}"; do
     wait "$pid" && code=0 || code=$?
     kill -0 "$pid" 2> /dev/null || break
   done
-  ((code > worst)) && worst=$code
+  if ((code != 0 && code != 42 && code != 43)); then
+    failed=${failed:-$code}
+  elif ((code > worst)); then
+    worst=$code
+  fi
 done
-exit "$worst"
+exit "${failed:-$worst}"

@@ -1,16 +1,98 @@
 """What the processes of a run find out one by one, and act upon together."""
 
+import json
+import secrets
+import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 
-from bertjax.errors import BertjaxError
+from bertjax.config import differences
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import write_whole
+
+# May be others in each process: where it finds what all have, and how it waits.
+_OF_ITS_OWN = tuple(
+    f"config.{name}" for name in ("cluster.", "hang_seconds:", "data.corpus:", "data.path:", "data.vocabulary:")
+)
+# Of file systems over a network, for what one machine has written to be seen by another.
+_SEEN_SECONDS, _LOOK_SECONDS = 90.0, 0.5
+_SHOWN = 5
 
 
-def check_together(check: Callable[[], None]) -> None:
+def check_same_run(told: dict[str, Any]) -> None:
+    """Refuses processes that were started for different runs, which would train a mixture of both.
+
+    Args:
+      told: what decides a run, in a form that JSON has.
+
+    Raises:
+      UsageError: this process, or another, has not what process 0 has.
+    """
+    if jax.process_count() == 1:
+        return
+    ours = json.loads(json.dumps(told))
+    theirs = json.loads(_of_first(json.dumps(told).encode()))
+    changed = [line for line in differences(theirs, ours) if not line.startswith(_OF_ITS_OWN)]
+
+    def check() -> None:
+        if changed:
+            raise UsageError(
+                f"process {jax.process_index()} of this run was started for another one than process 0 "
+                f"({'; '.join(changed[:_SHOWN])}); give all the same command and the same data"
+            )
+
+    check_together(check, UsageError("another process of this run was started for another one, and says in what"))
+
+
+def check_shared(workdir: epath.Path) -> None:
+    """Refuses a workdir that is another folder for each process: none would have a whole checkpoint.
+
+    Raises:
+      UsageError: a process does not see what process 0 wrote there.
+    """
+    if jax.process_count() == 1:
+        return
+    token = _of_first(secrets.token_hex(16).encode()).decode()
+    file = workdir / f".shared-{token}"
+    if jax.process_index() == 0:
+        write_whole(file, token)
+
+    def check() -> None:
+        deadline = time.monotonic() + _SEEN_SECONDS
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"process {jax.process_index()} does not see in {workdir} what process 0 wrote there; give a "
+                    "workdir that all hosts share, such as gs://BUCKET/RUN"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    try:
+        check_together(check, UsageError(f"another process of this run does not see what is written in {workdir}"))
+    finally:
+        if jax.process_index() == 0:
+            file.unlink(missing_ok=True)
+
+
+def _of_first(content: bytes) -> bytes:
+    """What process 0 gave, in all."""
+    lengths = multihost_utils.process_allgather(np.array(len(content)))
+    size = int(np.max(lengths))
+    padded = np.frombuffer(content.ljust(size, b" "), np.uint8)
+    return multihost_utils.broadcast_one_to_all(padded).tobytes().strip()
+
+
+def check_together(check: Callable[[], None], elsewhere: BertjaxError) -> None:
     """Runs a check in every process of a run; where it fails in one it fails in all, so that none waits for another.
+
+    Args:
+      check: raises a BertjaxError.
+      elsewhere: raised where it failed in another process alone.
 
     Raises:
       BertjaxError: what the check raised, here or elsewhere.
@@ -21,9 +103,8 @@ def check_together(check: Callable[[], None]) -> None:
     except BertjaxError as error:
         failure = error
     if jax.process_count() > 1 and failure is None:
-        others = np.flatnonzero(multihost_utils.process_allgather(np.array(False)))
-        if others.size:
-            raise BertjaxError(f"process {others[0]} of this run found its data damaged, and says where")
+        if np.any(multihost_utils.process_allgather(np.array(False))):
+            raise elsewhere
     elif jax.process_count() > 1:
         multihost_utils.process_allgather(np.array(True))
     if failure is not None:

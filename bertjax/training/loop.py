@@ -19,7 +19,7 @@ from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Objective, Task
 from bertjax.terminal import progress_bar, say
 from bertjax.training import workdir as workdirs
-from bertjax.training.agreement import check_together
+from bertjax.training.agreement import check_same_run, check_shared, check_together
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import identity_of
 from bertjax.training.optimizer import LearningRate, make_optimizer
@@ -70,7 +70,9 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
         say(note)
+    check_same_run({"config": dataclasses.asdict(settings), "data": task.data_hash, "started_from": start})
     workdir = workdirs.make(path)
+    check_shared(workdir)
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.lock(workdir))
         workdirs.claim(workdir, dataclasses.asdict(settings), task.data_hash, start, abstract)
@@ -257,7 +259,8 @@ def _key(seed: int, purpose: str) -> jax.Array:
 
 def _refuse_damage(task: Task, steps: int | None) -> None:
     try:
-        check_together(lambda: task.check_data(steps))
+        elsewhere = BertjaxError("another process of this run found its data damaged, and says where")
+        check_together(lambda: task.check_data(steps), elsewhere)
     except BertjaxError as error:
         raise BertjaxError(f"{error}; what this run has saved may come of it: train in a new --workdir") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax._src import distributed  # The store that its processes share has no public name.
 
-from bertjax.errors import LOST, BertjaxError, LostError, first_line
+from bertjax.errors import LOST, BertjaxError, LostError, UsageError, first_line, quoted
 from bertjax.held_back import LOST_PROCESS
 from bertjax.process import end_at_once
 from bertjax.settings.cluster import ClusterConfig
@@ -39,7 +39,7 @@ _LOST_PROCESSES = "bertjax/lost/processes"
 
 def is_one_of_several() -> bool:
     """Whether this process was started as one of several, as far as it can tell without asking a network."""
-    if any("," in os.environ.get(name, "") for name in _HOSTS) or all(name in os.environ for name in _NAMES):
+    if any("," in os.environ.get(name, "") for name in _HOSTS) or any(name in os.environ for name in _NAMES):
         return True
     if any(os.environ.get(count, "1") != "1" and place in os.environ for count, place in _COUNTS):
         return True
@@ -60,6 +60,7 @@ def join_the_others(config: ClusterConfig) -> None:
     """Connects the processes of a run; TPU pods and Slurm tell JAX all it needs, elsewhere three variables do.
 
     Raises:
+      UsageError: what the environment says of them is none, or a part.
       BertjaxError: there are no others, or they do not answer.
     """
     if jax.distributed.is_initialized():
@@ -74,22 +75,43 @@ def join_the_others(config: ClusterConfig) -> None:
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
     }
     try:
-        if len(given) == len(_NAMES):
-            address, count, index = given.values()
+        if given:
+            address, count, index = _all_told(given)
             # All is told: JAX would ask a cloud's metadata where libtpu is installed.
             limits["cluster_detection_method"] = "deactivate"
-            jax.distributed.initialize(address, int(count), int(index), **limits)
+            jax.distributed.initialize(address, count, index, **limits)
         else:
             jax.distributed.initialize(**limits)
         # While all are here: backends wait half a minute for each other, and reading data may take longer.
         jax.devices()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, LookupError) as error:
         raise BertjaxError(
             f"--distributed found no cluster ({first_line(error)}); off TPU pods and Slurm, set {', '.join(_NAMES)}"
         ) from error
     if jax.process_count() > 1:
         _store().key_value_set(f"{_HOST}/{jax.process_index()}", socket.gethostname())
         threading.Thread(target=_be_alive, daemon=True).start()
+
+
+def _all_told(given: dict[str, str]) -> tuple[str, int, int]:
+    """Address, number of processes and this one's, of variables of the environment.
+
+    Raises:
+      UsageError: one is missing, or is none.
+    """
+    if missing := [name for name in _NAMES if name not in given]:
+        raise UsageError(
+            f"the environment has {', '.join(given)}, and not {', '.join(missing)}; set all three, in each process of "
+            "a run, or none"
+        )
+    address, count, index = (given[name] for name in _NAMES)
+    if not re.fullmatch(r"\S+:\d{1,5}", address):
+        raise UsageError(f"{_NAMES[0]} is {quoted(address)}; it must be HOST:PORT of process 0")
+    if not re.fullmatch(r"[1-9]\d{0,6}", count):
+        raise UsageError(f"{_NAMES[1]} is {quoted(count)}; it must be a number of at least 1")
+    if not re.fullmatch(r"\d{1,7}", index) or int(index) >= int(count):
+        raise UsageError(f"{_NAMES[2]} is {quoted(index)}; it must be a number from 0 to {int(count) - 1}")
+    return address, int(count), int(index)
 
 
 @contextlib.contextmanager

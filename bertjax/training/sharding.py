@@ -11,7 +11,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.data.share import Share
-from bertjax.errors import UsageError, first_line
+from bertjax.errors import UsageError, first_line, quoted
 from bertjax.model.placement import fitting
 from bertjax.settings.mesh import MeshConfig
 
@@ -55,7 +55,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     Raises:
       UsageError: the sizes do not multiply to the number of devices, or do not fit into its slices.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = _devices() if devices is None else devices
     slices = _slices(config.slices, devices)
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
@@ -76,6 +76,14 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     except (NotImplementedError, ValueError) as error:
         raise UsageError(f"{shown} does not fit the network of the devices here ({first_line(error)})") from error
     return Mesh(np.concatenate(parts), MESH_AXES)
+
+
+def _devices() -> list[jax.Device]:
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        platforms = quoted(jax.config.jax_platforms or "")
+        raise UsageError(f"JAX finds no devices ({first_line(error)}); JAX_PLATFORMS is {platforms}") from error
 
 
 def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:

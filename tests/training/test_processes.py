@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.errors import BertjaxError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.settings.cluster import ClusterConfig
 from bertjax.training import processes
 
@@ -142,7 +142,8 @@ def bare(monkeypatch) -> pytest.MonkeyPatch:
     [
         ({}, False),
         ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, True),
-        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, False),
+        # And refused by what joins the others.
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, True),
         ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, False),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
         ({"TPU_PROCESS_ADDRESSES": "a:8476,b:8476"}, True),
@@ -170,6 +171,63 @@ def test_limits_and_port_of_the_config_reach_jax(bare, tpus, given, port):
     processes.join_the_others(ClusterConfig(given, initialization_timeout_seconds=7, heartbeat_timeout_seconds=11))
     assert calls == [((), {"initialization_timeout": 7, "heartbeat_timeout_seconds": 11})]
     assert os.environ.get(processes._PORT) == port
+
+
+@pytest.mark.parametrize(
+    ("address", "count", "index", "says"),
+    [
+        ("a:1", "2", None, "the environment has JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, and not JAX_PROCESS_ID"),
+        (None, "2", None, "and not JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID; set all three"),
+        ("garbage", "2", "0", "JAX_COORDINATOR_ADDRESS is 'garbage'; it must be HOST:PORT"),
+        ("a:1", "x", "0", "JAX_NUM_PROCESSES is 'x'"),
+        ("a:1", "2", "2", "JAX_PROCESS_ID is '2'; it must be a number from 0 to 1"),
+    ],
+)
+def test_an_environment_that_tells_a_part_or_nonsense_is_refused(bare, address, count, index, says):
+    for name, value in zip(processes._NAMES, (address, count, index), strict=True):
+        if value is not None:
+            bare.setenv(name, value)
+    with pytest.raises(UsageError, match=says):
+        processes.join_the_others(ClusterConfig())
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_for_others_in_vain_says_so(corpus, tmp_path):
+    command = [*(sys.executable, "-m", "bertjax", "train", f"--workdir={tmp_path}"), *quick(corpus)]
+    first, second = started([*command, "--config.cluster.initialization_timeout_seconds=3"], processes=2, devices=1)
+    second.kill()
+    _, said = first.communicate(timeout=120)
+    second.communicate()
+    assert first.returncode == 43
+    assert said.decode().splitlines()[-1].startswith("bertjax: the processes of this run did not find each other in")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("--config.optimizer.learning_rate=0.5", "than process 0 (config.optimizer.learning_rate: 0.0001 -> 0.5)"),
+        ("--workdir=elsewhere", "process 1 does not see in"),
+    ],
+)
+def test_processes_of_two_runs_train_no_mixture(corpus, tmp_path, own, says):
+    program = f"import sys; from bertjax.training import agreement; agreement._SEEN_SECONDS = 1.0; {WORKER}"
+    command = ["train", *quick(corpus), f"--workdir={tmp_path / 'run'}"]
+    other = [item for item in command if item.split("=")[0] != own.split("=")[0]]
+    other.append(own.replace("elsewhere", str(tmp_path / "elsewhere")))
+    commands = f"[{json.dumps(command)}, {json.dumps(other)}][int(os.environ['JAX_PROCESS_ID'])]"
+    program = program.replace("for command in json.loads(sys.argv[1]):", f"for command in [{commands}]:")
+    ends = [
+        (process.communicate(timeout=120)[1].decode(), process.returncode)
+        for process in started([sys.executable, "-c", program], processes=2, devices=1)
+    ]
+    assert [code for _, code in ends] == [2, 2]
+    assert says in ends[1][0] and "another process of this run" in ends[0][0]
+    assert not [*tmp_path.rglob("checkpoints")] and not [*tmp_path.rglob(".shared-*")]
+
+
+def quick(corpus: Path) -> list[str]:
+    return [f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", "--config.data.seq_len=16"]
 
 
 def test_a_cluster_that_is_not_found_is_one_line(bare):
