@@ -33,6 +33,7 @@ from bertjax.loading import load_trained
 from bertjax.model.architecture import Architecture
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder, Pooler, summary
+from bertjax.tasks.finetuning.output_layer import CHOICES
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
 
@@ -41,7 +42,8 @@ class Encoded(NamedTuple):
 
     Attributes:
       last_hidden_state: float32 [B, L, D]; 0 where there is padding.
-      pooled: float32 [B, D], of the first token; None of a checkpoint without a pooler, as those of tags and spans.
+      pooled: float32 [B, D], of the token that has seen all others, in BERT [CLS]; None of a checkpoint without a
+        pooler, as those of tags and spans.
       attention_mask: int32 [B, L], 1 where there is a token.
     """
 
@@ -113,10 +115,16 @@ class Pretrained:
         Returns:
           `input_ids`, `input_mask` and `segment_ids`, int32 [B, L].
 
+        Raises:
+          UsageError: `seq_len` is less than 8 or more than the model takes.
+
         >>> bertjax.load(CHECKPOINT).batch(["a b", ("a", "b")])["segment_ids"].tolist()
         [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
         """
-        examples = self._examples(texts, seq_len or self.config.max_positions)
+        most = self.config.max_positions
+        if seq_len is not None and (type(seq_len) is not int or not 8 <= seq_len <= most):
+            raise UsageError(f"seq_len is {quoted(seq_len)}; it must be a number from 8 to the model's {most}")
+        examples = self._examples(texts, seq_len or most)
         length = seq_len or int(examples.lengths.max(initial=1))
         rows = {name: np.zeros((len(examples), length), np.int32) for name in ("input_ids", "segment_ids")}
         mask = (np.arange(length) < examples.lengths[:, None]).astype(np.int32)
@@ -171,7 +179,9 @@ class Pretrained:
         >>> said["prediction"] in said["probabilities"], sorted(said["probabilities"])
         (True, ['bad', 'good'])
         """
-        return list(answers(self._trained, map(PAIR.join, _parts_of(texts)), context=context))
+        layer = self._trained.layer
+        most = None if layer is None or layer.kind == CHOICES else 2
+        return list(answers(self._trained, map(PAIR.join, _parts_of(texts, most)), context=context))
 
     def _examples(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
         vocabulary = self._trained.vocabulary
@@ -210,6 +220,8 @@ def _parts_of(texts: Sequence[str | tuple[str, ...]], most: int | None = None) -
         texts_alone = isinstance(parts, (tuple, list)) and all(isinstance(part, str) for part in parts)
         if not texts_alone or not parts or (most and len(parts) > most):
             raise UsageError(f"{quoted(parts)} is no text, nor a tuple of {f'at most {most} ' if most else ''}texts")
+        if len(parts) > 1 and any(PAIR in part for part in parts):
+            raise UsageError(f"{quoted(parts)} has {PAIR!r} in a text, which parts the texts of a line; leave it out")
     return found
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import portable
+from jax.sharding import Mesh
 
 import bertjax
 from bertjax import door
@@ -115,11 +116,38 @@ def test_errors_are_for_people(tmp_path, folders):
         classifier.fill(["a [MASK]"])
     with pytest.raises(bertjax.UsageError, match="the path of the checkpoint is empty"):
         bertjax.load("")
+    for seq_len in (0, 7, 10**6, "64", 64.0, True):
+        with pytest.raises(bertjax.UsageError, match="seq_len is .*; it must be a number from 8 to the model's"):
+            classifier.batch(["a"], seq_len)
+    for mesh in ("x", Mesh(np.array(jax.devices()), ("data",))):
+        with pytest.raises(bertjax.UsageError, match="mesh has the axes .*; give a jax.sharding.Mesh with"):
+            bertjax.load(folders["bertjax"], mesh)
 
 
 def test_a_pair_may_be_a_tuple(folders):
     classifier = bertjax.load(folders["classifier"])
     assert classifier.predict([("a", "b c")]) == classifier.predict(["a ||| b c"])
+    with pytest.raises(bertjax.UsageError, match="nor a tuple of at most 2 texts"):
+        classifier.predict([("a", "b", "c")])
+    with pytest.raises(bertjax.UsageError, match=r"has ' \|\|\| ' in a text"):
+        classifier.predict([("a ||| b", "c")])
+
+
+def test_a_mesh_with_explicit_axes_is_taken_as_one_without(folders):
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    found, expected = (bertjax.load(folders["bertjax"], each).fill("a [MASK] c", top=3) for each in (mesh, None))
+    assert [piece for piece, _ in found[0]] == [piece for piece, _ in expected[0]]
+
+
+def test_what_is_asked_again_is_not_compiled_again(folders):
+    bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
+    bert.fill("a [MASK] c"), classifier.predict(["a film"])
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: compiled.append(name))
+    bert.fill("a longer text [MASK]"), classifier.predict(["another"])
+    assert not [name for name in compiled if "compil" in name or "trace" in name]
+    bert.fill("a [MASK] and a [MASK]")
+    assert [name for name in compiled if "compil" in name]
 
 
 @pytest.mark.parametrize("name", [pytest.param("own_head", marks=pytest.mark.slow), "from_flax_bert"])

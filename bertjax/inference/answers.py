@@ -77,14 +77,13 @@ def answers(
 
 def _runner(trained: TrainedModel, seq_len: int) -> Callable[[Examples], list[np.ndarray]]:
     """Examples to the logits of each: float32 [outputs], of a model of tokens [length, outputs]."""
-    of_tokens, model = trained.layer.kind in (TAGS, SPANS), trained.model
-    forward = trained.compiled(lambda params, batch: model.apply({"params": params}, batch))
+    of_tokens = trained.layer.kind in (TAGS, SPANS)
 
     def run(examples: Examples) -> list[np.ndarray]:
         found: list[Any] = [None] * len(examples)
         lengths = examples.lengths
         for batch in batches(examples, seq_len):
-            for example, logits in zip(batch["example"], forward(batch), strict=True):
+            for example, logits in zip(batch["example"], trained.outputs(batch), strict=True):
                 if example >= 0:
                     found[example] = logits[: lengths[example]] if of_tokens else logits
         return found

@@ -1,17 +1,14 @@
 """Fills [MASK] in a sentence, to see within a minute what a checkpoint knows."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import numpy as np
 
 from bertjax.errors import UsageError
 from bertjax.inference.trained import TrainedModel
-from bertjax.model.encoder import Encoder
-from bertjax.model.heads import MaskedLmHead
 
 _MASK = "[MASK]"
+_BUCKET = 32
 
 
 def check_texts(texts: Sequence[str], top: int) -> None:
@@ -53,17 +50,16 @@ def fill(trained: TrainedModel, text: str, top: int) -> list[list[tuple[str, flo
     ids.append(vocabulary.sep_id)
     if len(ids) > config.max_positions:
         raise UsageError(f"the text has {len(ids)} tokens, the model takes {config.max_positions}")
-    row = np.array([ids], np.int32)
-    places = np.flatnonzero(row[0] == vocabulary.mask_id)
-
-    def probabilities(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        hidden, _ = Encoder(config).apply(
-            {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
-        )  # [B, L, D]
-        table = params["encoder"]["embeddings"]["token"]
-        head = MaskedLmHead(config).apply({"params": params["masked_lm"]}, hidden[:, places], table)
-        return jax.nn.softmax(head)  # [B, P, V]
-
-    batch = {"input_ids": row, "segment_ids": np.zeros_like(row), "input_mask": np.ones_like(row)}
-    (found,) = trained.compiled(probabilities)(batch)
+    # Texts of about one length are one compilation.
+    length = min(config.max_positions, -(-len(ids) // _BUCKET) * _BUCKET)
+    row = np.full((1, length), vocabulary.pad_id, np.int32)
+    row[0, : len(ids)] = ids
+    places = np.flatnonzero(np.array(ids) == vocabulary.mask_id)
+    batch = {
+        "input_ids": row,
+        "segment_ids": np.zeros_like(row),
+        "input_mask": (np.arange(length) < len(ids)).astype(np.int32)[None],
+        "masked_lm_positions": places.astype(np.int32)[None],
+    }
+    (found,) = trained.masked_lm(batch)
     return [[(vocabulary.pieces[id_], float(row[id_])) for id_ in np.argsort(-row)[:top]] for row in found]

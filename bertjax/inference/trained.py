@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict
@@ -20,7 +21,8 @@ from bertjax.errors import UsageError
 from bertjax.inference.habits import Habits, habits_of
 from bertjax.model.architecture import Architecture
 from bertjax.model.config import ModelConfig
-from bertjax.model.heads import EncoderModel, LanguageModel, PretrainingModel, SequenceModel, TokenModel
+from bertjax.model.encoder import Encoder
+from bertjax.model.heads import EncoderModel, LanguageModel, MaskedLmHead, PretrainingModel, SequenceModel, TokenModel
 from bertjax.model.upper import Upper
 from bertjax.settings.mesh import MeshConfig
 from bertjax.tasks.finetuning.output_layer import SPANS, TAGS, OutputLayer, read_output_layer
@@ -81,6 +83,27 @@ class TrainedModel:
         if lacking := [part for part in parts if part not in self.params]:
             there = ", ".join(sorted(self.params))
             raise UsageError(f"{self.path} has no {', '.join(lacking)}, it has {there}; give one that has it")
+
+    @functools.cached_property
+    def outputs(self) -> Callable[[dict[str, np.ndarray]], Any]:
+        """A function of a batch to what `model` gives for it, compiled once for each of its shapes."""
+        model = self.model
+        return self.compiled(lambda params, batch: model.apply({"params": params}, batch))
+
+    @functools.cached_property
+    def masked_lm(self) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+        """A function of a batch with `masked_lm_positions` [B, P] to the pieces' probabilities there, [B, P, V]."""
+        config = self.config
+
+        def probabilities(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+            hidden, _ = Encoder(config).apply(
+                {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
+            )  # [B, L, D]
+            masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
+            table = params["encoder"]["embeddings"]["token"]
+            return jax.nn.softmax(MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, table))
+
+        return self.compiled(probabilities)
 
     def compiled(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[dict[str, np.ndarray]], Any]:
         """A function of parameters and a batch, compiled for the mesh, as one of batches on the host to arrays there.
