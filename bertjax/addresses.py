@@ -5,10 +5,11 @@ import re
 import threading
 from typing import Any
 
-from bertjax.errors import BertjaxError, first_line, shortened
+from bertjax.errors import BertjaxError, UsageError, first_line, shortened
 
 _WAIT_SECONDS = 60
-_ADDRESS = re.compile(r"(gs|s3)://\S+")
+_ADDRESS = re.compile(r"(\w+)://\S+")
+_KNOWN = ("gs", "s3")
 
 
 def is_address(given: object) -> bool:
@@ -20,10 +21,13 @@ def check_answer(address: str) -> None:
     """Asks storage for a file; its libraries would try again for ten minutes.
 
     Raises:
+      UsageError: it is of no storage that is known here.
       BertjaxError: it does not answer in a minute, or refuses.
     """
     from etils import epath
 
+    if (scheme := address.partition("://")[0]) not in _KNOWN:
+        raise UsageError(f"{shortened(address)} is no address of storage; {scheme}:// is none of gs:// and s3://")
     failures: list[Exception] = []
     missing: list[bool] = []
 

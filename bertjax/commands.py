@@ -6,6 +6,7 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 import argparse
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,26 +198,24 @@ def convert(args: argparse.Namespace) -> None:
 
 def plan(args: argparse.Namespace) -> None:
     from bertjax.building import experiment_config, settings_of
-    from bertjax.files import read_object, write_whole
+    from bertjax.files import write_whole
     from bertjax.planning.plan import plan_run
     from bertjax.planning.search import search
-    from bertjax.planning.showing import compare_plans, describe_plan, describe_search
+    from bertjax.planning.showing import compare_plans, describe_plan, describe_search, read_plan
     from bertjax.planning.topology import chip_of, use_tpu_compiler
     from bertjax.tasks.run import build_task
 
     if args.compare:
-        try:
-            first, second = (read_object(Path(file)) for file in args.compare)
-            show(compare_plans(tuple(args.compare), (first, second)))
-        except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"--compare takes two files that --output wrote ({error})") from error
+        show(compare_plans(tuple(args.compare), tuple(map(read_plan, args.compare))))
         return
     if not args.topology:
         raise UsageError("`bertjax plan` needs --topology, such as v5e:16x16")
-    if args.slices < 1 or (args.price_per_chip_hour or 0) < 0:
-        raise UsageError(
-            f"--slices is {args.slices}, --price_per_chip_hour {args.price_per_chip_hour}; at least 1, and not below 0"
-        )
+    if args.slices < 1:
+        raise UsageError(f"--slices is {args.slices}; it must be at least 1")
+    if args.price_per_chip_hour is not None and not 0 <= args.price_per_chip_hour < math.inf:
+        raise UsageError(f"--price_per_chip_hour is {args.price_per_chip_hour}; it must be a number of at least 0")
+    if args.output:
+        _check_output(Path(args.output))
     chip_of(args.topology)
     config_of(args)
     use_tpu_compiler()
@@ -237,6 +236,18 @@ def plan(args: argparse.Namespace) -> None:
     if args.output:
         write_whole(Path(args.output), text + "\n")
     print(text)
+
+
+def _check_output(file: Path) -> None:
+    """Refuses a file that could not be written, before anything takes its time."""
+    from bertjax.files import check_writable
+
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        check_writable(file.parent)
+    except OSError as error:
+        raise UsageError(f"cannot write {file} ({error.strerror}); choose another --output") from error
 
 
 def bench_step(args: argparse.Namespace) -> None:

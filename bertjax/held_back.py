@@ -43,6 +43,8 @@ _CRASHED = b"Fatal Python error"
 _LIBRARIES = ("absl", "asyncio", "concurrent", "etils", "grpc", "orbax", "py.warnings", "tensorflow")
 _KEPT_BYTES = 1 << 16
 _SHOWN_LINES = 40
+# Of what need not have to do with the end.
+_SHOWN_LAST = 5
 _LAST_WORDS_SECONDS = 0.2
 _WELL = b"."
 
@@ -138,7 +140,9 @@ def _watch(source: int, parent: socket.socket, shown: int, clean_up: Callable[[]
             with contextlib.suppress(OSError):
                 parent.sendall(bytes([LOST if _LOST.search(kept) else 1]))
     if not well and not told:
-        os.write(shown, b"bertjax: ended from outside, or by a library without a word, perhaps for lack of memory\n")
+        said = "".join(f"{line}\n" for line in kept.decode(errors="replace").splitlines()[-_SHOWN_LAST:])
+        last = "bertjax: ended from outside, or by a library, perhaps for lack of memory"
+        os.write(shown, f"{said}{last}{'; above is what was said last' if said else ''}\n".encode())
     clean_up()
     os._exit(0)
 

@@ -27,6 +27,10 @@ for number in "$chips" "$slices" "$max_restarts" "$slice" "$worker"; do
   [[ $number =~ ^(0|[1-9][0-9]*)$ ]] || wrong "$number is not a number"
 done
 
+for word in "$namespace" "$service_account" "${queue:-none}" "${accelerator:-none}"; do
+  [[ $word =~ ^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$ ]] || wrong "$(quoted "$word") is no name of Kubernetes"
+done
+
 kubectl=(kubectl --namespace="$namespace")
 
 # A string as YAML takes it, whatever is in it.

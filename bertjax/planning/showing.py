@@ -1,8 +1,11 @@
 """Plans for people: one in some lines, two side by side."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from bertjax.errors import UsageError, first_line, quoted
+from bertjax.files import read_object
 from bertjax.planning.search import Found
 from bertjax.terminal import duration
 
@@ -96,6 +99,25 @@ _COMPARED = (
     ("chip-hours", "chip_hours", 1, ""),
     ("cost", "cost", 1, ""),
 )
+
+
+def read_plan(file: str) -> dict[str, Any]:
+    """A plan that `bertjax plan --output` kept, as far as `compare_plans` shows it.
+
+    Raises:
+      UsageError: it is none.
+    """
+    try:
+        plan = read_object(Path(file))
+        for _, key, divisor, _ in _COMPARED:
+            kinds = (bool,) if divisor is None else (int, float, type(None))
+            if type(plan[key]) not in kinds:
+                raise ValueError(f"its {key} is {quoted(plan[key])}")
+    except KeyError as error:
+        raise UsageError(f"{file} is no plan that --output wrote (it has no {error})") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} is no plan that --output wrote ({first_line(error)})") from error
+    return plan
 
 
 def compare_plans(names: tuple[str, str], plans: tuple[dict[str, Any], dict[str, Any]]) -> str:

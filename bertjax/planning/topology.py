@@ -4,11 +4,14 @@ import importlib.util
 import math
 import os
 import re
+import signal
+import threading
 
 import jax
 
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.planning.chips import CHIPS, Chip
+from bertjax.process import REQUESTS
 
 _EXAMPLE = "v5e:16x16"
 
@@ -62,9 +65,16 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     config = {"chip_config_name": "megacore"} if chip.name == "v4" else {}
     if slices > 1:
         config["num_slices"] = slices
+    handlers = {number: signal.getsignal(number) for number in REQUESTS}
     try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **config).devices)
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **config)
+        return list(found.devices)
     except jax.errors.JaxRuntimeError as error:
         if "INVALID_ARGUMENT" in str(error):
             raise UsageError(f"there is no topology {topology} ({first_line(error)})") from error
         raise BertjaxError(f"the TPU compiler cannot be used ({first_line(error)})") from error
+    finally:
+        # libtpu has SIGHUP ignored, by all that is started here too.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

@@ -171,7 +171,7 @@ def _run(
             if stop and not last:
                 checkpoints.wait()
                 say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
-                return {"step": step, "stopped": True, **progress.evaluation}
+                return {"step": step, "stopped": True, **progress.evaluation_at(step)}
             if last:
                 break
     checkpoints.wait()

@@ -153,6 +153,10 @@ class Progress:
         if self._writers:
             draw_curves(read_lines(self._workdir / METRICS), self._workdir / CURVES)
 
+    def evaluation_at(self, step: int) -> dict[str, float]:
+        """What was measured after a step; {} where nothing was."""
+        return self.evaluation if step == self._evaluated_at else {}
+
     def score_at(self, step: int) -> float | None:
         """By which the best checkpoint is told; None where the task has no such metric, or none of this step."""
         return self._score(self.evaluation) if step == self._evaluated_at else None

@@ -33,6 +33,8 @@ def test_shellcheck_has_nothing_to_say(script):
         ("queued_resource.sh delete bert --zone --dry-run", "--zone needs a value"),
         (f"gke.sh create bert {GKE} --topology 0x4 -- true", "needs --topology"),
         (f"gke.sh create bert {GKE} --chips 08 -- true", "08 is not a number"),
+        (f"gke.sh create bert {GKE} --queue 'q z' -- true", "is no name of Kubernetes"),
+        (f"gke.sh create bert {GKE} --accelerator 'x: y #' -- true", "is no name of Kubernetes"),
         ("queued_resource.sh create bert --zone us-west4-a --image i -- true", "needs --type and --runtime"),
         ("instance_group.sh create bert --zone us-east5-a -- true", "needs --project and --zone"),
         (f"instance_group.sh create bert {GROUP} --topology 4by4 -- true", "needs --topology"),

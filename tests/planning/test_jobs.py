@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import signal
+import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +103,9 @@ def test_a_plan_of_a_tpu_that_is_not_here(tmp_path, capfd):
     assert plan["cost"] == pytest.approx(2 * plan["chip_hours"]) == pytest.approx(8 * plan["seconds"] / 3600)
     assert 0 < plan["mfu"] < 1
     assert describe_plan(plan).splitlines() == lines
+    # What is started from here obeys, whatever libtpu has ignored.
+    started = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True).stdout
+    assert not int(started.split()[1], 16) & 1 << signal.SIGHUP - 1
     table = printed(capfd, "plan", "--compare", kept, kept)
     assert f"{plan['seconds_per_step']:,.4g} s" in table and "x 1.000" in table
 
@@ -138,9 +143,11 @@ def test_search_finds_a_batch_that_fits_and_the_plan_is_of_it(capfd):
         (["--topology", "v9:2x2"], "--topology is 'v9:2x2'; write GENERATION:SIZE such as v5e:16x16, of v2, v3"),
         (["--topology", "v5e:4"], "--topology is 'v5e:4'"),
         (["--topology", "v5e:4x4x4"], "a topology of v5e has 2 sizes"),
-        (["--topology", "v5e:2x2", "--slices", "0"], "--slices is 0"),
+        (["--topology", "v5e:2x2", "--slices", "0"], "--slices is 0; it must be at least 1"),
+        (["--topology", "v5e:2x2", "--price_per_chip_hour", "nan"], "--price_per_chip_hour is nan"),
+        (["--topology", "v5e:2x2", "--output", "no/plan.json"], "cannot write no/plan.json (No such file"),
         ([], "needs --topology"),
-        (["--compare", "no.json", "no.json"], "--compare takes two files that --output wrote"),
+        (["--compare", "no.json", "no.json"], "no.json is no plan that --output wrote ("),
     ],
 )
 def test_wrong_use_is_one_line(capfd, arguments, named):
