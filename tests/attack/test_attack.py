@@ -18,7 +18,7 @@ from sandbox import Sandbox
 from zygote import Started, output_files
 
 SEED = 0
-INVOCATIONS, DAMAGES = 26, 25
+INVOCATIONS, DAMAGES = 26, 26
 TRAINED = ("checkpoint of a run that goes on", "numbers of a run")
 KILLED = ("train", "prepare", "convert to huggingface", "predict")
 

@@ -27,7 +27,7 @@ BATCH = {"input_ids": IDS, "input_mask": (IDS > 0).astype(np.int32), "segment_id
 
 
 def outputs(model, batch=BATCH):
-    return model.apply(model.init(jax.random.key(0), batch), batch)
+    return jax.jit(model.apply)(jax.jit(model.init)(jax.random.key(0), batch), batch)
 
 
 def moved(states) -> set[int]:
@@ -55,22 +55,22 @@ def test_a_tagger_on_top_sees_no_more_than_its_encoder(config, positions):
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS, BOTH_WAYS])
 def test_a_classifier_on_top_sees_the_whole_row(config):
     model = SequenceModel(config, 2)
-    params = model.init(jax.random.key(0), BATCH)
-    found = model.apply(params, BATCH)
+    params, apply = jax.jit(model.init)(jax.random.key(0), BATCH), jax.jit(model.apply)
+    found = apply(params, BATCH)
     for position in range(6):
         changed = BATCH | {"input_ids": np.where(np.arange(8) == position, 11, IDS)}
-        assert (model.apply(params, changed) != found).any(), position
+        assert (apply(params, changed) != found).any(), position
 
 
 def test_states_of_padding_and_of_other_sequences_reach_nothing():
     ids = np.array([[1, 5, 9, 2, 1, 7, 2, 0]], np.int32)
     both = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
     encoder = Encoder(LSTMS)
-    params = encoder.init(jax.random.key(0), ids, 0 * ids, both)
-    together = encoder.apply(params, ids, 0 * ids, both)[0][0]
+    params, apply = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, both), jax.jit(encoder.apply)
+    together = apply(params, ids, 0 * ids, both)[0][0]
     for where in (slice(0, 4), slice(4, 7)):
         alone = ids[:, where]
-        states = encoder.apply(params, alone, 0 * alone, np.ones_like(alone))[0][0]
+        states = apply(params, alone, 0 * alone, np.ones_like(alone))[0][0]
         np.testing.assert_allclose(together[where], states, rtol=1e-5, atol=1e-6)
 
 
@@ -79,9 +79,9 @@ def test_the_loss_is_that_of_the_neighbour_on_the_other_side(config):
     phase = Phase(seq_len=8, batch_size=2, max_predictions=6, start_step=0, stop_step=1)
     objective = language_model.objective(config)
     assert {*language_model.synthetic_rows(phase, config)} == {*BATCH}
-    params = objective.model.init(jax.random.key(0), BATCH)["params"]
-    sums, _ = objective.compute(objective.model, params, BATCH, None)
-    logits = objective.model.apply({"params": params}, BATCH)
+    params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]
+    sums = jax.jit(lambda params: objective.compute(objective.model, params, BATCH, None)[0])(params)
+    logits = jax.jit(objective.model.apply)({"params": params}, BATCH)
     for direction, (name, step) in {"left": ("ltr", -1), "right": ("rtl", 1)}.items():
         if direction in config.reads:
             losses, right = [], []
@@ -99,12 +99,12 @@ def test_the_loss_is_that_of_the_neighbour_on_the_other_side(config):
 
 def test_the_two_language_models_share_nothing():
     objective = language_model.objective(LSTMS)
-    params = objective.model.init(jax.random.key(0), BATCH)["params"]
+    params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]
 
     def of_left(params):
         return objective.compute(objective.model, params, BATCH, None)[0]["ltr_loss"][0]
 
-    gradient = jax.grad(of_left)(params)
+    gradient = jax.jit(jax.grad(of_left))(params)
     reached = {
         name: all(np.any(leaf != 0) for leaf in jax.tree.leaves(part))
         for name, part in {**gradient["encoder"], **{k: v for k, v in gradient.items() if k != "encoder"}}.items()

@@ -21,7 +21,7 @@ def config_of(corpus, objective="lm", *given):
     return f"pretrain:size=L1_H16,seq_len=16,objective={objective},corpus={corpus},quick=true", list(given)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["left", pytest.param("lstm", marks=pytest.mark.slow)])
 def pretrained(request, corpus, tmp_path_factory):
     """A run of two steps."""
     workdir = tmp_path_factory.mktemp(request.param)

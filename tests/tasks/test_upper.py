@@ -38,7 +38,10 @@ def params_of(workdir):
     return load_all_params(find_checkpoint(workdir))
 
 
-@pytest.mark.parametrize("features", [*FEATURES[:1], *FEATURES[3:5], pytest.param("sum_all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "features",
+    ["sum_last_four", *(pytest.param(name, marks=pytest.mark.slow) for name in FEATURES if name != "sum_last_four")],
+)
 def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(ner, features, tmp_path, staging):
     files, start = ner
     given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.upper.features={features}"]
@@ -67,9 +70,8 @@ def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
     assert saved["upper"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
 
 
-@pytest.mark.parametrize(
-    "task", ["swag", pytest.param("squad", marks=pytest.mark.slow), pytest.param("glue", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["swag", "squad", "glue"])
 def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
     _, start = ner
     made = {"swag": (swag_files, ""), "squad": (squad_files, ""), "glue": (glue_files, "task=cola,")}
