@@ -1,5 +1,6 @@
 """Fine-tuning on features: what a frozen encoder gives is computed once a machine, and kept on its disk."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from bertjax.building import checkpoint_model
 from bertjax.corpus.blocks import checksums_of
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
@@ -39,24 +41,27 @@ def training_task(settings: RunSettings, start: str | None) -> Task:
 
 def _kept_states(settings: RunSettings, start: str, examples: Examples) -> np.ndarray:
     """States of the tokens of examples, of the layers that the settings name: float32 [tokens, C, D], on disk."""
-    trained = read_trained(start)
-    layers, length = settings.upper.layers(trained.config.num_layers), int(np.diff(examples.offsets).max())
+    checkpoint = find_checkpoint(start)
+    # Of the checkpoint what function it is; how it is computed is this run's to say, as where it is in the step.
+    model = dataclasses.replace(checkpoint_model(checkpoint), dtype=settings.model["dtype"])
+    layers, length = settings.upper.layers(model.num_layers), int(np.diff(examples.offsets).max())
     told = {
-        "parameters": saved_fingerprint(find_checkpoint(start)),
-        "architecture": vars(trained.architecture),
-        "dtype": trained.config.dtype,
+        "parameters": saved_fingerprint(checkpoint),
+        "architecture": vars(model.architecture),
+        "dtype": model.dtype,
         "layers": layers,
         "sequences": _hash_of(examples),
     }
     name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
     folder = machine_folder()
-    shape = int(examples.offsets[-1]), len(layers), trained.config.hidden_size
+    shape = int(examples.offsets[-1]), len(layers), model.hidden_size
     path = folder / f"features-{name}.bin"
     with alone(folder / f".{path.name}.lock"):
         if not _is_whole(path):
             size = 4 * int(np.prod(shape))
             check_space(folder, size, "features of the frozen encoder", f"name another folder in {STAGING}")
             say(f"features of the frozen encoder, {size / 1e9:,.2f} GB, are kept in {path}")
+            trained = dataclasses.replace(read_trained(start), config=model)
             _write(path, shape, token_states(trained, layers, max(8, length)), examples)
     return np.memmap(path, np.float32, "r", shape=shape)
 

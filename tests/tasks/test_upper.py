@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
@@ -84,6 +85,15 @@ def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
     assert "upper.features=concat_last_four and upper.lstm_layers=2, which is no BERT of any other" in refused(
         capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
     )
+
+
+def test_states_are_computed_as_the_run_computes(ner, tmp_path, staging):
+    files, start = ner
+    given = [f"--init_from={start}", *FROZEN, "--config.upper.features=last", "--config.model.dtype=bfloat16"]
+    train(f"ner.py:path={files}", tmp_path / "run", None, *given, steps=1)
+    for path in staging.glob("*.bin"):
+        states = np.fromfile(path, np.float32)
+        np.testing.assert_array_equal(states, states.astype(jnp.bfloat16).astype(np.float32))
 
 
 def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, capfd):
