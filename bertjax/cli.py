@@ -15,6 +15,8 @@ from bertjax.terminal import show
 
 # Of an error; what is listed in one is bounded where it is made.
 _MOST_CHARACTERS = 2000
+# Arguments that are text, whatever is in it.
+_TEXTS = ("context",)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,7 +53,7 @@ def _run(arguments: list[str]) -> None:
         if unknown:
             raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {args.command} --help`")
         args.overrides = overrides
-        addresses = [value for value in vars(args).values() if is_address(value)]
+        addresses = [value for name, value in vars(args).items() if name not in _TEXTS and is_address(value)]
         for address in addresses:
             check_answer(address)
         args.run(args)

@@ -226,13 +226,14 @@ def plan(args: argparse.Namespace) -> None:
     found = search(settings_with, args.topology, args.slices) if args.search else []
     if found:
         show(describe_search(found))
-    settings = settings_with(found[0].overrides if found else ())
+    best = found[0] if found else None
+    chosen = best.overrides if best else ()
+    settings = settings_with(chosen)
     task = build_task(settings, train=None)
-    made = plan_run(settings, task, args.topology, args.slices, args.price_per_chip_hour)
+    compiled = best.step if best else None
+    made = plan_run(settings, task, args.topology, args.slices, args.price_per_chip_hour, compiled)
     show(describe_plan(made))
-    text = json.dumps(
-        made | {"config": args.config, "overrides": [*args.overrides, *(found[0].overrides if found else ())]}
-    )
+    text = json.dumps(made | {"config": args.config, "overrides": [*args.overrides, *chosen]})
     if args.output:
         write_whole(Path(args.output), text + "\n")
     print(text)

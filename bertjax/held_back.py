@@ -43,8 +43,9 @@ _CRASHED = b"Fatal Python error"
 _LIBRARIES = ("absl", "asyncio", "concurrent", "etils", "grpc", "orbax", "py.warnings", "tensorflow")
 _KEPT_BYTES = 1 << 16
 _SHOWN_LINES = 40
-# Of what need not have to do with the end.
-_SHOWN_LAST = 5
+# Of libraries of C++ that end the process of their own will, as the TPU compiler does at flags it does not know.
+_FATAL = re.compile(rb"^F\d{4} [^\n]*$", re.MULTILINE)
+_KILLED = "bertjax: ended from outside, perhaps for lack of memory"
 _LAST_WORDS_SECONDS = 0.2
 _WELL = b"."
 
@@ -140,9 +141,9 @@ def _watch(source: int, parent: socket.socket, shown: int, clean_up: Callable[[]
             with contextlib.suppress(OSError):
                 parent.sendall(bytes([LOST if _LOST.search(kept) else 1]))
     if not well and not told:
-        said = "".join(f"{line}\n" for line in kept.decode(errors="replace").splitlines()[-_SHOWN_LAST:])
-        last = "bertjax: ended from outside, or by a library, perhaps for lack of memory"
-        os.write(shown, f"{said}{last}{'; above is what was said last' if said else ''}\n".encode())
+        said = "".join(f"{line.decode(errors='replace')}\n" for line in _FATAL.findall(kept))
+        last = "bertjax: ended by a library; above is why" if said else _KILLED
+        os.write(shown, f"{said}{last}\n".encode())
     clean_up()
     os._exit(0)
 

@@ -18,13 +18,13 @@ from bertjax.process import REQUESTS
 
 @contextlib.contextmanager
 def worker_pool(
-    workers: int, lost: BertjaxError, start: Callable[..., object] | None = None, *args: Any
+    workers: int, lost: Callable[[], BertjaxError], start: Callable[..., object] | None = None, *args: Any
 ) -> Iterator[Executor]:
     """A process pool.
 
     Args:
       workers: so many processes.
-      lost: raised where one of them crashed or was killed.
+      lost: what to raise where one of them crashed or was killed.
       start: called with `args` in each process before anything else.
     """
     # Not fork: TensorFlow's threads may run in the parent.
@@ -32,7 +32,7 @@ def worker_pool(
     try:
         yield pool
     except BrokenProcessPool as error:
-        raise lost from error
+        raise lost() from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

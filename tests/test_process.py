@@ -88,8 +88,17 @@ def test_a_crash_is_told_with_what_was_said_last(tmp_path):
     assert error.splitlines()[-1].startswith("bertjax: a library crashed")
 
 
+def test_of_what_was_said_before_an_end_only_the_reason_of_a_library_is_shown(tmp_path):
+    noise = "os.write(2, b'W0000 00:00:17 a warning\\nF0000 00:00:17 parse.cc:234] Unknown flag\\na trace\\n')\n"
+    code, error = run(noise + "os.kill(os.getpid(), 9)", tmp_path)
+    assert code == -signal.SIGKILL
+    assert error == "F0000 00:00:17 parse.cc:234] Unknown flag\nbertjax: ended by a library; above is why\n"
+
+
 def test_a_kill_is_told_and_leaves_no_temporary_folder(tmp_path):
-    code, error = run("with temporary.temporary_folder():\n    os.kill(os.getpid(), 9)", tmp_path)
+    code, error = run(
+        "os.write(2, b'noise\\n')\nwith temporary.temporary_folder():\n    os.kill(os.getpid(), 9)", tmp_path
+    )
     assert code == -signal.SIGKILL
     assert error.startswith("bertjax: ended from outside") and error.count("\n") == 1
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -34,7 +34,7 @@ from bertjax.corpus.job import Job, Made, spooled
 from bertjax.corpus.joining import Piece
 from bertjax.corpus.parts import Chunk, Part, Recipe
 from bertjax.corpus.readers import Source
-from bertjax.corpus.run_local import WORKER_LOST
+from bertjax.corpus.run_local import worker_lost
 from bertjax.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
 from bertjax.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
@@ -106,7 +106,7 @@ def run(
     work = directory / "work"
     work.mkdir()
     problems = Counter(job.problems)
-    with worker_pool(workers, WORKER_LOST, gc.disable) as pool:
+    with worker_pool(workers, worker_lost, gc.disable) as pool:
         sources = [_absolute(spooled(source, work, problems, pool, progress)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
     if progress:

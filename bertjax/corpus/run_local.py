@@ -16,9 +16,12 @@ from bertjax.workers import worker_pool
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2
-WORKER_LOST = BertjaxError(
-    "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
-)
+
+
+def worker_lost() -> BertjaxError:
+    return BertjaxError(
+        "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
+    )
 
 
 def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
@@ -30,7 +33,7 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
       OSError: the disk is full.
     """
     problems = Counter(job.problems)
-    with worker_pool(workers, WORKER_LOST, gc.disable) as pool:
+    with worker_pool(workers, worker_lost, gc.disable) as pool:
         to_read = [spooled(source, directory, problems, pool, progress) for source in job.sources]
         if job.given:
             used = job.given
@@ -47,7 +50,7 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
             )
     encoder = encoding.Encoder(used, job.heldout_share, encoding.cache_entries(workers))
     with (
-        worker_pool(workers, WORKER_LOST, encoding.start_worker, encoder) as pool,
+        worker_pool(workers, worker_lost, encoding.start_worker, encoder) as pool,
         CorpusWriter(directory, used.size, job.heldout_share) as writer,
         progress_bar("prepare", _total_bytes(to_read), "B", progress) as bar,
     ):

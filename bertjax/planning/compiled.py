@@ -27,10 +27,6 @@ class CompilerError(BertjaxError):
     """The compiler failed on this step; it may not on another."""
 
 
-_CRASHED = CompilerError(
-    "the TPU compiler crashed, or was killed for lack of memory; "
-    "try another --config.model.remat or --config.model.scan_layers"
-)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"([\d.]+)([KMG]?)"
 # What the compiler says where a program does not fit: of all that lies in memory, or of the temporaries alone.
@@ -94,8 +90,15 @@ def compile_step(settings: RunSettings, phase: int, topology: str, slices: int) 
       UsageError: the mesh does not fit the devices, or the batch the mesh.
       CompilerError: the compiler failed or crashed.
     """
-    with worker_pool(1, _CRASHED, use_tpu_compiler) as process:
+    with worker_pool(1, _crashed, use_tpu_compiler) as process:
         return process.submit(_compile, settings, phase, topology, slices).result()
+
+
+def _crashed() -> CompilerError:
+    return CompilerError(
+        "the TPU compiler crashed, or was killed for lack of memory; "
+        "try another --config.model.remat or --config.model.scan_layers"
+    )
 
 
 def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:

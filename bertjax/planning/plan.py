@@ -18,7 +18,12 @@ from bertjax.training.sharding import make_mesh
 
 
 def plan_run(
-    settings: RunSettings, task: Task, topology: str, slices: int = 1, price_per_chip_hour: float | None = None
+    settings: RunSettings,
+    task: Task,
+    topology: str,
+    slices: int = 1,
+    price_per_chip_hour: float | None = None,
+    compiled: CompiledStep | None = None,
 ) -> dict[str, Any]:
     """Compiles each phase's train step for a TPU and tells what the run amounts to, as a dictionary for JSON.
 
@@ -31,6 +36,7 @@ def plan_run(
       topology: of one slice, such as `v5e:16x16`.
       slices: so many.
       price_per_chip_hour: in any currency; None leaves the cost out.
+      compiled: the step of a run of one phase, where it was compiled already.
 
     Raises:
       UsageError: there is no such topology, or mesh or batch do not fit it.
@@ -42,8 +48,11 @@ def plan_run(
     steps = task.phase_steps or (task.schedule.steps,)
     phases, before = [], 0
     for phase, count in enumerate(steps):
-        say(f"compiling phase {phase + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
-        step = compile_step(settings, phase, topology, slices)
+        if compiled is None or len(steps) > 1:
+            say(f"compiling phase {phase + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
+            step = compile_step(settings, phase, topology, slices)
+        else:
+            step = compiled
         work = task.work(before + 1), task.work(before)
         model_flops, tokens = work[0].flops - work[1].flops, work[0].tokens - work[1].tokens
         phases.append(

@@ -35,12 +35,14 @@ class Found:
       rows: on each device.
       peak_memory_bytes: on each device.
       rows_per_second: of all devices, at best.
+      step: as compiled.
     """
 
     overrides: tuple[str, ...]
     rows: int
     peak_memory_bytes: int
     rows_per_second: float
+    step: CompiledStep
 
 
 def search(settings_with: Callable[[Sequence[str]], RunSettings], topology: str, slices: int) -> list[Found]:
@@ -109,7 +111,7 @@ def _largest(
         said = f"{rows} rows a device: {step.memory.total / 2**30:.2f} GiB, {'fits' if step.fits else 'does not fit'}"
         if step.fits and (best is None or rows > best.rows):
             bound = roofline(step.work, step.exchanged, chip)
-            best = Found(overrides, rows, step.memory.total, rows * devices / bound.overlapped)
+            best = Found(overrides, rows, step.memory.total, rows * devices / bound.overlapped, step)
             said += f", {best.rows_per_second:,.0f} rows/s at best"
         say(f"  {said}; compiled in {step.seconds:.0f} s")
         rows = _next(tried, chip.hbm_bytes / chip.cores)

@@ -7,6 +7,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from bertjax.model.architecture import LSTM
+from bertjax.model.config import ModelConfig
 from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
@@ -28,6 +30,13 @@ def parameter_counts(task: Task) -> dict[str, int]:
     return counts
 
 
+def _layers(model: ModelConfig) -> str:
+    if model.encoder == LSTM:
+        return f"{model.num_layers} LSTMs in each direction, width {model.hidden_size} of both together"
+    heads = f"{model.num_heads} heads of {model.head_size}"
+    return f"{model.num_layers} layers, width {model.hidden_size}, {heads}, feed-forward {model.mlp_size}"
+
+
 def describe_task(settings: RunSettings, task: Task) -> str:
     """Several lines for a person."""
     model = task.objective.model.config
@@ -39,8 +48,7 @@ def describe_task(settings: RunSettings, task: Task) -> str:
         f"  {'encoder and pooler':<24}{body:>14,}",
         f"  {'all':<24}{sum(counts.values()):>14,}",
         f"vocabulary: {model.vocab_size:,} pieces, the table padded to {model.padded_vocab_size:,} rows",
-        f"model: {model.num_layers} layers, width {model.hidden_size}, {model.num_heads} heads of {model.head_size}, "
-        f"feed-forward {model.mlp_size}, {model.dtype}",
+        f"model: {_layers(model)}, {model.dtype}",
     ]
     schedule, work = task.schedule, task.work(task.schedule.steps)
     optimizer = settings.optimizer

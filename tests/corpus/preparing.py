@@ -3,7 +3,10 @@
 import random
 import subprocess
 
+import pytest
+
 from bertjax.corpus import prepare
+from bertjax.errors import UsageError
 
 WORDS = ["river", "stone", "walk", "green", "lamp", "quiet", "seven", "under", "paper", "north"]
 
@@ -41,6 +44,14 @@ def documents_of(split):
 
 def bytes_of(directory):
     return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def check_refused(tmp_path, says, **settings):
+    """That a text cannot be prepared with settings, is told so, and leaves nothing."""
+    write_text(tmp_path / "a.txt", make_text(2))
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path, f"text:{tmp_path}/a.txt", **settings)
+    assert leftovers(tmp_path) == []
 
 
 def leftovers(tmp_path):

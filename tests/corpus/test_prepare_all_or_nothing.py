@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from preparing import bytes_of, children, leftovers, make_text, run, write_text
+from preparing import bytes_of, check_refused, children, leftovers, make_text, run, write_text
 
 from bertjax.corpus import output, prepare, store
 from bertjax.errors import BertjaxError, UsageError
@@ -61,10 +61,7 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
     ],
 )
 def test_unusable_settings(tmp_path, settings, says):
-    write_text(tmp_path / "a.txt", make_text(2))
-    with pytest.raises(UsageError, match=says):
-        run(tmp_path, f"text:{tmp_path}/a.txt", **settings)
-    assert leftovers(tmp_path) == []
+    check_refused(tmp_path, says, **settings)
 
 
 def test_full_disk_is_one_error(tmp_path, vocabulary, monkeypatch):

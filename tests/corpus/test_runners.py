@@ -3,11 +3,10 @@
 import sys
 
 import pytest
-from preparing import leftovers, make_text, run, write_text
+from preparing import check_refused, make_text, write_text
 
 import bertjax.corpus
 from bertjax import cli
-from bertjax.errors import UsageError
 
 
 @pytest.fixture
@@ -28,10 +27,7 @@ def without_beam(monkeypatch):
     ],
 )
 def test_what_cannot_run(tmp_path, without_beam, settings, says):
-    write_text(tmp_path / "a.txt", make_text(2))
-    with pytest.raises(UsageError, match=says):
-        run(tmp_path, f"text:{tmp_path}/a.txt", **settings)
-    assert leftovers(tmp_path) == []
+    check_refused(tmp_path, says, **settings)
 
 
 def test_the_command_tells_it_in_one_line(tmp_path, without_beam, capsys):

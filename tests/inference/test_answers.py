@@ -120,6 +120,8 @@ def test_an_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     context = "Jo saw Al."
     (tmp_path / "passage.txt").write_text(context + "\n")
     (record,) = told(capfd, folders[SPANS], "who?", f"--context={context}")
+    # A text is no address to be asked for.
+    assert told(capfd, folders[SPANS], "who?", "--context=http://a.example/")[0]["prediction"] in "http://a.example/"
     assert told(capfd, folders[SPANS], "who?", f"--context_file={tmp_path / 'passage.txt'}") == [record]
     logits = alone(folders[SPANS], of_tokens, "who?", context)
     # [CLS] w ##h ##o ? [SEP], then J ##o s ##a ##w A ##l .

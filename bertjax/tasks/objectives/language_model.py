@@ -38,7 +38,7 @@ def synthetic_rows(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str,
     )
 
 
-def text(input_mask: jax.Array) -> jax.Array:
+def text_weights(input_mask: jax.Array) -> jax.Array:
     """float32 like the mask [B, L]: 1 for a row's tokens but its first and last, [CLS] and [SEP]."""
     inner = jnp.pad(input_mask[:, 1:], ((0, 0), (0, 1))) * jnp.pad(input_mask[:, :-1], ((0, 0), (1, 0)))
     return inner.astype(jnp.float32)
@@ -51,7 +51,7 @@ class Denominators:
     names: tuple[str, ...]
 
     def __call__(self, batch: Batch) -> dict[str, jax.Array]:
-        total = jnp.maximum(jnp.sum(text(batch["input_mask"])), 1.0)
+        total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
         return {f"{name}_loss": total for name in self.names}
 
 
@@ -61,7 +61,8 @@ def compute(model: LanguageModel, params: dict, batch: Batch, dropout_key: jax.A
     for direction, logits in apply(model, params, batch, dropout_key).items():
         # What wraps around is a special token, or padding.
         labels, weights = (
-            jnp.roll(part, -_STEPS[direction], axis=1) for part in (batch["input_ids"], text(batch["input_mask"]))
+            jnp.roll(part, -_STEPS[direction], axis=1)
+            for part in (batch["input_ids"], text_weights(batch["input_mask"]))
         )
         loss, accuracy = loss_and_accuracy(logits, labels, weights)
         sums |= {f"{_NAMES[direction]}_loss": loss, f"{_NAMES[direction]}_accuracy": accuracy}
