@@ -16,7 +16,7 @@ from bertjax.planning.collectives import collectives
 from bertjax.planning.program import read_program
 from bertjax.settings.mesh import MeshConfig
 from bertjax.settings.optimizer import OptimizerConfig
-from bertjax.tasks.objectives import masked_lm
+from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.step import abstract_state, init_state, make_eval_step, make_train_step, means
@@ -36,6 +36,10 @@ OPTIMIZER = make_optimizer(OptimizerConfig())
 RATE = LearningRate(peak=1e-2, warmup_steps=2, steps=10)
 
 
+LANGUAGE_MODELS = [
+    dataclasses.replace(CONFIG, attention_direction="left"),
+    dataclasses.replace(CONFIG, encoder="lstm"),
+]
 MESHES = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (1, 8, 1), (2, 2, 2), (1, 2, 4)]
 
 
@@ -48,12 +52,16 @@ def uneven_batch(seed: int) -> dict[str, np.ndarray]:
     return batch
 
 
+def objective_of(config: ModelConfig):
+    return (language_model if config in LANGUAGE_MODELS else masked_lm).objective(config)
+
+
 @functools.cache
 def compiled(
     mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig
 ) -> tuple[jax.stages.Compiled, Mesh]:
     """The train step, and the mesh it is for."""
-    objective = masked_lm.objective(config)
+    objective = objective_of(config)
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
     step = make_train_step(objective, OPTIMIZER, mesh, accumulate)
     batch = put_batch(uneven_batch(0), mesh)
@@ -62,7 +70,7 @@ def compiled(
 
 def run(mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig, steps: int = 3):
     step, mesh = compiled(mesh_sizes, accumulate, config)
-    state = init_state(masked_lm.objective(config), OPTIMIZER, mesh, jax.random.key(0))
+    state = init_state(objective_of(config), OPTIMIZER, mesh, jax.random.key(0))
     key, rate = jax.device_put((jax.random.key(1), jax.tree.map(jnp.asarray, RATE)), replicated(mesh))
     for seed in range(steps):
         state = step(state, put_batch(uneven_batch(seed), mesh), key, rate)
@@ -92,6 +100,13 @@ def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
         assert kernel.sharding.shard_shape(kernel.shape) == (2, 8, 20)
         moment = state.opt_state[1][0].mu["encoder"]["layers"]["mlp_in"]["kernel"]
         assert moment.sharding == kernel.sharding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh_sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)])
+@pytest.mark.parametrize("config", LANGUAGE_MODELS, ids=["left", "lstm"])
+def test_any_mesh_trains_the_same_language_model(config, mesh_sizes):
+    assert_states_close(jax.device_get(run((1, 1, 1), 1, config)), run(mesh_sizes, 1, config))
 
 
 @pytest.mark.parametrize("mesh_sizes", MESHES)
