@@ -183,6 +183,32 @@ def parser() -> argparse.ArgumentParser:
     )
 
     sub = command(
+        "reproduce",
+        commands.reproduce,
+        "Runs what a table of the paper needs: prints the plan with its time, skips what is done, goes on where it "
+        "was stopped.",
+        "bertjax reproduce --config experiments/tables/table5.py:scale=small,corpus=runs/corpus,glue=glue_data "
+        "--results runs/tables --plan",
+    )
+    sub.add_argument("--config", metavar="FILE[:ARGS]", help="of experiments/tables, such as tables/table5")
+    sub.add_argument(
+        "--results", required=True, metavar="DIR", help="of all runs; tables share what they have in common"
+    )
+    sub.add_argument("--plan", action="store_true", help="print the plan only")
+
+    sub = command(
+        "table",
+        commands.table,
+        "Prints tables of the paper beside our results, and the commands that fill what is missing.",
+        "bertjax table 5 --results runs/tables",
+    )
+    sub.add_argument("number", nargs="+", help="1 to 8, figure3 or figure5")
+    sub.add_argument("--results", required=True, metavar="DIR", help="of `bertjax reproduce`, or what --keep wrote")
+    sub.add_argument("--markdown", action="store_true", help="instead of columns for a terminal")
+    sub.add_argument("--plot", metavar="FILE", help="draw figure5 there, as PNG")
+    sub.add_argument("--keep", metavar="FILE", help="write the results behind these tables into one JSON file")
+
+    sub = command(
         "evaluate",
         commands.evaluate,
         "Prints a checkpoint's metrics on held-out data.",
@@ -221,6 +247,17 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--split", help="of the task's data: test (the default) or dev")
     sub.add_argument("--columns", metavar="NAME,NAME", help="of the task's file, to stand in the .jsonl")
+
+    sub = command(
+        "ensemble",
+        asking.ensemble,
+        "Predicts with several fine-tuned checkpoints as one, by the mean of their logits, and tells its metrics.",
+        "bertjax ensemble --checkpoint runs/squad1 --checkpoint runs/squad2 --output runs/ensemble",
+        config=True,
+    )
+    sub.add_argument("--checkpoint", required=True, action="append", metavar="CKPT", help="of a member; once for each")
+    sub.add_argument("--split", default="dev", help="of the task's data: dev (the default) or test")
+    sub.add_argument("--output", required=True, metavar="DIR", help="for the predictions and results.json")
 
     sub = command(
         "submission",

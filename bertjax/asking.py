@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from bertjax.commands import checkpoint_config_of, checkpoint_of
 from bertjax.errors import UsageError
@@ -66,6 +67,19 @@ def _predict_texts(args: argparse.Namespace) -> None:
             print(json.dumps({"line": number, "text": text, **record}))
         else:
             show(described(text, record))
+
+
+def ensemble(args: argparse.Namespace) -> None:
+    from bertjax.building import choose_split, settings_of
+    from bertjax.inference.ensemble import ensemble as run
+    from bertjax.training.checkpoint import find_checkpoint
+
+    checkpoints = [find_checkpoint(path) for path in args.checkpoint]
+
+    def settings_for(checkpoint: Any) -> Any:
+        return settings_of(choose_split(checkpoint_config_of(args, checkpoint), args.split))
+
+    print(json.dumps(run(checkpoints, settings_for, args.output)))
 
 
 def submission(args: argparse.Namespace) -> None:

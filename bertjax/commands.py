@@ -15,13 +15,18 @@ from bertjax.errors import STOPPED, UsageError
 from bertjax.terminal import show
 
 
+def experiment_of(args: argparse.Namespace) -> str:
+    """What is given with --config."""
+    if not args.config:
+        raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
+    return args.config
+
+
 def config_of(args: argparse.Namespace, start: Any = None) -> Any:
     """The config of --config; see `bertjax.building.experiment_config`."""
     from bertjax.building import experiment_config
 
-    if not args.config:
-        raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
-    return experiment_config(args.config, args.overrides, start)
+    return experiment_config(experiment_of(args), args.overrides, start)
 
 
 @contextlib.contextmanager
@@ -141,30 +146,43 @@ def train(args: argparse.Namespace) -> None:
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from bertjax.building import experiment_config, settings_of
-    from bertjax.config import grid_values, load_trials
-    from bertjax.experiment import cross_product, trials_of
-    from bertjax.sweeps import run_sweep
+    from bertjax.sweeps import sweep as run
 
-    if args.seeds < 1:
-        raise UsageError(f"--seeds is {args.seeds}; it must be at least 1")
-    # What is given on the command line holds for every trial.
-    given = [item for item in args.overrides if not item.startswith("--config.seed=")]
+    experiment = experiment_of(args)
     with _start(args) as start:
-        first = config_of(args, start).seed
+        _end(run(experiment, args.overrides, args.grid or (), args.seeds, args.workdir, start))
 
-        def overridden(overrides: list[str]) -> Any:
-            return experiment_config(args.config, [*overrides, *given], start)
 
-        def configure(trial: dict[str, Any]) -> Any:
-            return settings_of(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
+def reproduce(args: argparse.Namespace) -> None:
+    from bertjax.reproduction.outcomes import read
+    from bertjax.reproduction.reproducing import describe_plan, load_table, plan
+    from bertjax.reproduction.reproducing import reproduce as run
 
-        if args.grid:
-            grid = cross_product(grid_values(args.grid, given, overridden))
-        else:
-            grid = load_trials(args.config, trials_of)
-        trials = [{**trial, "seed": first + seed} for trial in grid for seed in range(args.seeds)]
-        _end(run_sweep(configure, trials, args.workdir, start))
+    table = load_table(experiment_of(args))
+    show(describe_plan(plan(table, read(args.results)), args.results))
+    if args.plan:
+        return
+    result = run(args.config, table, args.results)
+    _end(result)
+    if result["failed"]:
+        raise SystemExit(1)
+
+
+def table(args: argparse.Namespace) -> None:
+    from bertjax.reproduction.outcomes import keep, read
+    from bertjax.reproduction.reproducing import experiment_of_table, load_table
+    from bertjax.reproduction.showing import as_markdown, as_text, draw_figure, shown
+
+    results = read(args.results)
+    tables = {name: results.tables.get(name) or experiment_of_table(name) for name in args.number}
+    loaded = {name: load_table(config) for name, config in tables.items()}
+    for name, found in loaded.items():
+        show((as_markdown if args.markdown else as_text)(shown(found, results)) + "\n")
+        if args.plot and name.startswith("figure"):
+            draw_figure(found, results, Path(args.plot))
+    if args.keep:
+        runs = [run for found in loaded.values() for run in found.runs()]
+        show(f"{keep(results, runs, tables, Path(args.keep))} runs are kept in {args.keep}")
 
 
 def _end(result: dict[str, Any]) -> None:

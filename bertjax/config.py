@@ -76,7 +76,8 @@ def experiment_file(name: str) -> str:
     shipped = next(
         (folder for folder in (package / "experiments", package.parent / "experiments") if folder.is_dir()), None
     )
-    known = sorted(file.stem for file in shipped.glob("[!_]*.py")) if shipped else []
+    files = shipped.rglob("[!_]*.py") if shipped else ()
+    known = sorted(file.relative_to(shipped).with_suffix("").as_posix() for file in files)
     if name in known:
         return str(shipped / f"{name}.py")
     raise UsageError(f"no config file {name}; give one, or one of the experiments {', '.join(known)}")

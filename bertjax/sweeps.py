@@ -14,7 +14,10 @@ from urllib.parse import quote
 
 from etils import epath
 
+from bertjax.building import experiment_config, settings_of
+from bertjax.config import grid_values, load_trials
 from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.experiment import cross_product, trials_of
 from bertjax.files import write_whole
 from bertjax.inference.frozen import training_task
 from bertjax.tasks.finetuning.selection import score
@@ -27,9 +30,43 @@ from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import check_own, other_numbers, place
 
 SWEEP = "sweep.json"
-_TRIALS = "trials"
-_SEED = "seed"
+TRIALS = "trials"
+SEED = "seed"
 _PLAIN = "+,()' "
+
+
+def sweep(
+    experiment: str, overrides: Sequence[str], grid: Sequence[str], seeds: int, path: str, start: str | None
+) -> dict[str, Any]:
+    """Runs the trials of an experiment, each with several seeds; see `run_sweep`.
+
+    Args:
+      experiment: `FILE[:ARGUMENTS]`.
+      overrides: `--config.FIELD=VALUE`, that hold for every trial; that of `seed` is the first one.
+      grid: `FIELD=VALUE,VALUE`; where there is none, what the experiment itself yields.
+      seeds: random restarts of each setting.
+      path: the workdir.
+      start: checkpoint that each trial starts from.
+
+    Raises:
+      UsageError: the grid cannot be used, and as `run_sweep`.
+      BertjaxError: as `run_sweep`.
+    """
+    if seeds < 1:
+        raise UsageError(f"--seeds is {seeds}; it must be at least 1")
+    # What is given on the command line holds for every trial.
+    given = [item for item in overrides if not item.startswith(f"--config.{SEED}=")]
+    first = experiment_config(experiment, overrides, start).seed
+
+    def overridden(more: list[str]) -> Any:
+        return experiment_config(experiment, [*more, *given], start)
+
+    def configure(trial: dict[str, Any]) -> RunSettings:
+        return settings_of(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
+
+    settings = cross_product(grid_values(grid, given, overridden)) if grid else load_trials(experiment, trials_of)
+    trials = [{**setting, SEED: first + seed} for setting in settings for seed in range(seeds)]
+    return run_sweep(configure, trials, path, start)
 
 
 def run_sweep(
@@ -50,17 +87,18 @@ def run_sweep(
       init_from: checkpoint that each trial starts from.
 
     Returns:
-      What `sweep.json` holds: all trials, the settings with mean, deviation and best, and the best trial.
+      What `sweep.json` holds: all trials, the settings with mean, deviation and best, the best trial, and how many
+      trials are `left`.
 
     Raises:
       UsageError: a trial's settings, or the data of the first, cannot be used; or a trial finished with another config.
       BertjaxError: every trial failed.
     """
     workdir = place(path)
-    check_own(workdir, (SWEEP, _TRIALS, "init_from", ".*"))
+    check_own(workdir, (SWEEP, TRIALS, "init_from", ".*"))
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
-    folders = [workdir / _TRIALS / name_of(trial) for trial in trials]
+    folders = [workdir / TRIALS / name_of(trial) for trial in trials]
     finished = [_finished(*each, init_from) for each in zip(trials, runs, folders, strict=True)]
     if not all(finished):
         # Also refuses data that cannot be used, before any trial.
@@ -91,12 +129,12 @@ def run_sweep(
             outcomes.append(outcome)
             bar.update()
             _keep_best_checkpoint(outcomes, workdir)
-            write_whole(workdir / SWEEP, json.dumps(summary(outcomes), indent=1) + "\n")
-    whole = summary(outcomes)
+            whole = summary(outcomes) | {"left": len(trials) - number}
+            write_whole(workdir / SWEEP, json.dumps(whole, indent=1) + "\n")
     if whole["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
     say(table(whole))
-    say(f"best: {workdir / _TRIALS / name_of(whole['best']['trial'])}; all in {workdir / SWEEP}")
+    say(f"best: {workdir / TRIALS / name_of(whole['best']['trial'])}; all in {workdir / SWEEP}")
     return {"stopped": False, **whole}
 
 
@@ -134,7 +172,8 @@ def _finished(
 def _outcome(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     name = results["selected_by"]
     metrics = {key: value for key, value in results.items() if isinstance(value, float)}
-    return {"trial": trial, "score": results[name], "score_name": name, "metrics": metrics}
+    told = {"trial": trial, "score": results[name], "score_name": name, "metrics": metrics}
+    return {**told, "started_from": results["started_from"]}
 
 
 def name_of(trial: dict[str, Any]) -> str:
@@ -149,7 +188,7 @@ def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     better = functools.partial(score, selected_by)
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
-        setting = {field: value for field, value in outcome["trial"].items() if field != _SEED}
+        setting = {field: value for field, value in outcome["trial"].items() if field != SEED}
         settings.setdefault(name_of(setting), []).append(outcome)
     rows = []
     for name, members in settings.items():
@@ -180,6 +219,6 @@ def table(whole: dict[str, Any]) -> str:
 def _keep_best_checkpoint(outcomes: list[dict[str, Any]], workdir: epath.Path) -> None:
     best = summary(outcomes)["best"]
     for outcome in outcomes:
-        folder = workdir / _TRIALS / name_of(outcome["trial"]) / CHECKPOINTS
+        folder = workdir / TRIALS / name_of(outcome["trial"]) / CHECKPOINTS
         if outcome is not best and "score" in outcome and folder.exists():
             folder.rmtree()

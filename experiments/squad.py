@@ -3,6 +3,9 @@
     bertjax train --config experiments/squad.py:version=1.1,path=squad --init_from runs/base --workdir runs/squad
     bertjax predict --checkpoint runs/squad --split dev --output runs/squad/predictions
 
+`version=triviaqa` is what the paper trains on before SQuAD 1.1: documents of TriviaQA's Wikipedia part with an answer
+in their first 400 tokens; `path` is then the folder with qa/wikipedia-train.json and evidence/wikipedia.
+
 `path` is the folder with train-v1.1.json and dev-v1.1.json, or those of 2.0. SQuAD 1.1: batch 32, 5e-5, 3 epochs; 2.0:
 batch 48, 5e-5, 2 epochs, and the threshold for no answer that is best on dev. Windows of 384 tokens, one every 128.
 

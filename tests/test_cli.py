@@ -15,6 +15,7 @@ from bertjax.arguments import PATHS, parser
 from bertjax.building import settings_of
 from bertjax.config import load_config
 from bertjax.errors import UsageError
+from bertjax.reproduction.reproducing import load_table
 from bertjax.terminal import say
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,9 @@ def test_an_unknown_flag_is_wrong_use(capfd, words, tmp_path):
         "sweep": ["--config", TINY, "--workdir", tmp_path / "run"],
         "evaluate": ["--config", TINY, "--checkpoint", tmp_path],
         "predict": ["--config", f"{GLUE}:size=L1_H16", "--checkpoint", tmp_path, "--output", tmp_path / "run"],
+        "reproduce": ["--config", "tables/table5", "--results", tmp_path],
+        "table": ["5", "--results", tmp_path],
+        "ensemble": ["--checkpoint", tmp_path, "--output", tmp_path / "run"],
         "submission": ["--predictions", tmp_path, "--output", tmp_path / "run"],
         "fill": ["--checkpoint", tmp_path, "a [MASK]"],
         "features": ["--checkpoint", tmp_path, "a text"],
@@ -310,7 +314,9 @@ def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
     program, *arguments = shlex.split(example[1])
     args, overrides = parser().parse_known_args(arguments)
     assert tuple(arguments[: len(words)]) == words
-    if getattr(args, "config", None):
+    if args.command == "reproduce":
+        assert load_table(args.config).runs() and overrides == []
+    elif getattr(args, "config", None):
         settings_of(load_config(args.config, overrides))
     else:
         assert overrides == []

@@ -29,6 +29,7 @@ FLOORS = (
     ("door",),
     ("report",),
     ("sweeps",),
+    ("reproduction",),
     ("commands",),
     ("asking",),
     ("arguments", "cli", "__main__", "__init__"),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from etils import epath
 
 from bertjax.errors import BertjaxError, UsageError
@@ -41,16 +42,31 @@ def write_predictions(
         model.
       BertjaxError: the folder cannot be written.
     """
+    check_writable(task, settings.task, folder, columns)
+    mesh, params = mesh_and_params(settings, task, checkpoint)
+    return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
+
+
+def check_writable(task: Task, name: str, folder: str, columns: Sequence[str]) -> None:
+    """Makes the folder, and refuses what cannot be written there before anything is predicted.
+
+    Raises:
+      UsageError, BertjaxError: as `write_predictions`.
+    """
     if task.write is None:
-        raise UsageError(f"the task {settings.task} has no predictions to write")
+        raise UsageError(f"the task {name} has no predictions to write")
     for part in task.records:
         _check_columns(part, columns)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BertjaxError(f"cannot make the folder {folder} ({error.strerror}); choose another --output") from error
-    mesh, params = mesh_and_params(settings, task, checkpoint)
-    outputs = predict(task, mesh, params)[1]
+
+
+def write_outputs(
+    task: Task, outputs: list[dict[str, np.ndarray]], folder: str, logits: bool = False, columns: Sequence[str] = ()
+) -> list[Path]:
+    """Writes what was found for the evaluation examples; see `write_predictions`."""
     written = task.write(outputs, Path(folder))
     for part in task.records:
         path = Path(folder) / part.name

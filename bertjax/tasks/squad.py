@@ -17,6 +17,7 @@ from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.questions import Question, make_windows, read_questions
 from bertjax.data.finetuning.splitting import share_of
 from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.triviaqa import read_triviaqa
 from bertjax.data.schema import EXAMPLE, SEQUENCE, Part
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
@@ -34,7 +35,7 @@ from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.objectives.losses import apply, cross_entropy
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
 
-_VERSIONS = ("1.1", "2.0")
+_ANSWERED, _UNANSWERED, _TRIVIA = _VERSIONS = ("1.1", "2.0", "triviaqa")
 _LOSSES = ("start_loss", "end_loss")
 _PLACES = ("start_positions", "end_positions")
 _PREDICTIONS, _NBEST, _NULL_ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
@@ -45,8 +46,9 @@ class SquadData(FinetuningData):
     """What is read, and in which batches.
 
     Attributes:
-      version: `1.1`, or `2.0`, where a question may have no answer.
-      train_file: empty is train-v1.1*.json in `path`, or its 2.0.
+      version: `1.1`; `2.0`, where a question may have no answer; or `triviaqa`, the documents of TriviaQA's Wikipedia
+        part that have an answer in their first 400 tokens, which the paper trains on before SQuAD 1.1.
+      train_file: empty is train-v1.1*.json in `path`, or its 2.0; of TriviaQA qa/wikipedia-train.json.
       eval_file: empty is dev-v1.1*.json, or that of the split that is evaluated.
       doc_stride: tokens from one window of a passage to the next.
       max_query_len: tokens of a question at most.
@@ -114,16 +116,22 @@ def build(settings: Settings, train: bool = True) -> Task:
     )
 
     def read(name: str, training: bool) -> list[Question]:
-        readings.append(Reading(str(_file(Path(data.path).expanduser(), name))))
-        return read_questions(Path(readings[-1].file), readings[-1], training, answered=data.version == "1.1")
+        folder = Path(data.path).expanduser()
+        readings.append(Reading(str(_file(folder, name, "data.train_file" if training else "data.eval_file"))))
+        if data.version == _TRIVIA:
+            return read_triviaqa(Path(readings[-1].file), folder, readings[-1])
+        return read_questions(Path(readings[-1].file), readings[-1], training, answered=data.version == _ANSWERED)
+
+    def named(split: str) -> str:
+        return f"qa/wikipedia-{split}" if data.version == _TRIVIA else f"{split}-v{data.version}"
 
     split = splits.evaluated(data, train)
     trained, questions, windows = None, [], None
     if train or split == splits.SHARE:
-        given, questions = _divided(data, read(data.train_file or f"train-v{data.version}", True), readings)
+        given, questions = _divided(data, read(data.train_file or named("train"), True), readings)
         trained = window(given, reading=readings[0]).examples if train else None
     if split in SPLITS:
-        questions = read(data.eval_file or f"{split}-v{data.version}", False)
+        questions = read(data.eval_file or named(split), False)
     if split != splits.NONE:
         windows = window(questions, reading=readings[-1])
     answer = functools.partial(best_answers, data, questions, windows)
@@ -143,7 +151,7 @@ def build(settings: Settings, train: bool = True) -> Task:
         records=[FileRecords(RECORDS, lambda outputs, scores: _records(data, questions, answer(outputs), scores))],
         evaluated_on=readings[-1].file,
         # In 2.0 no answer is one; a threshold that is to be chosen without any is refused where it is.
-        is_labelled=windows is None or data.version == "2.0" or any(question.answers for question in questions),
+        is_labelled=windows is None or data.version == _UNANSWERED or any(question.answers for question in questions),
     )
 
 
@@ -163,13 +171,13 @@ def _divided(
     return trained, dev
 
 
-def _file(folder: Path, name: str) -> Path:
+def _file(folder: Path, name: str, field: str) -> Path:
     # Not a glob of the name: it may be whole paths, and what a pattern means in a file's name is itself.
-    named = sorted(path for path in folder.glob("*.json*") if path.name.startswith(name))
-    for candidate in (Path(name), folder / name, *named):
+    place = folder / name
+    named = sorted(path for path in place.parent.glob("*.json*") if path.name.startswith(place.name))
+    for candidate in (Path(name), place, *named):
         if candidate.is_file():
             return candidate
-    field = "data.train_file" if name.startswith("train") else "data.eval_file"
     raise UsageError(f"there is no {folder / name}*.json; name it with --config.{field}, or evaluate another split")
 
 
@@ -198,11 +206,11 @@ def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array
 
 
 def _score(data: SquadData, questions: list[Question], answers: list[Answer]) -> dict[str, float]:
-    if data.version == "1.1" and not any(question.answers for question in questions):
+    if data.version != _UNANSWERED and not any(question.answers for question in questions):
         return {}
     wanted = {question.id: question.answers for question in questions}
     predictions = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
-    if data.version == "1.1":
+    if data.version != _UNANSWERED:
         return metrics.score_v1(wanted, predictions)
     threshold = _threshold(data, questions, answers)
     return {**metrics.score_v2(wanted, _thresholded(questions, answers, threshold)), "null_threshold": threshold}
@@ -211,7 +219,7 @@ def _score(data: SquadData, questions: list[Question], answers: list[Answer]) ->
 def _baseline(data: SquadData, questions: list[Question]) -> dict[str, float]:
     """What looks at no question: the passage's first sentence for 1.1, no answer at all for 2.0."""
     wanted = {question.id: question.answers for question in questions}
-    if data.version == "2.0":
+    if data.version == _UNANSWERED:
         return metrics.score_v2(wanted, dict.fromkeys(wanted, ""))
     return metrics.score_v1(wanted, {question.id: question.context.partition(". ")[0] for question in questions})
 
@@ -250,12 +258,12 @@ def _write(data: SquadData, questions: list[Question], answers: list[Answer], fo
     """The official prediction file, and beside it n-best and, for 2.0, null odds."""
     pairs = list(zip(questions, answers, strict=True))
     files: dict[str, Any] = {}
-    if data.version == "2.0":
+    if data.version == _UNANSWERED:
         files[_PREDICTIONS] = _thresholded(questions, answers, _threshold(data, questions, answers))
         files[_NULL_ODDS] = {question.id: answer.null_odds for question, answer in pairs}
     else:
         files[_PREDICTIONS] = {question.id: answer.text for question, answer in pairs}
-    files[_NBEST] = {question.id: with_probabilities(answer, data.version == "2.0") for question, answer in pairs}
+    files[_NBEST] = {question.id: with_probabilities(answer, data.version == _UNANSWERED) for question, answer in pairs}
     return [
         write_whole(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         for name, content in files.items()
@@ -263,6 +271,6 @@ def _write(data: SquadData, questions: list[Question], answers: list[Answer], fo
 
 
 def _records(data: SquadData, questions: list[Question], answers: list[Answer], scores: bool) -> Iterator[Record]:
-    threshold = _threshold(data, questions, answers) if data.version == "2.0" else None
+    threshold = _threshold(data, questions, answers) if data.version == _UNANSWERED else None
     for question, answer in zip(questions, answers, strict=True):
         yield {"id": question.id, **record(answer, threshold, scores)}

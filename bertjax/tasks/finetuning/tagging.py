@@ -155,7 +155,7 @@ def _scored(tagged: Tagged, predicted: list[str]) -> tuple[list[list[str]], list
 
 
 def objective(model: ModelConfig, tags: int, weighting: Weighting = PLAIN, with_logits: bool = False) -> Objective:
-    """Cross-entropy and accuracy over the words, each at its first piece; outputs are tags, perhaps with logits."""
+    """Cross-entropy and accuracy over the words, each at its first piece; outputs are tags, or the logits of all."""
     return Objective(
         TokenModel(model, tags, head_dropout=True),
         ("cross_entropy", "word_accuracy"),
@@ -180,16 +180,19 @@ class _Tags:
         weighting = PLAIN if dropout_key is None else self.weighting
         sums = objectives.class_sums(logits, batch["token_labels"], batch["weights"], weighting)
         cross_entropy, word_accuracy, predicted = sums
-        outputs = {"example": batch["example"], "tags": predicted, **({"logits": logits} if self.with_logits else {})}
-        return {"cross_entropy": cross_entropy, "word_accuracy": word_accuracy}, outputs
+        outputs = {"logits": logits} if self.with_logits else {"tags": predicted}
+        means = {"cross_entropy": cross_entropy, "word_accuracy": word_accuracy}
+        return means, {"example": batch["example"], **outputs}
 
 
 def _tags(
     labels: list[str], row_of_word: np.ndarray, positions: list[np.ndarray], outputs: list[dict[str, np.ndarray]]
 ) -> list[str]:
     """The predicted tag of each word, in the order of the file."""
-    predicted = in_input_order(outputs, len(positions))["tags"]
-    return [labels[tag] for tag in of_words(row_of_word, positions, predicted)]
+    found = in_input_order(outputs, len(positions))
+    if "tags" in found:
+        return [labels[tag] for tag in of_words(row_of_word, positions, found["tags"])]
+    return [labels[logits.argmax()] for logits in of_words(row_of_word, positions, found["logits"])]
 
 
 def _records(

@@ -1,0 +1,113 @@
+"""Several fine-tuned models as one: the mean of their logits, as for the paper's SQuAD 1.1 (Table 2)."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax.config import differences
+from bertjax.corpus.vocabulary_files import ENTRY
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import write_whole
+from bertjax.inference.predictions import check_writable, write_outputs
+from bertjax.tasks.run import build_task
+from bertjax.tasks.settings import RunSettings
+from bertjax.tasks.task import Task
+from bertjax.terminal import say
+from bertjax.training.checkpoint import saved_fingerprint
+from bertjax.training.evaluation import mesh_and_params
+from bertjax.training.identity import sealed
+from bertjax.training.loop import predict
+from bertjax.training.progress import RESULTS
+
+_Outputs = list[dict[str, np.ndarray]]
+# Of the data's settings, what may differ: files of the checkpoint itself, and what members were trained with.
+_MAY_DIFFER = ("vocabulary", "labels", "train_share", "batch_size", "class_weights")
+
+
+def ensemble(
+    checkpoints: Sequence[epath.Path], settings_of: Callable[[epath.Path], RunSettings], folder: str
+) -> dict[str, Any]:
+    """Predicts with all members, and writes what the mean of their logits says.
+
+    The mean is of logits and not of probabilities, so that scores of windows stay comparable within a question.
+
+    Args:
+      checkpoints: of one task, with one vocabulary; sizes may differ.
+      settings_of: a checkpoint to the settings with which it is to predict.
+      folder: for the predictions, and for `results.json` with the metrics of the whole and of each member.
+
+    Returns:
+      What `results.json` holds; without metrics where the examples have no labels.
+
+    Raises:
+      UsageError: the members do not fit together, or the task has no predictions.
+      BertjaxError: the folder cannot be written.
+    """
+    if len(checkpoints) < 2:
+        raise UsageError("an ensemble is of two checkpoints at least; give --checkpoint once for each")
+    fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
+    for index, fingerprint in enumerate(fingerprints):
+        if fingerprint in fingerprints[:index]:
+            raise UsageError(f"{checkpoints[index]} has the same parameters as another member; give different ones")
+    first: tuple[RunSettings, Task] | None = None
+    mean: _Outputs = []
+    members = []
+    for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
+        say(f"member {number} of {len(checkpoints)}: {checkpoint}")
+        settings = settings_of(checkpoint)
+        task = build_task(settings)
+        if first is None:
+            first = settings, task
+            check_writable(task, settings.task, folder, ())
+        _check_alike(*first, settings, task, checkpoint)
+        outputs = predict(task, *mesh_and_params(settings, task, checkpoint))[1]
+        members.append({"fingerprint": fingerprint, **_scores(task, outputs)})
+        mean = _moved(mean, outputs, number) if mean else outputs
+    assert first is not None
+    task = first[1]
+    results = {**_scores(task, mean), "members": members}
+    for path in write_outputs(task, mean, folder):
+        say(str(path))
+    try:
+        write_whole(Path(folder) / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
+    except OSError as error:
+        raise BertjaxError(f"cannot write {folder}/{RESULTS}: {error.strerror or error}") from error
+    return results
+
+
+def _check_alike(first: RunSettings, task: Task, settings: RunSettings, other: Task, checkpoint: epath.Path) -> None:
+    if settings.task != first.task:
+        raise UsageError(f"{checkpoint} is of the task {settings.task}, and the first member of {first.task}")
+    old, new = (
+        {name: value for name, value in dataclasses.asdict(each.data).items() if name not in _MAY_DIFFER}
+        for each in (first, settings)
+    )
+    if found := differences(old, new):
+        raise UsageError(
+            f"{checkpoint} was trained on other data than the first member ({found[0]}); give --config.data.FIELD for "
+            "all of them"
+        )
+    for name in (ENTRY, *task.files.keys() & other.files.keys()):
+        if task.files.get(name) != other.files.get(name):
+            raise UsageError(f"{checkpoint} has another {name} than the first member, so their outputs differ in form")
+
+
+def _moved(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
+    """The mean of `count` members from that of all but the last, and the last; a sum would overflow at padding."""
+    return [
+        # Which example a row is of is no logit.
+        {
+            name: old[name] + (new[name] - old[name]) / np.float32(count) if name != "example" else old[name]
+            for name in old
+        }
+        for old, new in zip(mean, outputs, strict=True)
+    ]
+
+
+def _scores(task: Task, outputs: _Outputs) -> dict[str, float]:
+    return {} if task.unlabelled else task.score({}, outputs)

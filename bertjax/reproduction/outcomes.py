@@ -1,0 +1,189 @@
+"""What runs came to: read from a folder of results, or from the one small file in which they were kept."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from bertjax.building import settings_of
+from bertjax.config import load_config
+from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.files import read_object, write_whole
+from bertjax.reproduction.table import Run
+from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of
+from bertjax.training.progress import RESULTS, read_results
+from bertjax.training.workdir import other_numbers, place
+
+# In a folder of results: which tables were asked for, and how long runs took.
+ASKED = "reproduce.json"
+_TABLES, _SECONDS, _RUNS = "tables", "seconds", "runs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a finished run came to.
+
+    Attributes:
+      metrics: of each seed, on dev or on held-out text.
+      started_from: fingerprint of the parameters that it started from; "" where they were random.
+      fingerprint: of the parameters it ended with; "" of several seeds.
+    """
+
+    metrics: tuple[dict[str, float], ...]
+    started_from: str = ""
+    fingerprint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """A folder of results, or a file in which they are kept.
+
+    Attributes:
+      place: of either.
+      tables: number or name to the `FILE:ARGUMENTS` it was last asked for with.
+      seconds: that a run took, of those that were not interrupted.
+      kept: of a file, the outcomes by the runs' names; None of a folder.
+    """
+
+    place: str
+    tables: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    kept: dict[str, Outcome] | None = None
+
+    def outcome(self, run: Run) -> Outcome | None:
+        """What a run came to; None where it has not been run to its end.
+
+          Raises:
+            UsageError: its results are of other settings than the table asks for.
+        BertjaxError: they are damaged, or started from other parameters.
+        """
+        found = self._read(run) if self.kept is None else self.kept.get(run.name)
+        if found is None:
+            return None
+        if len(found.metrics) != max(run.seeds, 1):
+            raise BertjaxError(
+                f"{self.place}/{run.name} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; "
+                "choose other --results, or move that folder away"
+            )
+        before = self.outcome(run.start) if run.start and not run.start_step else None
+        if before and before.fingerprint and found.started_from != before.fingerprint:
+            raise BertjaxError(
+                f"{self.place}/{run.name} started from other parameters than {run.start.name} ended with; move that "
+                "folder away, and it is run again"
+            )
+        return found
+
+    def _read(self, run: Run) -> Outcome | None:
+        folder = epath.Path(self.place) / run.name
+        if run.seeds:
+            return _of_sweep(folder, run)
+        if not (folder / RESULTS).exists():
+            return None
+        results = read_results(folder)
+        if not run.members:
+            _check_config(run, folder, results["config"], {})
+        return Outcome((_numbers(results),), results.get("started_from", ""), results.get("parameters_fingerprint", ""))
+
+
+def read(path: str) -> Results:
+    """Results at a path; of a folder that is empty or not there, none.
+
+    Raises:
+      UsageError: it is a file of something else.
+      BertjaxError: what a folder holds is damaged.
+    """
+    place_ = place(path)
+    if not place_.is_dir() and place_.exists():
+        return _kept(place_)
+    asked = place_ / ASKED
+    if not asked.exists():
+        return Results(os.fspath(place_))
+    try:
+        content = read_object(asked)
+        return Results(os.fspath(place_), dict(content[_TABLES]), dict(content[_SECONDS]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BertjaxError(
+            f"{asked} is damaged ({first_line(error)}); remove it, and `bertjax reproduce` writes it again"
+        ) from error
+
+
+def _kept(file: epath.Path) -> Results:
+    try:
+        content = read_object(file)
+        outcomes = {
+            name: Outcome(tuple(kept["metrics"]), kept["started_from"], kept["fingerprint"])
+            for name, kept in content[_RUNS].items()
+        }
+        return Results(os.fspath(file), dict(content[_TABLES]), dict(content[_SECONDS]), outcomes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{file} is no file of results ({first_line(error)}); give one that `bertjax table --keep` wrote, or the "
+            "folder of `bertjax reproduce`"
+        ) from error
+
+
+def write_asked(results: Results) -> None:
+    """Writes down which tables were asked for, and how long runs took."""
+    content = {_TABLES: results.tables, _SECONDS: results.seconds}
+    folder = epath.Path(results.place)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / ASKED, json.dumps(content, indent=1) + "\n")
+
+
+def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
+    """Writes what finished runs came to into one file that `read` takes; returns how many they are."""
+    found = {run.name: results.outcome(run) for run in runs}
+    there = {name: dataclasses.asdict(outcome) for name, outcome in sorted(found.items()) if outcome}
+    seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
+    write_whole(file, json.dumps({_TABLES: tables, _SECONDS: seconds, _RUNS: there}, indent=1) + "\n")
+    return len(there)
+
+
+def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: dict[str, Any]) -> None:
+    """Refuses results of a run with other settings, such as of another scale in the same folder."""
+    fields = [f"--config.{field}={value}" for field, value in trial.items()]
+    wanted = dataclasses.asdict(settings_of(load_config(run.config, [*run.overrides, *fields])))
+    # What is left to the checkpoint that it starts from is not known here.
+    model = {
+        name: config["model"].get(name) if run.start and not value else value for name, value in wanted["model"].items()
+    }
+    left = {name: config["data"].get(name) for name in ("labels",) if name in wanted["data"]}
+    if found := other_numbers({**wanted, "model": model, "data": {**wanted["data"], **left}}, config):
+        raise UsageError(
+            f"{folder} has results of other settings than the table asks for ({found}); choose other --results, or "
+            "move that folder away"
+        )
+
+
+def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
+    """Of the best setting, all seeds; None while trials are missing."""
+    if not (folder / SWEEP).exists():
+        return None
+    try:
+        whole = read_object(folder / SWEEP)
+        trials = [trial for trial in whole["trials"] if "metrics" in trial]
+        best = _setting(whole["best"]["trial"]) if whole["best"] else None
+        chosen = sorted(
+            (trial for trial in trials if _setting(trial["trial"]) == best), key=lambda trial: trial["trial"][SEED]
+        )
+        if whole["left"] or len(chosen) < run.seeds:
+            return None
+        first = chosen[0]["trial"]
+        _check_config(run, folder, read_results(folder / TRIALS / name_of(first))["config"], first)
+        return Outcome(tuple(_numbers(trial["metrics"]) for trial in chosen), chosen[0]["started_from"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BertjaxError(
+            f"{folder / SWEEP} is damaged ({first_line(error)}); remove it, and the sweep writes it again"
+        ) from error
+
+
+def _setting(trial: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in trial.items() if field != SEED}
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if type(value) is float}

@@ -1,0 +1,197 @@
+"""Runs what a table needs, in the right order, and goes on where it was stopped."""
+
+import dataclasses
+import runpy
+import time
+from typing import Any
+
+import jax
+from etils import epath
+
+from bertjax.building import checkpoint_config, choose_split, experiment_config, settings_of
+from bertjax.config import experiment_file
+from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.inference.ensemble import ensemble
+from bertjax.inference.frozen import training_task
+from bertjax.model.flops import peak_flops_per_second
+from bertjax.reproduction.outcomes import Results, read, write_asked
+from bertjax.reproduction.paper import table_names
+from bertjax.reproduction.table import Run, Table
+from bertjax.sweeps import sweep
+from bertjax.tasks.finetuning.settings import SPLITS
+from bertjax.tasks.settings import RunSettings
+from bertjax.terminal import duration, say
+from bertjax.training import loop
+from bertjax.training.checkpoint import find_checkpoint
+
+# The table that the paper lacks.
+OWN = "figure3"
+# Of the peak, where nothing was run yet.
+_USUAL_UTILISATION = 0.4
+
+
+def experiment_of_table(name: str) -> str:
+    """The experiment that comes with the program for a table of the paper, or one of our own.
+
+    Raises:
+      UsageError: there is none.
+    """
+    known = (*table_names(), OWN)
+    if name not in known:
+        raise UsageError(f"there is no table {name[:20]!r}; known: {', '.join(known)}")
+    return f"tables/table{name}" if name.isdigit() else f"tables/{name}"
+
+
+def load_table(config: str) -> Table:
+    """The table that `get_table` of an experiment's file describes.
+
+    Args:
+      config: `FILE[:ARGUMENTS]`.
+
+    Raises:
+      UsageError: there is no such file, or it describes none.
+    """
+    file, _, arguments = config.partition(":")
+    file = experiment_file(file)
+    try:
+        table = runpy.run_path(file)["get_table"](arguments)
+    except UsageError:
+        raise
+    except KeyError as error:
+        raise UsageError(f"{file} has no function get_table, which describes a table") from error
+    except Exception as error:  # What a user's own `get_table` raises is anything.
+        raise UsageError(f"get_table of {file} cannot be run: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(table, Table):
+        raise UsageError(f"get_table of {file} must return a bertjax.reproduction.table.Table")
+    return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is to be done for a table.
+
+    Attributes:
+      runs: of it, each after those that it needs.
+      done: names of those that are finished.
+      rate: FLOP/s that is reckoned with.
+      source: where that comes from.
+    """
+
+    runs: tuple[Run, ...]
+    done: frozenset[str]
+    rate: float
+    source: str
+
+    def seconds(self, run: Run) -> float:
+        """About how long a run takes."""
+        return run.flops / self.rate
+
+    @property
+    def left(self) -> list[Run]:
+        """What is to be run, and can be."""
+        return [run for run in self.runs if run.name not in self.done and not run.lacking]
+
+
+def plan(table: Table, results: Results) -> Plan:
+    """What there is to do, and about how long it takes: by runs that are finished, or by what is usual here."""
+    runs = table.runs()
+    done = frozenset(run.name for run in runs if results.outcome(run))
+    timed = [run for run in runs if run.name in results.seconds and run.flops]
+    if timed:
+        rate = sum(run.flops for run in timed) / sum(results.seconds[run.name] for run in timed)
+        return Plan(tuple(runs), done, rate, f"as {len(timed)} finished runs took")
+    peak, source = peak_flops_per_second(jax.devices())
+    return Plan(tuple(runs), done, _USUAL_UTILISATION * (peak or 1e12), f"{_USUAL_UTILISATION:.0%} of {source}")
+
+
+def describe_plan(plan: Plan, results: str) -> str:
+    """The plan for a person: runs with their times and commands, and what cannot be run."""
+    lines = []
+    for number, run in enumerate(plan.runs, 1):
+        if run.name in plan.done:
+            state = "done"
+        elif run.lacking:
+            state = f"left out: needs {run.lacking}"
+        else:
+            state = f"about {_time(plan.seconds(run))}"
+        lines.append(f"{number:>3} {run.name:<40} {state}")
+        if run.name not in plan.done:
+            lines.append(f"      {run.command(results)}")
+    left = plan.left
+    lines.append(
+        f"{len(left)} of {len(plan.runs)} runs to do, about {_time(sum(map(plan.seconds, left)))} at "
+        f"{plan.rate / 1e9:,.0f} GFLOP/s ({plan.source})"
+    )
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    days = seconds / 86_400
+    return f"{days:,.0f} days" if days > 3 else duration(seconds)
+
+
+def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
+    """Runs what is missing of a table.
+
+    Args:
+      config: `FILE:ARGUMENTS` that the table was loaded from; kept with the results.
+      table: to be filled.
+      path: folder of all results.
+
+    Returns:
+      Names of runs `done` now and before, `failed`, and `lacking` data; and whether a signal `stopped` it.
+
+    Raises:
+      UsageError: the folder is one file of kept results.
+      BertjaxError: what it holds is damaged, or of other runs.
+    """
+    results = read(path)
+    if results.kept is not None:
+        raise UsageError(f"--results {path} is a file of kept results; give a folder")
+    results.tables[table.number] = config
+    write_asked(results)
+    made = plan(table, results)
+    done, failed = set(made.done), {}
+    left = made.left
+    for number, run in enumerate(left, 1):
+        if missing := [earlier.name for earlier in run.needs if earlier.name in failed]:
+            failed[run.name] = f"{missing[0]} failed"
+            continue
+        seconds = sum(map(plan(table, results).seconds, left[number - 1 :]))
+        say(f"run {number} of {len(left)}: {run.name}; about {_time(seconds)} left\n{run.command(path)}")
+        # One that was begun before takes less than it should.
+        whole, began = not (epath.Path(results.place) / run.name).exists(), time.monotonic()
+        try:
+            if _execute(run, results.place)["stopped"]:
+                return {"stopped": True, "done": sorted(done), "failed": failed}
+            if results.outcome(run) is None:
+                raise BertjaxError("trials of it failed, as told above; the same command tries them again")
+        except BertjaxError as error:
+            say(f"{run.name} failed: {error}")
+            failed[run.name] = first_line(error)
+            continue
+        finally:
+            jax.clear_caches()
+        done.add(run.name)
+        if whole:
+            results.seconds[run.name] = time.monotonic() - began
+            write_asked(results)
+    lacking = {run.name: run.lacking for run in made.runs if run.lacking}
+    return {"stopped": False, "done": sorted(done), "failed": failed, "lacking": lacking}
+
+
+def _execute(run: Run, place: str) -> dict[str, Any]:
+    """Does what the command of a run does."""
+    folder = f"{place}/{run.name}"
+    if run.members:
+        checkpoints = [find_checkpoint(member.checkpoint(place)) for member in run.members]
+        return {"stopped": False, **ensemble(checkpoints, _on_dev, folder)}
+    start = run.start.checkpoint(place, run.start_step) if run.start else None
+    if run.seeds:
+        return sweep(run.config, run.overrides, (), run.seeds, folder, start)
+    settings = settings_of(experiment_config(run.config, run.overrides, start))
+    return loop.train(settings, training_task(settings, start), folder, start)
+
+
+def _on_dev(checkpoint: epath.Path) -> RunSettings:
+    return settings_of(choose_split(checkpoint_config(checkpoint, []), SPLITS[0]))

@@ -1,0 +1,361 @@
+"""The runs that tables are made of, at the paper's scale and at one that a small machine finishes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from bertjax.errors import UsageError
+from bertjax.model.architecture import LSTM, size_fields
+from bertjax.model.config import ModelConfig
+from bertjax.model.flops import flops_per_token
+from bertjax.model.upper import CONCAT_LAST_FOUR, Upper
+from bertjax.reproduction.table import Cell, Run
+
+LEFT_TO_RIGHT = ("--config.data.objective=lm", "--config.model.attention_direction=left")
+LSTMS = ("--config.data.objective=lm", f"--config.model.encoder={LSTM}")
+WITHOUT_NSP = ("--config.data.objective=none",)
+PAPER, SMALL = "paper", "small"
+_FLOAT32 = "--config.model.dtype=float32"
+# Of features, for which the paper gives none.
+_FEATURES_RATE = "--config.optimizer.learning_rate=1e-3"
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning:
+    """How a scale fine-tunes on one task.
+
+    Attributes:
+      config: of the experiment, to which the path of the data is added.
+      data: name of the argument that gives that path.
+      needs: a file or folder in it.
+      tokens: of an epoch, padding included, about.
+      epochs: passes over them, of all settings of the grid together.
+      overrides: of the config.
+    """
+
+    config: str
+    data: str
+    needs: str
+    tokens: float
+    epochs: int
+    overrides: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """A size of everything.
+
+    Attributes:
+      name: `paper` or `small`.
+      told: what it is, for the notes of a table.
+      base, large: sizes of models.
+      pretraining: `FILE:ARGUMENTS` without size and corpus.
+      overrides: of pre-training.
+      phases: tokens of each phase, and the length of its rows.
+      vocab_size: pieces, about, for estimates.
+      steps_along: of pre-training, whose checkpoints Figure 5 takes.
+      kept: overrides that keep them.
+      members: of an ensemble.
+      pretrainings: of different seeds, of the rows of Table 5 that matter most.
+      seeds: random restarts of a fine-tuning.
+      lstm_size: of BiLSTMs on top, in each direction.
+      equal_flops: sizes whose FLOPs are those of BASE: of a left-to-right Transformer, and of LSTMs both ways.
+      sizes: of Table 6, the paper's row to the size here.
+      tasks: names to fine-tunings.
+      feature_epochs: of a feature-based task.
+    """
+
+    name: str
+    told: str
+    base: str
+    large: str
+    pretraining: str
+    overrides: tuple[str, ...]
+    phases: tuple[tuple[float, int], ...]
+    vocab_size: int
+    steps_along: tuple[int, ...]
+    kept: tuple[str, ...]
+    members: int
+    pretrainings: int
+    seeds: int
+    lstm_size: int
+    equal_flops: tuple[str, str]
+    sizes: Mapping[str, str]
+    tasks: Mapping[str, FineTuning]
+    feature_epochs: int
+
+
+def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *given: str, grid: str = "one") -> FineTuning:
+    needs = f"{folder}/train.tsv"
+    return FineTuning(f"glue:task={task},grid={grid}", "glue", needs, rows * length, epochs, given)
+
+
+# Rows as in section 4.1 and as released; four learning rates, three epochs each.
+_PAPER_GLUE = {
+    "mnli": ("MNLI", 392_702, 64),
+    "qqp": ("QQP", 363_846, 64),
+    "qnli": ("QNLI", 104_743, 96),
+    "sst2": ("SST-2", 67_349, 32),
+    "cola": ("CoLA", 8_551, 32),
+    "stsb": ("STS-B", 5_749, 64),
+    "mrpc": ("MRPC", 3_668, 96),
+    "rte": ("RTE", 2_490, 128),
+}
+_RATE, _LOW_RATE = "--config.optimizer.learning_rate=3e-4", "--config.optimizer.learning_rate=1e-4"
+
+_SQUAD = (
+    *(_RATE, _FLOAT32, "--config.data.train_share=0.05", "--config.epochs=2"),
+    *("--config.data.seq_len=256", "--config.eval_every=1000000"),
+)
+
+_SCALES = {
+    PAPER: Scale(
+        name=PAPER,
+        told="at the paper's scale, on dev; the mean of five restarts, the settings selected on dev",
+        base="base",
+        large="large",
+        pretraining="pretrain:phases=2",
+        overrides=(),
+        phases=((900_000 * 131_072, 128), (100_000 * 131_072, 512)),
+        vocab_size=30_522,
+        steps_along=(30_000, 50_000, 100_000, 200_000, 400_000, 600_000, 800_000, 1_000_000),
+        kept=("--config.checkpoint_every=10000", "--config.keep_checkpoints=100"),
+        members=7,
+        pretrainings=1,
+        seeds=5,
+        lstm_size=768,
+        equal_flops=("L12_H684_A12", "L2_H1920"),
+        sizes={
+            "3/768/12": "L3_H768_A12",
+            "6/768/3": "L6_H768_A3",
+            "6/768/12": "L6_H768_A12",
+            "12/768/12": "base",
+            "12/1024/16": "L12_H1024_A16",
+            "24/1024/16": "large",
+        },
+        tasks={
+            **{name: _glue(name, *of_task, 4 * 3, grid="glue") for name, of_task in _PAPER_GLUE.items()},
+            "squad": FineTuning("squad:version=1.1,grid=one", "squad", "", 88_000 * 384, 3),
+            "squad2": FineTuning("squad:version=2.0,grid=one", "squad2", "", 132_000 * 384, 2),
+            "triviaqa": FineTuning("squad:version=triviaqa,grid=one", "triviaqa", "qa", 90_000 * 512, 3),
+            "swag": FineTuning("swag:grid=one", "swag", "train.csv", 73_546 * 4 * 128, 3),
+            "ner": FineTuning("ner:grid=a3", "ner", "eng.train", 300_000, 6 * 9),
+        },
+        feature_epochs=10,
+    ),
+    SMALL: Scale(
+        name=SMALL,
+        told="BASE is 2 layers of 256 and 4 heads, pre-trained in float32 on 12.3 million tokens of rows of 64 and 256",
+        base="L2_H256",
+        large="L2_H384",
+        pretraining="pretrain_cpu:steps=12000",
+        overrides=(),
+        phases=((10_800 * 1024, 64), (1_200 * 1024, 256)),
+        vocab_size=4096,
+        steps_along=tuple(range(1500, 12_001, 1500)),
+        kept=("--config.checkpoint_every=1500", "--config.keep_checkpoints=8"),
+        members=3,
+        pretrainings=2,
+        seeds=3,
+        lstm_size=128,
+        equal_flops=("L2_H192", "L2_H288"),
+        sizes={
+            "3/768/12": "L1_H128",
+            "6/768/3": "L1_H256_A1",
+            "6/768/12": "L1_H256",
+            "12/768/12": "L2_H256",
+            "12/1024/16": "L2_H384",
+            "24/1024/16": "L4_H384",
+        },
+        tasks={
+            "mnli": _glue(
+                "mnli", "MNLI", 39_000, 64, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.1"
+            ),
+            "qnli": _glue("qnli", "QNLI", 2_731, 96, 3, _RATE, _FLOAT32),
+            "sst2": _glue(
+                "sst2", "SST-2", 20_205, 32, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.3"
+            ),
+            "mrpc": _glue("mrpc", "MRPC", 3_668, 64, 3, _LOW_RATE, _FLOAT32),
+            "cola": _glue("cola", "CoLA", 8_551, 32, 3, _LOW_RATE, _FLOAT32),
+            "rte": _glue("rte", "RTE", 2_490, 128, 3, _LOW_RATE, _FLOAT32),
+            "qqp": _glue(
+                "qqp", "QQP", 36_000, 64, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.1"
+            ),
+            "stsb": _glue("stsb", "STS-B", 5_749, 64, 3, _LOW_RATE, _FLOAT32),
+            "squad": FineTuning(
+                "squad:version=1.1,grid=one",
+                "squad",
+                "",
+                # And a third of those that are evaluated.
+                5_300 * 200 + 12_000 * 200 / 3 / 2,
+                2,
+                _SQUAD,
+            ),
+            "squad2": FineTuning("squad:version=2.0,grid=one", "squad2", "", 6_500 * 256, 2, (_SQUAD)),
+            "triviaqa": FineTuning("squad:version=triviaqa,grid=one", "triviaqa", "qa", 4_500 * 256, 2, _SQUAD),
+            "swag": FineTuning("swag:grid=one", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32)),
+            "ner": FineTuning(
+                "ner:grid=one", "ner", "eng.train", 350_000, 3, (_RATE, _FLOAT32, "--config.data.seq_len=128")
+            ),
+        },
+        feature_epochs=5,
+    ),
+}
+
+
+def scale_of(name: str) -> Scale:
+    """A scale by its name.
+
+    Raises:
+      UsageError: there is none of that name.
+    """
+    if name not in _SCALES:
+        raise UsageError(f"scale={name}; known: {', '.join(_SCALES)}")
+    return _SCALES[name]
+
+
+# What a task is measured by, unless a cell says otherwise, and the factor that makes percent of it.
+_METRICS = {
+    **dict.fromkeys(("mnli", "qnli", "sst2", "rte", "swag"), ("accuracy", 100.0)),
+    **dict.fromkeys(("qqp", "mrpc"), ("f1", 100.0)),
+    **dict.fromkeys(("squad", "squad2", "triviaqa", "ner"), ("f1", 1.0)),
+    "cola": ("matthews", 100.0),
+    "stsb": ("spearman", 100.0),
+}
+
+
+def measured(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
+    """The cell of fine-tunings on one task."""
+    usual, factor = _METRICS[task]
+    return Cell(row, column, runs, metric or usual, factor)
+
+
+def perplexity(row: str, *runs: Run) -> Cell:
+    """The cell of what pre-trainings come to on held-out text, in the column that Table 6 calls so."""
+    return Cell(row, "LM perplexity", runs, "perplexity", 1.0)
+
+
+def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -> Run:
+    """The pre-training of a BERT with nothing left out; BASE unless a size is named."""
+    size = size or scale.base
+    return pretraining(scale, data, "bert" if size == scale.base else size, size=size, seed=seed)
+
+
+def pretraining(
+    scale: Scale, data: Mapping[str, Any], name: str, *overrides: str, size: str = "", seed: int = 1
+) -> Run:
+    """A pre-training.
+
+    Args:
+      scale: of it.
+      data: paths, by the names of the table's arguments.
+      name: what it is called in all tables; `bert` and `ltr` keep checkpoints along the way.
+      *overrides: of the config, besides the scale's.
+      size: of the model; "" is BASE.
+      seed: of everything.
+    """
+    size = size or scale.base
+    kept = scale.kept if name in ("bert", "ltr") else ()
+    model = _model(scale, size, overrides)
+    every = "--config.data.objective=lm" in overrides
+    flops = sum(
+        tokens * flops_per_token(model, length, length - 2 if every else round(0.15 * length))
+        for tokens, length in scale.phases
+    )
+    return Run(
+        name=f"pretrain/{name}-{seed}",
+        config=f"{scale.pretraining},size={size},corpus={data['corpus'] or 'CORPUS'}",
+        overrides=(f"--config.seed={seed}", *scale.overrides, *kept, *overrides),
+        flops=flops,
+        lacks="" if data["corpus"] else "a corpus of `bertjax prepare`, given with corpus=",
+    )
+
+
+def fine_tuning(
+    scale: Scale,
+    data: Mapping[str, Any],
+    task: str,
+    start: Run,
+    *overrides: str,
+    variant: str = "",
+    step: int = 0,
+    upper: Upper | None = None,
+    seed: int | None = None,
+) -> Run:
+    """A fine-tuning, with all restarts of the scale or of one seed.
+
+    Args:
+      scale: of it.
+      data: paths, by the names of the table's arguments.
+      task: a name of `scale.tasks`.
+      start: pre-training that it starts from.
+      *overrides: of the config, besides the scale's.
+      variant: what distinguishes it from the usual one, in its name.
+      step: of the start's checkpoints; 0 is the last.
+      upper: what is between encoder and output, where there is anything.
+      seed: of a single one; None is all of the scale.
+    """
+    tuning, upper = scale.tasks[task], upper or Upper()
+    path = data[tuning.data]
+    first = start
+    while first.start:
+        first = first.start
+    model = _model(scale, _argument(first.config, "size"), first.overrides)
+    whole = tuning.tokens * tuning.epochs * (scale.feature_epochs / 3 if upper.features else 1)
+    single = () if seed is None else (f"--config.seed={seed}",)
+    parts = (start.name.rpartition("/")[2], variant, f"{step}" if step else "", "" if seed is None else f"seed{seed}")
+    return Run(
+        name=f"{task}/{'-'.join(filter(None, parts))}",
+        config=f"{tuning.config},path={path or tuning.data.upper()}",
+        overrides=_merged(*tuning.overrides, *_upper(scale, upper), *overrides, *single),
+        start=start,
+        start_step=step,
+        seeds=scale.seeds if seed is None else 0,
+        flops=(scale.seeds if seed is None else 1) * whole * flops_per_token(model, 128, upper=upper),
+        lacks=_lacking(tuning, path),
+    )
+
+
+def ensemble(task: str, name: str, members: Sequence[Run]) -> Run:
+    """An ensemble of fine-tunings of single seeds."""
+    return Run(f"{task}/{name}", members=tuple(members))
+
+
+def features(scale: Scale, which: str = CONCAT_LAST_FOUR, lstm_layers: int = 2) -> Upper:
+    """The feature-based approach of section 5.3."""
+    return Upper(which, lstm_layers, scale.lstm_size)
+
+
+def _upper(scale: Scale, upper: Upper) -> tuple[str, ...]:
+    if not upper.is_there:
+        return ()
+    layers = (f"--config.upper.lstm_layers={upper.lstm_layers}", f"--config.upper.lstm_size={upper.lstm_size}")
+    if not upper.features:
+        return layers
+    frozen = (f"--config.upper.features={upper.features}", "--config.optimizer.freeze=encoder", _FEATURES_RATE)
+    return (*layers, *frozen, f"--config.epochs={scale.feature_epochs}")
+
+
+def _merged(*overrides: str) -> tuple[str, ...]:
+    """Each field once, with its last value."""
+    return tuple({override.partition("=")[0]: override for override in overrides}.values())
+
+
+def _lacking(tuning: FineTuning, path: str) -> str:
+    if not path:
+        return f"{tuning.needs or tuning.config.partition(',')[0]}, in a folder given with {tuning.data}="
+    if tuning.needs and ":" not in path.partition("/")[0] and not (epath.Path(path) / tuning.needs).exists():
+        return f"{path}/{tuning.needs}, which is not there"
+    return ""
+
+
+def _model(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
+    """Near enough for an estimate."""
+    encoder = {"encoder": LSTM} if f"--config.model.encoder={LSTM}" in overrides else {}
+    return ModelConfig(vocab_size=scale.vocab_size, **size_fields(size), **encoder)
+
+
+def _argument(config: str, name: str) -> str:
+    return dict(item.split("=", 1) for item in config.partition(":")[2].split(","))[name]

@@ -1,0 +1,34 @@
+"""Figure 5: fine-tuning from checkpoints along pre-training (section C.1 of the paper).
+
+    bertjax reproduce --config experiments/tables/figure5.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
+    bertjax table figure5 --results runs/tables --plot figure5.png
+
+`task` is the one that is fine-tuned, MNLI in the paper; SST-2 is what a small model shows more of. The other arguments
+are those of table5.py.
+
+Hardware and time: `--plan` says. Expected: masked LM, of which a step predicts fewer pieces, overtakes left-to-right
+almost at once.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.experiment import arguments
+from bertjax.reproduction import scales
+from bertjax.reproduction.table import Table
+
+
+@arguments(scale="small", corpus="", glue="", squad="", ner="", task="")
+def get_table(given: ConfigDict) -> Table:
+    """The figure for `scale=small,corpus=DIR,glue=DIR,squad=DIR,ner=DIR,task=mnli`."""
+    scale = scales.scale_of(given.scale)
+    task = given.task or ("mnli" if scale.name == scales.PAPER else "sst2")
+    series = {
+        "Masked LM": scales.bert(scale, given),
+        "Left-to-right": scales.pretraining(scale, given, "ltr", *scales.LEFT_TO_RIGHT),
+    }
+    cells = tuple(
+        scales.measured(f"{step:,}", name, task, scales.fine_tuning(scale, given, task, start, step=step))
+        for step in scale.steps_along
+        for name, start in series.items()
+    )
+    return Table("figure5", f"Pre-training steps, {task}, dev", scale.told, cells)

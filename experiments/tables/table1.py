@@ -1,0 +1,43 @@
+"""Table 1: GLUE (section 4.1 of the paper).
+
+    bertjax reproduce --config experiments/tables/table1.py:scale=paper,corpus=CORPUS,glue=glue_data --results RESULTS
+    bertjax table 1 --results RESULTS
+
+The paper's figures are of the test sets, whose labels only the GLUE server has; ours are of dev. `bertjax predict` and
+`bertjax submission` make the archive that the server takes. The average is that of nine figures, MNLI counted twice and
+WNLI left out. The arguments are those of table5.py.
+
+Hardware and time: `--plan` says.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.experiment import arguments
+from bertjax.reproduction import scales
+from bertjax.reproduction.table import Cell, Table
+
+_COLUMNS = {
+    "MNLI-m": ("mnli", ""),
+    "MNLI-mm": ("mnli", "accuracy_mismatched"),
+    "QQP": ("qqp", ""),
+    "QNLI": ("qnli", ""),
+    "SST-2": ("sst2", ""),
+    "CoLA": ("cola", ""),
+    "STS-B": ("stsb", ""),
+    "MRPC": ("mrpc", ""),
+    "RTE": ("rte", ""),
+}
+
+
+@arguments(scale="small", corpus="", glue="")
+def get_table(given: ConfigDict) -> Table:
+    """The table for `scale=small,corpus=DIR,glue=DIR`."""
+    scale = scales.scale_of(given.scale)
+    cells = []
+    for row, size in (("BERT BASE", scale.base), ("BERT LARGE", scale.large)):
+        start = scales.bert(scale, given, size)
+        for column, (task, metric) in _COLUMNS.items():
+            run = scales.fine_tuning(scale, given, task, start)
+            cells.append(scales.measured(row, column, task, run, metric=metric))
+        cells.append(Cell(row, "Average", (), "", mean_of=tuple(_COLUMNS)))
+    return Table("1", "", scale.told, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))

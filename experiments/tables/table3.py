@@ -1,0 +1,30 @@
+"""Table 3: SQuAD 2.0 (section 4.3 of the paper).
+
+    bertjax reproduce --config experiments/tables/table3.py:scale=paper,corpus=CORPUS,squad2=SQUAD --results RESULTS
+    bertjax table 3 --results RESULTS
+
+`squad2` is the folder with train-v2.0.json and dev-v2.0.json; the other arguments are those of table5.py. Ours are of
+dev; the test set is SQuAD's server's.
+
+Hardware and time: `--plan` says.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.experiment import arguments
+from bertjax.reproduction import scales
+from bertjax.reproduction.table import Table
+
+_COLUMNS = {"Dev EM": "exact", "Dev F1": "f1"}
+
+
+@arguments(scale="small", corpus="", squad2="")
+def get_table(given: ConfigDict) -> Table:
+    """The table for `scale=small,corpus=DIR,squad2=DIR`."""
+    scale = scales.scale_of(given.scale)
+    run = scales.fine_tuning(scale, given, "squad2", scales.bert(scale, given, scale.large))
+    cells = (
+        scales.measured("BERT LARGE (Single)", column, "squad2", run, metric=metric)
+        for column, metric in _COLUMNS.items()
+    )
+    return Table("3", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))

@@ -1,0 +1,31 @@
+"""Table 6: the size of the model (section 5.2 of the paper).
+
+    bertjax reproduce --config experiments/tables/table6.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
+    bertjax table 6 --results runs/tables
+
+The arguments are those of table5.py. Hardware and time: `--plan` says. Expected: every step up is better, on small data
+sets too.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.experiment import arguments
+from bertjax.reproduction import scales
+from bertjax.reproduction.table import Table
+
+_COLUMNS = {"MNLI-m": "mnli", "MRPC": "mrpc", "SST-2": "sst2", "NER": "ner"}
+
+
+@arguments(scale="small", corpus="", glue="", ner="")
+def get_table(given: ConfigDict) -> Table:
+    """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
+    scale = scales.scale_of(given.scale)
+    cells = []
+    for row, size in scale.sizes.items():
+        start = scales.bert(scale, given, size)
+        cells.append(scales.perplexity(row, start))
+        for column, task in _COLUMNS.items():
+            run = scales.fine_tuning(scale, given, task, start)
+            cells.append(scales.measured(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
+    here = ", ".join(f"{row} is {size}" for row, size in scale.sizes.items())
+    return Table("6", "", scale.told, tuple(cells), (f"here {here}", "NER (F1) is not in the paper's table"))

@@ -1,0 +1,44 @@
+"""Table 7: named entities, fine-tuned and feature-based (section 5.3 of the paper).
+
+    bertjax reproduce --config experiments/tables/table7.py:corpus=CASED,ner=CONLL --results runs/tables --plan
+    bertjax table 7 --results runs/tables
+
+A cased corpus. Feature-based: the encoder is frozen, and a BiLSTM of two layers stands on some of its layers, whose
+states are computed once. The arguments are those of table5.py; ours are of dev, and `bertjax evaluate
+--config.data.eval_split=test` has the test set.
+
+Hardware and time: `--plan` says. Expected: fine-tuning best, and of the features the last four layers together.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.experiment import arguments
+from bertjax.model import upper
+from bertjax.reproduction import scales
+from bertjax.reproduction.table import Table
+
+_FEATURES = {
+    "Embeddings": upper.EMBEDDINGS,
+    "Second-to-Last Hidden": upper.SECOND_TO_LAST,
+    "Last Hidden": upper.LAST,
+    "Weighted Sum Last Four Hidden": upper.SUM_LAST_FOUR,
+    "Concat Last Four Hidden": upper.CONCAT_LAST_FOUR,
+    "Weighted Sum All 12 Layers": upper.SUM_ALL,
+}
+
+
+@arguments(scale="small", corpus="", ner="")
+def get_table(given: ConfigDict) -> Table:
+    """The table for `scale=small,corpus=DIR,ner=DIR`."""
+    scale = scales.scale_of(given.scale)
+    base, large = scales.bert(scale, given), scales.bert(scale, given, scale.large)
+    runs = {
+        "Fine-tuning BERT LARGE": scales.fine_tuning(scale, given, "ner", large),
+        "Fine-tuning BERT BASE": scales.fine_tuning(scale, given, "ner", base),
+    }
+    for row, which in _FEATURES.items():
+        on_top = scales.features(scale, which)
+        runs[row] = scales.fine_tuning(scale, given, "ner", base, variant=which, upper=on_top)
+    cells = tuple(scales.measured(row, "Dev", "ner", run) for row, run in runs.items())
+    notes = (f"LARGE is {scale.large}; BiLSTMs of {scale.lstm_size} units in each direction",)
+    return Table("7", "", scale.told, cells, notes)

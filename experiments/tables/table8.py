@@ -1,0 +1,41 @@
+"""Table 8: what masked pieces are replaced by (section C.2 of the paper).
+
+    bertjax reproduce --config experiments/tables/table8.py:corpus=CASED,ner=CONLL --results runs/tables --plan
+    bertjax table 8 --results runs/tables
+
+The arguments are those of table5.py. Hardware and time: `--plan` says. Expected: fine-tuning hardly depends on it;
+the feature-based approach suffers where all are [MASK], which it never sees.
+"""
+
+from ml_collections import ConfigDict
+
+from bertjax.experiment import arguments
+from bertjax.reproduction import scales
+from bertjax.reproduction.table import Table
+
+_COLUMNS = {"MNLI fine-tuning": "mnli", "SST-2 fine-tuning": "sst2", "NER fine-tuning": "ner"}
+_FIELDS = ("mask_share", "same_share", "random_share")
+_ROWS = ("80/10/10", "100/0/0", "80/0/20", "80/20/0", "0/20/80", "0/0/100")
+
+
+@arguments(scale="small", corpus="", glue="", ner="")
+def get_table(given: ConfigDict) -> Table:
+    """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
+    scale = scales.scale_of(given.scale)
+    cells = []
+    for row in _ROWS:
+        shares = [
+            f"--config.data.masking.{name}={int(share) / 100}"
+            for name, share in zip(_FIELDS, row.split("/"), strict=True)
+        ]
+        name = f"mask_{row.replace('/', '_')}"
+        usual = row == _ROWS[0]
+        start = scales.bert(scale, given) if usual else scales.pretraining(scale, given, name, *shares)
+        for column, task in _COLUMNS.items():
+            cells.append(scales.measured(row, column, task, scales.fine_tuning(scale, given, task, start)))
+        on_top = scales.features(scale)
+        run = scales.fine_tuning(scale, given, "ner", start, variant=on_top.features, upper=on_top)
+        cells.append(scales.measured(row, "NER feature-based", "ner", run))
+        cells.append(scales.perplexity(row, start))
+    notes = ("SST-2 and perplexity of held-out text, masked by the row's own shares, are not in the paper's table",)
+    return Table("8", "", scale.told, tuple(cells), notes)

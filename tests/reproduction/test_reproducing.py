@@ -1,0 +1,247 @@
+"""`bertjax reproduce` and `bertjax table` on a table of tiny runs: what is run, what is shown, and nothing twice."""
+
+import json
+import shlex
+import shutil
+import statistics
+
+import pytest
+from finetuning_data import glue_files
+from running import EXPERIMENTS, overrides, refused
+
+from bertjax import cli
+from bertjax.files import write_whole
+from bertjax.reproduction import outcomes, reproducing
+from bertjax.training.identity import sealed
+
+TABLE = """
+from bertjax.experiment import arguments
+from bertjax.reproduction.table import Cell, Run, Table
+
+TINY = {tiny!r}
+
+@arguments(glue={glue!r}, steps=2)
+def get_table(given):
+    first = Run("pretrain/first", "{experiments}/pretrain.py:size=L1_H16,seq_len=16,corpus={corpus},quick=true",
+                ("--config.steps=2", "--config.eval_every=2", "--config.checkpoint_every=1", *TINY), flops=1e9)
+    tuning = f"{experiments}/glue.py:task=cola,path={{given.glue or 'GLUE'}},grid=one,quick=true"
+    lacks = "" if given.glue else "CoLA, in a folder given with glue="
+    fields = (f"--config.steps={{given.steps}}", *TINY)
+    tuned = Run("cola/first", tuning, fields, first, seeds=2, flops=2e9, lacks=lacks)
+    early = Run("cola/first-1", tuning, fields, first, 1, seeds=2, flops=2e9, lacks=lacks)
+    singles = [Run(f"cola/seed{{n}}", tuning, (*fields, f"--config.seed={{n}}"), first, lacks=lacks) for n in (0, 1)]
+    both = Run("cola/both", members=tuple(singles), lacks=lacks)
+    return Table("5", "", "tiny", (
+        Cell("BERT BASE", "LM perplexity", (first,), "perplexity", 1.0),
+        Cell("BERT BASE", "SST-2", (tuned,), "accuracy"),
+        Cell("No NSP", "SST-2", (early,), "accuracy"),
+        Cell("ours", "SST-2", (both,), "accuracy"),
+        Cell("BERT BASE", "mean", (), "", mean_of=("LM perplexity", "SST-2")),
+    ))
+"""
+
+
+@pytest.fixture(scope="module")
+def table(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    tiny = [item for item in overrides(None) if "learning_rate" not in item]
+    glue = glue_files(folder / "glue")
+    content = TABLE.format(tiny=tuple(tiny), glue=str(glue), experiments=EXPERIMENTS, corpus=corpus)
+    (folder / "table.py").write_text(content)
+    return folder / "table.py"
+
+
+def printed(capfd, *arguments) -> tuple[str, str]:
+    capfd.readouterr()
+    cli.main([*map(str, arguments)])
+    told = capfd.readouterr()
+    return told.out, told.err
+
+
+@pytest.fixture(scope="module")
+def results(table, tmp_path_factory):
+    """A folder with the whole table; tests must not change it."""
+    folder = tmp_path_factory.mktemp("results")
+    cli.main(["reproduce", f"--config={table}", f"--results={folder}"])
+    return folder
+
+
+NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
+
+
+def test_a_plan_runs_nothing_and_tells_order_time_and_commands(table, tmp_path, capfd):
+    out, _ = printed(capfd, "reproduce", f"--config={table}", f"--results={tmp_path}/r", "--plan")
+    assert not (tmp_path / "r").exists()
+    lines = out.splitlines()
+    assert [line.split()[1] for line in lines[:-1:2]] == [
+        *("pretrain/first", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both")
+    ]
+    assert all("about 0:00:" in line for line in lines[:-1:2])
+    assert all(line.startswith("      bertjax ") for line in lines[1:-1:2])
+    assert lines[-1].startswith("6 of 6 runs to do, about 0:00:") and "40% of measured NumPy" in lines[-1]
+
+
+def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path, capfd):
+    out, _ = printed(capfd, "reproduce", f"--config={table}:glue=", f"--results={tmp_path}", "--plan")
+    assert "cola/both" in out and out.count("left out: needs CoLA, in a folder given with glue=") == 5
+    assert "1 of 6 runs to do" in out
+    out, _ = printed(capfd, "table", "5", f"--results={tmp_path}")
+    # Not of this file, which was only planned.
+    assert "experiments" not in out
+
+
+def test_all_is_run_once(table, results, capfd):
+    assert sorted(json.loads((results / "reproduce.json").read_text())["seconds"]) == NAMES
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json") if path.name != "reproduce.json"}
+    assert len(before) > 10
+    out, err = printed(capfd, "reproduce", f"--config={table}", f"--results={results}")
+    assert out.count(" done\n") == 6 and "0 of 6 runs to do" in out and "as 3 finished runs took" in out
+    assert json.loads(out.splitlines()[-1])["done"] == NAMES
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_figures_are_means_and_deviations_of_seeds(results, capfd):
+    out, _ = printed(capfd, "table", "5", f"--results={results}")
+    seeds = [
+        trial["metrics"]["accuracy"] for trial in json.loads((results / "cola/first/sweep.json").read_text())["trials"]
+    ]
+    perplexity = json.loads((results / "pretrain/first/results.json").read_text())["perplexity"]
+    shown = f"{100 * statistics.mean(seeds):.1f} ±{100 * statistics.stdev(seeds):.1f}"
+    row = next(line for line in out.splitlines() if line.startswith("BERT BASE"))
+    mean = statistics.mean([perplexity, 100 * statistics.mean(seeds)])
+    assert f" 92.7  {shown} " in row and row.split()[-2:] == [f"{perplexity:.1f}", f"{mean:.1f}"]
+    both = json.loads((results / "cola/both/results.json").read_text())
+    assert f"{100 * both['accuracy']:.1f}" in next(line for line in out.splitlines() if line.startswith("ours"))
+    assert "What is missing" not in out
+    markdown, _ = printed(capfd, "table", "5", f"--results={results}", "--markdown")
+    assert f"| 92.7 | {shown} |" in markdown and markdown.startswith("**Table 5: ")
+
+
+def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results, tmp_path, capfd):
+    from_folder, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/kept.json")
+    assert from_folder.endswith(f"6 runs are kept in {tmp_path}/kept.json\n")
+    again, _ = printed(capfd, "table", "5", f"--results={tmp_path}/kept.json")
+    assert again.rstrip() == from_folder[: from_folder.rindex("6 runs")].rstrip()
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert sorted(kept["runs"]) == NAMES and len(kept["runs"]["cola/first"]["metrics"]) == 2
+    assert "is a file of kept results" in refused(
+        capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/kept.json"
+    )
+    (tmp_path / "kept.json").write_text("{}")
+    assert "is no file of results" in refused(capfd, "table", "5", f"--results={tmp_path}/kept.json")
+
+
+@pytest.mark.slow
+def test_what_is_missing_is_named_with_commands_that_fill_it(table, results, tmp_path, capfd):
+    cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/new"])
+    out, _ = printed(capfd, "table", "5", f"--results={tmp_path}/new")
+    assert "- no data: SST-2: needs CoLA" in out
+    commands = [line for line in out.splitlines() if line.startswith("    bertjax ")]
+    assert len(commands) == 5 and "path=GLUE" in commands[0]
+    # A folder in which nothing is known of what was asked for.
+    whole = reproducing.load_table(str(table))
+    for run in whole.runs():
+        if run.name != "pretrain/first":
+            cli.main(shlex.split(run.command(f"{tmp_path}/new"))[1:])
+    capfd.readouterr()
+    old, new = outcomes.read(str(results)), outcomes.read(f"{tmp_path}/new")
+    for run in whole.runs():
+        # The very same runs, seed by seed.
+        assert new.outcome(run).metrics == old.outcome(run).metrics, run.name
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Names of the runs that were begun, none of which takes any time; `stops` and `fails` are names of such as do."""
+    calls, done, ends = [], {}, {"stops": set(), "fails": set()}
+
+    def execute(run, place):
+        calls.append(run.name)
+        assert all((place, earlier.name) in done for earlier in run.needs)
+        if run.name in ends["fails"]:
+            raise outcomes.BertjaxError("the loss is not finite")
+        if run.name in ends["stops"]:
+            return {"stopped": True}
+        done[place, run.name] = outcomes.Outcome(({},))
+        return {"stopped": False}
+
+    monkeypatch.setattr(reproducing, "_execute", execute)
+    monkeypatch.setattr(outcomes.Results, "outcome", lambda results, run: done.get((results.place, run.name)))
+    return calls, ends
+
+
+def test_a_run_that_is_stopped_goes_on_and_what_is_finished_is_not_repeated(table, tmp_path, capfd, executed):
+    calls, ends = executed
+    command = ["reproduce", f"--config={table}", f"--results={tmp_path}"]
+    ends["stops"] = {"cola/first"}
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    assert end.value.code == 42 and calls == ["pretrain/first", "cola/first"]
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert told == {"stopped": True, "done": ["pretrain/first"], "failed": {}}
+    ends["stops"] = set()
+    cli.main(command)
+    assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
+
+
+def test_one_that_fails_does_not_keep_the_others_from_being_run(table, tmp_path, capfd, executed):
+    calls, ends = executed
+    ends["fails"] = {"cola/seed0"}
+    with pytest.raises(SystemExit) as end:
+        cli.main(["reproduce", f"--config={table}", f"--results={tmp_path}"])
+    assert end.value.code == 1
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert told["failed"] == {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}
+    assert told["done"] == ["cola/first", "cola/first-1", "cola/seed1", "pretrain/first"]
+    assert "cola/both" not in calls
+
+
+def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, capfd, executed):
+    _, ends = executed
+    ends["stops"] = {"cola/first"}
+    command = ["reproduce", f"--config={table}", f"--results={tmp_path}"]
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    (tmp_path / "cola/first").mkdir(parents=True)
+    ends["stops"] = set()
+    cli.main(command)
+    # The one that went on took less than it would have.
+    assert "cola/first" not in json.loads((tmp_path / "reproduce.json").read_text())["seconds"]
+
+
+def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
+    cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
+    shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
+    sweep = json.loads((results / "cola/first/sweep.json").read_text())
+    sweep["trials"][0]["started_from"] = "0" * 16
+    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sweep))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["table", "5", f"--results={tmp_path}/r"])
+    error = capfd.readouterr().err
+    assert end.value.code == 1 and "cola/first started from other parameters than pretrain/first ended with" in error
+    sweep["left"] = 1
+    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sweep))
+    assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
+    other = sealed({"perplexity": 1.0})
+    write_whole(tmp_path / "r/pretrain/first/results.json", json.dumps({**other, "perplexity": 2.0}))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["table", "5", f"--results={tmp_path}/r"])
+    assert end.value.code == 1 and "results.json is damaged" in capfd.readouterr().err
+    error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
+    assert "has results of other settings than the table asks for (steps: 3 -> 2)" in error
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("x = 1", "has no function get_table"),
+        ("def get_table(text):\n    return 1", "must return a bertjax.reproduction.table.Table"),
+        ("def get_table(text):\n    1 / 0", "cannot be run: ZeroDivisionError"),
+    ],
+)
+def test_a_file_that_describes_no_table_is_refused(content, named, tmp_path, capfd):
+    (tmp_path / "table.py").write_text(content)
+    command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
+    assert named in refused(capfd, *command)
+    assert "known: paper, small" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
+    assert "there is no table '9'; known: 1, 2" in refused(capfd, "table", "9", command[-1])

@@ -1,0 +1,117 @@
+"""The tables' own experiments: at every scale their commands can be run, in the order in which they are given."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bertjax.arguments import parser
+from bertjax.building import settings_of
+from bertjax.config import load_config, load_trials
+from bertjax.experiment import trials_of
+from bertjax.reproduction import scales
+from bertjax.reproduction.paper import paper_table, table_names
+from bertjax.reproduction.reproducing import load_table
+
+FILES = sorted((Path(__file__).parents[2] / "experiments/tables").glob("*.py"))
+GIVEN = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
+every_table = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL])
+
+
+def table(file: Path, scale: str):
+    text = file.read_text()
+    given = ",".join(f"{name}={path}" for name, path in GIVEN.items() if f"{name}=" in text)
+    return load_table(f"{file}:scale={scale},{given}")
+
+
+def test_every_table_of_the_paper_has_an_experiment_and_there_is_one_of_our_own():
+    names = {file.stem.removeprefix("table") for file in FILES}
+    assert names == {*table_names(), "figure3"}
+
+
+@every_table
+def test_one_name_is_one_run_in_all_tables(scale):
+    runs = {}
+    for file in FILES:
+        for run in table(file, scale).runs():
+            assert runs.setdefault(run.name, run) == run, f"{run.name} of {file.name} is another one elsewhere"
+    assert len(runs) > 90
+
+
+@every_table
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_commands_are_valid_and_each_comes_after_what_it_needs(file, scale):
+    there = set()
+    for run in table(file, scale).runs():
+        assert {earlier.name for earlier in run.needs} <= there
+        there.add(run.name)
+        args, overrides = parser().parse_known_args(shlex.split(run.command("/results"))[1:])
+        if run.members:
+            assert args.command == "ensemble" and len(args.checkpoint) == scales.scale_of(scale).members
+            continue
+        settings_of(load_config(args.config, overrides))
+        assert len({item.partition("=")[0] for item in overrides}) == len(overrides), "a field is given twice"
+        assert run.flops > 0
+        if args.command == "sweep":
+            assert load_trials(args.config, trials_of) and args.seeds == scales.scale_of(scale).seeds
+
+
+@every_table
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_cells_are_those_of_the_paper_and_named_ones_of_our_own(file, scale):
+    found = table(file, scale)
+    assert found.number == file.stem.removeprefix("table")
+    assert len({(cell.row, cell.column) for cell in found.cells}) == len(found.cells)
+    if found.number not in table_names():
+        return
+    printed = paper_table(found.number)
+    if found.number != "figure5":
+        assert {cell.row for cell in found.cells} <= printed.rows.keys()
+        # Of the paper's columns, only test sets are left out, whose labels nobody has.
+        assert {cell.column for cell in found.cells} >= {name for name in printed.columns if "Test" not in name}
+
+
+def test_masks_sizes_and_directions_are_what_the_rows_say():
+    eight = {cell.row: cell.runs[0].start for cell in table(FILES[-1], scales.PAPER).cells if cell.runs[0].start}
+    for row, start in eight.items():
+        shares = settings_of(load_config(start.config, start.overrides)).data.masking
+        assert [round(100 * share) for share in (shares.mask_share, shares.same_share, shares.random_share)] == [
+            int(part) for part in row.split("/")
+        ]
+    six = {cell.row: cell.runs[0] for cell in table(FILES[-3], scales.PAPER).cells if not cell.runs[0].start}
+    for row, run in six.items():
+        model = load_config(run.config, run.overrides).model
+        assert f"{model.num_layers}/{model.hidden_size}/{model.num_heads}" == row
+    five = {cell.row: cell.runs[0] for cell in table(FILES[-4], scales.SMALL).cells if cell.column == "SST-2"}
+    told = {
+        row: (config.data.objective, config.model.attention_direction)
+        for row, run in five.items()
+        for config in [load_config(run.start.config, run.start.overrides)]
+    }
+    left = ("lm", "left")
+    assert told == {
+        "BERT BASE": ("nsp", "both"), "No NSP": ("none", "both"), "LTR & No NSP": left, "+ BiLSTM": left
+    }  # fmt: skip
+    on_top = load_config(five["+ BiLSTM"].config, five["+ BiLSTM"].overrides)
+    assert on_top.upper.lstm_layers == 1 and not on_top.upper.features
+
+
+@every_table
+def test_what_is_said_to_have_equal_flops_has(scale):
+    three = {cell.row: cell.runs[0] for cell in table(FILES[0], scale).cells if not cell.runs[0].start}
+    bert = three.pop("BERT").flops
+    equal = [run.flops / bert for row, run in three.items() if "equal FLOPs" in row]
+    assert len(equal) == 2 and all(abs(share - 1) < 0.05 for share in equal)
+    assert three["Left-to-right, as wide"].flops > 1.2 * bert
+
+
+def test_data_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "SST-2").mkdir()
+    (tmp_path / "SST-2/train.tsv").write_text("")
+    found = load_table(f"tables/table5:corpus=c,glue={tmp_path}")
+    lacking = {run.name: run.lacking for run in found.runs()}
+    assert not lacking["pretrain/bert-1"] and not lacking["sst2/bert-1"]
+    assert lacking["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which is not there"
+    assert lacking["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
+    without = load_table(f"tables/table5:glue={tmp_path}").runs()
+    assert all("given with corpus=" in run.lacking for run in without if "sst2" in run.name)
