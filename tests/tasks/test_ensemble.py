@@ -12,7 +12,11 @@ from bertjax import cli
 
 TASKS = {
     "classes": ("glue.py:task=cola", glue_files, {}),
-    "spans": ("squad.py:version=2.0", lambda folder: squad_files(folder, "2.0"), {"data.seq_len": 128, "data.n_best": 200}),
+    "spans": (
+        "squad.py:version=2.0",
+        lambda folder: squad_files(folder, "2.0"),
+        {"data.seq_len": 128, "data.n_best": 200},
+    ),
     "tags": ("ner.py:context=sentence", conll_files, {}),
 }
 
