@@ -61,6 +61,14 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
         return super()._get_help_string(action) if action.default not in (None, False) else action.help
 
 
+def _add_distributed(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--distributed",
+        action="store_true",
+        help="refuse to train alone; where processes are told of each other they join without it",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Parses to `run`, which does what the command is for, and what it takes."""
     whole = _Parser(
@@ -157,11 +165,7 @@ def parser() -> argparse.ArgumentParser:
         "--workdir", required=True, metavar="DIR", help="checkpoints, metrics, curves; resumed if it exists"
     )
     sub.add_argument("--init_from", metavar="CKPT", help=f"start with the parameters of {_ANY_CHECKPOINT}")
-    sub.add_argument(
-        "--distributed",
-        action="store_true",
-        help="refuse to train alone; where processes are told of each other they join without it",
-    )
+    _add_distributed(sub)
 
     sub = command(
         "sweep",
@@ -173,6 +177,7 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--workdir", required=True, metavar="DIR", help="of the sweep; goes on where it stopped")
     sub.add_argument("--init_from", metavar="CKPT", help=f"start each trial with the parameters of {_ANY_CHECKPOINT}")
+    _add_distributed(sub)
     sub.add_argument("--seeds", type=int, default=1, help="random restarts of each setting")
     sub.add_argument(
         "--grid",
@@ -195,6 +200,7 @@ def parser() -> argparse.ArgumentParser:
         "--results", required=True, metavar="DIR", help="of all runs; tables share what they have in common"
     )
     sub.add_argument("--plan", action="store_true", help="print the plan only")
+    _add_distributed(sub)
 
     sub = command(
         "table",

@@ -7,12 +7,12 @@ import argparse
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertjax.errors import STOPPED, UsageError
-from bertjax.terminal import show
+from bertjax.terminal import is_first, show
 
 
 def experiment_of(args: argparse.Namespace) -> str:
@@ -41,8 +41,13 @@ def checkpoint_of(args: argparse.Namespace) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _start(args: argparse.Namespace) -> Iterator[str | None]:
-    """The checkpoint of --init_from as one of ours; one of another format is kept converted beside the run."""
+def _start(args: argparse.Namespace, several: bool) -> Iterator[str | None]:
+    """The checkpoint of --init_from as one of ours; one of another format is kept converted beside the run.
+
+    Args:
+      args: of the command.
+      several: processes run it, each of which converts for itself.
+    """
     from bertjax.building import settings_of
     from bertjax.interop.convert import as_bertjax
     from bertjax.terminal import say
@@ -52,7 +57,7 @@ def _start(args: argparse.Namespace) -> Iterator[str | None]:
         return
     # A conversion may take minutes.
     settings_of(config_of(args))
-    shared = getattr(args, "distributed", False) or "://" in args.workdir
+    shared = several or "://" in args.workdir
     keep = None if shared else Path(args.workdir).expanduser().absolute() / "init_from"
     with as_bertjax(args.init_from, say, keep) as path:
         yield path
@@ -132,24 +137,36 @@ def describe(args: argparse.Namespace) -> None:
     show(describe_fields(settings) if args.fields else describe_task(settings, build_task(settings, train=None)))
 
 
+def _joined(args: argparse.Namespace, cluster: Callable[[], Any]) -> bool:
+    """Connects the processes of a run where there are several, and tells whether there are."""
+    from bertjax.training.processes import is_one_of_several, join_the_others
+
+    several = args.distributed or is_one_of_several()
+    if several:
+        join_the_others(cluster())
+    return several
+
+
 def train(args: argparse.Namespace) -> None:
     from bertjax.building import settings_of
     from bertjax.inference.frozen import training_task
     from bertjax.training.loop import train as run
-    from bertjax.training.processes import is_one_of_several, join_the_others, naming_a_lost_process
+    from bertjax.training.processes import naming_a_lost_process
 
-    if args.distributed or is_one_of_several():
-        join_the_others(settings_of(config_of(args)).cluster)
-    with naming_a_lost_process(), _start(args) as start:
+    several = _joined(args, lambda: settings_of(config_of(args)).cluster)
+    with naming_a_lost_process(), _start(args, several) as start:
         settings = settings_of(config_of(args, start))
         _end(run(settings, training_task(settings, start), args.workdir, start))
 
 
 def sweep(args: argparse.Namespace) -> None:
+    from bertjax.building import settings_of
     from bertjax.sweeps import sweep as run
+    from bertjax.training.processes import naming_a_lost_process
 
     experiment = experiment_of(args)
-    with _start(args) as start:
+    several = _joined(args, lambda: settings_of(config_of(args)).cluster)
+    with naming_a_lost_process(), _start(args, several) as start:
         _end(run(experiment, args.overrides, args.grid or (), args.seeds, args.workdir, start))
 
 
@@ -157,12 +174,20 @@ def reproduce(args: argparse.Namespace) -> None:
     from bertjax.reproduction.outcomes import read
     from bertjax.reproduction.reproducing import describe_plan, load_table, plan
     from bertjax.reproduction.reproducing import reproduce as run
+    from bertjax.settings.cluster import ClusterConfig
+    from bertjax.training.processes import naming_a_lost_process
 
+    if args.overrides:
+        raise UsageError(f"{args.overrides[0]} is for one run; a table's runs have the fields that its file gives them")
     table = load_table(experiment_of(args))
-    show(describe_plan(plan(table, read(args.results)), args.results))
     if args.plan:
+        show(describe_plan(plan(table, read(args.results)), args.results))
         return
-    result = run(args.config, table, args.results)
+    _joined(args, ClusterConfig)
+    with naming_a_lost_process():
+        if is_first():
+            show(describe_plan(plan(table, read(args.results)), args.results))
+        result = run(args.config, table, args.results)
     _end(result)
     if result["failed"]:
         raise SystemExit(1)

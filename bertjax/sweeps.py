@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import jax
 from etils import epath
 
 from bertjax.building import experiment_config, settings_of
@@ -25,6 +26,7 @@ from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
+from bertjax.training.agreement import from_first
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import check_own, other_numbers, place
@@ -99,7 +101,8 @@ def run_sweep(
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]
-    finished = [_finished(*each, init_from) for each in zip(trials, runs, folders, strict=True)]
+    planned = list(zip(trials, runs, folders, strict=True))
+    finished = from_first(lambda: [_finished(*each, init_from) for each in planned])
     if not all(finished):
         # Also refuses data that cannot be used, before any trial.
         task = build_task(runs[0], train=True)
@@ -109,7 +112,7 @@ def run_sweep(
                 "one off the training data with --config.data.dev_share=0.1"
             )
         data_hash = task.data_hash
-        if finished[0] and read_results(folders[0])["data_sha256"] != data_hash:
+        if finished[0] and from_first(lambda: read_results(folders[0])["data_sha256"]) != data_hash:
             raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
@@ -128,9 +131,10 @@ def run_sweep(
                 spent.append(time.monotonic() - start)
             outcomes.append(outcome)
             bar.update()
-            _keep_best_checkpoint(outcomes, workdir)
             whole = summary(outcomes) | {"left": len(trials) - number}
-            write_whole(workdir / SWEEP, json.dumps(whole, indent=1) + "\n")
+            if jax.process_index() == 0:
+                _keep_best_checkpoint(outcomes, workdir)
+                write_whole(workdir / SWEEP, json.dumps(whole, indent=1) + "\n")
     if whole["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
     say(table(whole))
@@ -147,7 +151,7 @@ def _run(
         task = training_task(settings, init_from)
         if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
             return None
-        return _outcome(trial, read_results(folder))
+        return from_first(lambda: _outcome(trial, read_results(folder)))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         say(f"the trial failed: {text}")

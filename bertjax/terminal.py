@@ -27,7 +27,7 @@ def show(text: object, file: TextIO | None = None) -> None:
 
 def say(text: str) -> None:
     """One line to the terminal, at once, from the first process of a run alone."""
-    if _is_first():
+    if is_first():
         # Above the progress bars, where there are any.
         tqdm.write(printable(text), file=sys.stderr)
         sys.stderr.flush()
@@ -63,7 +63,7 @@ def progress_bar(
       after_seconds: what ends sooner shows nothing either.
       done: units of the total that were done before.
     """
-    shown = shown and _is_first()
+    shown = shown and is_first()
     if shown and not sys.stderr.isatty():
         return _Lines(what, total, unit, done)
     return tqdm(
@@ -125,7 +125,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
     """Whether this is the first process of a run, or the only one; does not start a backend to find out."""
     jax = sys.modules.get("jax")
     return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0

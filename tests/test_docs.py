@@ -17,6 +17,7 @@ from bertjax.config import grid_values, load_config, load_trials
 from bertjax.errors import UsageError
 from bertjax.experiment import trials_of
 from bertjax.interop import workdir
+from bertjax.reproduction.reproducing import load_table
 from bertjax.tasks.finetuning.output_layer import CLASSES
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +86,9 @@ def _check_bertjax(arguments: list[str]) -> None:
     args, overrides = parser().parse_known_args(arguments)
     if unknown := [item for item in overrides if not hasattr(args, "config") or cli._is_flag(item)]:
         raise UsageError(f"unknown argument {unknown[0]}")
-    if getattr(args, "config", None):
+    if args.command == "reproduce":
+        assert load_table(args.config).runs() and not overrides
+    elif getattr(args, "config", None):
         settings_of(load_config(args.config, overrides))
         if args.command == "sweep":
             assert args.grid or load_trials(args.config, trials_of)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -71,12 +72,13 @@ def ensemble(
     assert first is not None
     task = first[1]
     results = {**_scores(task, mean), "members": members}
-    for path in write_outputs(task, mean, folder):
-        say(str(path))
-    try:
-        write_whole(Path(folder) / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
-    except OSError as error:
-        raise BertjaxError(f"cannot write {folder}/{RESULTS}: {error.strerror or error}") from error
+    if jax.process_index() == 0:
+        for path in write_outputs(task, mean, folder):
+            say(str(path))
+        try:
+            write_whole(Path(folder) / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
+        except OSError as error:
+            raise BertjaxError(f"cannot write {folder}/{RESULTS}: {error.strerror or error}") from error
     return results
 
 

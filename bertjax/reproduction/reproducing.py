@@ -22,6 +22,7 @@ from bertjax.tasks.finetuning.settings import SPLITS
 from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, say
 from bertjax.training import loop
+from bertjax.training.agreement import from_first
 from bertjax.training.checkpoint import find_checkpoint
 
 # The table that the paper lacks.
@@ -146,25 +147,30 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
       BertjaxError: what it holds is damaged, or of other runs.
     """
     results = read(path)
+    first = jax.process_index() == 0
     if results.kept is not None:
         raise UsageError(f"--results {path} is a file of kept results; give a folder")
     results.tables[table.number] = config
-    write_asked(results)
-    made = plan(table, results)
-    done, failed = set(made.done), {}
-    left = made.left
+    if first:
+        write_asked(results)
+    runs = table.runs()
+    # Of several processes all have to run the same.
+    done, failed = set(from_first(lambda: [run.name for run in runs if results.outcome(run)])), {}
+    left = [run for run in runs if run.name not in done and not run.lacking]
     for number, run in enumerate(left, 1):
         if missing := [earlier.name for earlier in run.needs if earlier.name in failed]:
             failed[run.name] = f"{missing[0]} failed"
             continue
-        seconds = sum(map(plan(table, results).seconds, left[number - 1 :]))
-        say(f"run {number} of {len(left)}: {run.name}; about {_time(seconds)} left\n{run.command(path)}")
+        if first:
+            seconds = sum(map(plan(table, results).seconds, left[number - 1 :]))
+            say(f"run {number} of {len(left)}: {run.name}; about {_time(seconds)} left\n{run.command(path)}")
         # One that was begun before takes less than it should.
-        whole, began = not (epath.Path(results.place) / run.name).exists(), time.monotonic()
+        whole = from_first(lambda run=run: not (epath.Path(results.place) / run.name).exists())
+        began = time.monotonic()
         try:
             if _execute(run, results.place)["stopped"]:
                 return {"stopped": True, "done": sorted(done), "failed": failed}
-            if results.outcome(run) is None:
+            if not from_first(lambda run=run: results.outcome(run) is not None):
                 raise BertjaxError("trials of it failed, as told above; the same command tries them again")
         except BertjaxError as error:
             say(f"{run.name} failed: {error}")
@@ -173,10 +179,10 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
         finally:
             jax.clear_caches()
         done.add(run.name)
-        if whole:
+        if whole and first:
             results.seconds[run.name] = time.monotonic() - began
             write_asked(results)
-    lacking = {run.name: run.lacking for run in made.runs if run.lacking}
+    lacking = {run.name: run.lacking for run in runs if run.lacking}
     return {"stopped": False, "done": sorted(done), "failed": failed, "lacking": lacking}
 
 

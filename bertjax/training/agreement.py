@@ -4,7 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from bertjax.config import differences
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import write_whole
 
+T = TypeVar("T")
 # May be others in each process: where it finds what all have, and how it waits.
 _OF_ITS_OWN = tuple(
     f"config.{name}" for name in ("cluster.", "hang_seconds:", "data.corpus:", "data.path:", "data.vocabulary:")
@@ -77,6 +78,29 @@ def check_shared(workdir: epath.Path) -> None:
     finally:
         if jax.process_index() == 0:
             file.unlink(missing_ok=True)
+
+
+def from_first(find: Callable[[], T]) -> T:
+    """What process 0 finds, in all processes of a run; where that fails it fails in all.
+
+    Args:
+      find: gives what JSON has.
+
+    Raises:
+      BertjaxError: what `find` raised in process 0.
+    """
+    if jax.process_count() == 1:
+        return find()
+    told: dict[str, Any] = {}
+    if jax.process_index() == 0:
+        try:
+            told = {"found": find()}
+        except BertjaxError as error:
+            told = {"error": str(error), "wrong_use": isinstance(error, UsageError)}
+    told = json.loads(_of_first(json.dumps(told).encode()))
+    if "error" in told:
+        raise (UsageError if told["wrong_use"] else BertjaxError)(told["error"])
+    return told["found"]
 
 
 def _of_first(content: bytes) -> bytes:

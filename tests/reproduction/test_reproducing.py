@@ -4,10 +4,12 @@ import json
 import shlex
 import shutil
 import statistics
+import sys
 
 import pytest
 from finetuning_data import glue_files
 from running import EXPERIMENTS, overrides, refused
+from several import WORKER, started
 
 from bertjax import cli
 from bertjax.files import write_whole
@@ -243,5 +245,19 @@ def test_a_file_that_describes_no_table_is_refused(content, named, tmp_path, cap
     (tmp_path / "table.py").write_text(content)
     command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
     assert named in refused(capfd, *command)
+    assert "is for one run" in refused(capfd, *command, "--config.seed=3")
     assert "known: paper, small" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
     assert "there is no table '9'; known: 1, 2" in refused(capfd, "table", "9", command[-1])
+
+
+@pytest.mark.slow
+def test_two_processes_fill_the_same_table(table, results, tmp_path):
+    command = ["reproduce", f"--config={table}", f"--results={tmp_path}"]
+    for process in started([sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4):
+        _, said = process.communicate(timeout=500)
+        assert process.returncode == 0, said.decode()[-2000:]
+    old, new = outcomes.read(str(results)), outcomes.read(str(tmp_path))
+    assert sorted(new.seconds) == NAMES
+    for run in reproducing.load_table(str(table)).runs():
+        for seed, other in zip(old.outcome(run).metrics, new.outcome(run).metrics, strict=True):
+            assert seed == pytest.approx(other, rel=1e-3, abs=1e-3), run.name
