@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from attack.oracle import checkpoint_arrays
 from commanding import ends, printed, refused
+from finetuning_data import glue_files
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import workdir
@@ -263,3 +264,37 @@ def test_what_storage_refuses_is_one_line(stored, capfd, corpus):
     code, error = ends(capfd, *train(corpus, RUN)[3:])
     assert code == 1 and error.count("bertjax: ") == 1
     assert "cannot use gs://bucket/runs/a (" in error and "does not have storage.objects.create access" in error
+
+
+TABLE = """
+from bertjax.reproduction.table import Cell, Run, Table
+
+def get_table(text):
+    tiny = ("--config.model.num_heads=2", "--config.optimizer.warmup_steps=1")
+    first = Run("first", "{experiments}/pretrain.py:size=L1_H16,seq_len=16,phases=2,corpus={corpus},quick=true", (
+        "--config.steps=4", "--config.eval_every=2", "--config.checkpoint_every=1", "--config.long_phase.share=0.5",
+        "--config.long_phase.seq_len=32", "--config.data.batch_size=16", *tiny), flops=1e9)
+    tuned = Run("tuned", "{experiments}/glue.py:task=cola,path={glue},grid=one,quick=true",
+                ("--config.steps=2", "--config.optimizer.warmup_steps=1"), first, seeds=2, flops=1e9)
+    return Table("5", "", "tiny", (Cell("BERT BASE", "LM perplexity", (first,), "perplexity", 1.0),
+                                   Cell("BERT BASE", "SST-2", (tuned,), "accuracy")))
+"""
+
+
+@pytest.mark.slow
+def test_a_table_is_filled_at_an_address_as_on_a_disk(corpus, stored, tmp_path, capfd):
+    file = tmp_path / "table.py"
+    glue = glue_files(tmp_path / "glue")
+    file.write_text(TABLE.format(experiments=ROOT / "experiments", corpus=corpus, glue=glue))
+    shown = []
+    for results in (f"{tmp_path}/results", "gs://bucket/results"):
+        printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
+        # Nothing is left to do.
+        assert '"done": ["first", "tuned"]' in printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
+        shown.append(printed(capfd, "table", "5", f"--results={results}"))
+    assert shown[0] == shown[1] and "What is missing" not in shown[0]
+    there = copied(stored, "results/", tmp_path / "there")
+    for name in ("first/metrics.jsonl", "first/results.json"):
+        assert (there / name).read_bytes() == (tmp_path / "results" / name).read_bytes(), name
+    # Of two trials the best one keeps its checkpoints.
+    assert len([*there.glob("tuned/trials/*/checkpoints/*")]) == 1
