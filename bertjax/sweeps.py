@@ -66,9 +66,19 @@ def sweep(
     def configure(trial: dict[str, Any]) -> RunSettings:
         return settings_of(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
 
-    settings = cross_product(grid_values(grid, given, overridden)) if grid else load_trials(experiment, trials_of)
+    if grid:
+        settings = cross_product(grid_values(grid, given, overridden))
+    else:
+        settings = _without(load_trials(experiment, trials_of), given)
     trials = [{**setting, SEED: first + seed} for setting in settings for seed in range(seeds)]
     return run_sweep(configure, trials, path, start)
+
+
+def _without(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """The trials of an experiment's own grid without the fields that the command line sets, each once."""
+    fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
+    left = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
+    return [trial for index, trial in enumerate(left) if trial not in left[:index]]
 
 
 def run_sweep(

@@ -27,12 +27,14 @@ class FineTuning:
     """How a scale fine-tunes on one task.
 
     Attributes:
-      config: of the experiment, to which the path of the data is added.
+      config: of the experiment: `FILE:ARGUMENTS`, to which the grid and the path of the data are added.
       data: name of the argument that gives that path.
       needs: a file or folder in it.
       tokens: of an epoch, padding included, about.
-      epochs: passes over them, of all settings of the grid together.
+      epochs: passes over them.
       overrides: of the config.
+      grid: that a sweep runs.
+      settings: of the grid.
     """
 
     config: str
@@ -41,6 +43,8 @@ class FineTuning:
     tokens: float
     epochs: int
     overrides: tuple[str, ...] = ()
+    grid: str = "one"
+    settings: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +91,8 @@ class Scale:
     feature_epochs: int
 
 
-def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *given: str, grid: str = "one") -> FineTuning:
-    needs = f"{folder}/train.tsv"
-    return FineTuning(f"glue:task={task},grid={grid}", "glue", needs, rows * length, epochs, given)
+def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *given: str) -> FineTuning:
+    return FineTuning(f"glue:task={task}", "glue", f"{folder}/train.tsv", rows * length, epochs, given)
 
 
 # Rows as in section 4.1 and as released; four learning rates, three epochs each.
@@ -136,12 +139,15 @@ _SCALES = {
             "24/1024/16": "large",
         },
         tasks={
-            **{name: _glue(name, *of_task, 4 * 3, grid="glue") for name, of_task in _PAPER_GLUE.items()},
-            "squad": FineTuning("squad:version=1.1,grid=one", "squad", "", 88_000 * 384, 3),
-            "squad2": FineTuning("squad:version=2.0,grid=one", "squad2", "", 132_000 * 384, 2),
-            "triviaqa": FineTuning("squad:version=triviaqa,grid=one", "triviaqa", "qa", 90_000 * 512, 3),
-            "swag": FineTuning("swag:grid=one", "swag", "train.csv", 73_546 * 4 * 128, 3),
-            "ner": FineTuning("ner:grid=a3", "ner", "eng.train", 300_000, 6 * 9),
+            **{
+                name: dataclasses.replace(_glue(name, *of_task, 3), grid="glue", settings=4)
+                for name, of_task in _PAPER_GLUE.items()
+            },
+            "squad": FineTuning("squad:version=1.1", "squad", "", 88_000 * 384, 3),
+            "squad2": FineTuning("squad:version=2.0", "squad2", "", 132_000 * 384, 2),
+            "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 90_000 * 512, 3),
+            "swag": FineTuning("swag", "swag", "train.csv", 73_546 * 4 * 128, 3),
+            "ner": FineTuning("ner", "ner", "eng.train", 300_000, 3, grid="a3", settings=18),
         },
         feature_epochs=10,
     ),
@@ -185,7 +191,7 @@ _SCALES = {
             ),
             "stsb": _glue("stsb", "STS-B", 5_749, 64, 3, _LOW_RATE, _FLOAT32),
             "squad": FineTuning(
-                "squad:version=1.1,grid=one",
+                "squad:version=1.1",
                 "squad",
                 "",
                 # And a third of those that are evaluated.
@@ -193,12 +199,10 @@ _SCALES = {
                 2,
                 _SQUAD,
             ),
-            "squad2": FineTuning("squad:version=2.0,grid=one", "squad2", "", 6_500 * 256, 2, (_SQUAD)),
-            "triviaqa": FineTuning("squad:version=triviaqa,grid=one", "triviaqa", "qa", 4_500 * 256, 2, _SQUAD),
-            "swag": FineTuning("swag:grid=one", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32)),
-            "ner": FineTuning(
-                "ner:grid=one", "ner", "eng.train", 350_000, 3, (_RATE, _FLOAT32, "--config.data.seq_len=128")
-            ),
+            "squad2": FineTuning("squad:version=2.0", "squad2", "", 6_500 * 256, 2, (_SQUAD)),
+            "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 4_500 * 256, 2, _SQUAD),
+            "swag": FineTuning("swag", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32)),
+            "ner": FineTuning("ner", "ner", "eng.train", 350_000, 3, (_RATE, _FLOAT32, "--config.data.seq_len=128")),
         },
         feature_epochs=5,
     ),
@@ -303,17 +307,23 @@ def fine_tuning(
     while first.start:
         first = first.start
     model = _model(scale, _argument(first.config, "size"), first.overrides)
-    whole = tuning.tokens * tuning.epochs * (scale.feature_epochs / 3 if upper.features else 1)
+    # Features have settings of their own, and a single seed is for one setting.
+    grid, settings = ("one", 1) if upper.features or seed is not None else (tuning.grid, tuning.settings)
+    epochs = scale.feature_epochs if upper.features else tuning.epochs
     single = () if seed is None else (f"--config.seed={seed}",)
     parts = (start.name.rpartition("/")[2], variant, f"{step}" if step else "", "" if seed is None else f"seed{seed}")
     return Run(
         name=f"{task}/{'-'.join(filter(None, parts))}",
-        config=f"{tuning.config},path={path or tuning.data.upper()}",
+        config=_with_arguments(tuning.config, f"grid={grid}", f"path={path or tuning.data.upper()}"),
         overrides=_merged(*tuning.overrides, *_upper(scale, upper), *overrides, *single),
         start=start,
         start_step=step,
         seeds=scale.seeds if seed is None else 0,
-        flops=(scale.seeds if seed is None else 1) * whole * flops_per_token(model, 128, upper=upper),
+        flops=(scale.seeds if seed is None else 1)
+        * settings
+        * epochs
+        * tuning.tokens
+        * flops_per_token(model, 128, upper=upper),
         lacks=_lacking(tuning, path),
     )
 
@@ -345,7 +355,7 @@ def _merged(*overrides: str) -> tuple[str, ...]:
 
 def _lacking(tuning: FineTuning, path: str) -> str:
     if not path:
-        return f"{tuning.needs or tuning.config.partition(',')[0]}, in a folder given with {tuning.data}="
+        return f"{tuning.needs or tuning.config}, in a folder given with {tuning.data}="
     if tuning.needs and ":" not in path.partition("/")[0] and not (epath.Path(path) / tuning.needs).exists():
         return f"{path}/{tuning.needs}, which is not there"
     return ""
@@ -355,6 +365,10 @@ def _model(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
     """Near enough for an estimate."""
     encoder = {"encoder": LSTM} if f"--config.model.encoder={LSTM}" in overrides else {}
     return ModelConfig(vocab_size=scale.vocab_size, **size_fields(size), **encoder)
+
+
+def _with_arguments(config: str, *arguments: str) -> str:
+    return f"{config}{',' if ':' in config else ':'}{','.join(arguments)}"
 
 
 def _argument(config: str, name: str) -> str:

@@ -115,6 +115,21 @@ def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue,
     assert not [*tmp_path.iterdir()]
 
 
+def test_what_the_command_line_sets_is_no_part_of_an_experiment_s_grid(glue, letters, tmp_path, monkeypatch):
+    seen = []
+
+    def noting(configure, trials, path, init_from):
+        seen.extend((trial, configure(trial)) for trial in trials)
+        return {"stopped": False}
+
+    monkeypatch.setattr("bertjax.sweeps.run_sweep", noting)
+    config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,grid=a3"
+    given = ["--config.epochs=7", "--config.optimizer.learning_rate=1e-3", f"--config.data.vocabulary={letters}"]
+    cli.main(["sweep", config, f"--workdir={tmp_path}", *given])
+    assert [trial for trial, _ in seen] == [{"data.batch_size": rows, "seed": 0} for rows in (16, 32)]
+    assert {(settings.epochs, settings.optimizer.learning_rate) for _, settings in seen} == {(7, 1e-3)}
+
+
 def test_a_trial_is_one_folder_whatever_its_values_are():
     assert name_of({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
     assert "/" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
