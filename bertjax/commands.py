@@ -194,11 +194,16 @@ def reproduce(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
+    from etils import epath
+
     from bertjax.reproduction.outcomes import keep, read
     from bertjax.reproduction.reproducing import experiment_of_table, load_table
     from bertjax.reproduction.showing import as_markdown, as_text, draw_figure, shown
+    from bertjax.terminal import say
 
     results = read(args.results)
+    if not epath.Path(results.place).exists():
+        say(f"there is nothing at {args.results} yet")
     tables = {name: results.tables.get(name) or experiment_of_table(name) for name in args.number}
     loaded = {name: load_table(config) for name, config in tables.items()}
     for name, found in loaded.items():

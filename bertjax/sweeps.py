@@ -28,6 +28,7 @@ from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
 from bertjax.training.agreement import from_first
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
+from bertjax.training.identity import sealed
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import check_own, other_numbers, place
 
@@ -144,7 +145,7 @@ def run_sweep(
             whole = summary(outcomes) | {"left": len(trials) - number}
             if jax.process_index() == 0:
                 _keep_best_checkpoint(outcomes, workdir)
-                write_whole(workdir / SWEEP, json.dumps(whole, indent=1) + "\n")
+                write_whole(workdir / SWEEP, json.dumps(sealed(whole), indent=1) + "\n")
     if whole["best"] is None:
         raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
     say(table(whole))
@@ -161,7 +162,7 @@ def _run(
         task = training_task(settings, init_from)
         if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
             return None
-        return from_first(lambda: _outcome(trial, read_results(folder)))
+        return from_first(lambda: outcome_of(trial, read_results(folder)))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         say(f"the trial failed: {text}")
@@ -180,10 +181,10 @@ def _finished(
         shown = "it started from other parameters than those of --init_from"
     if shown:
         raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
-    return _outcome(trial, results)
+    return outcome_of(trial, results)
 
 
-def _outcome(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+def outcome_of(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     name = results["selected_by"]
     metrics = {key: value for key, value in results.items() if isinstance(value, float)}
     told = {"trial": trial, "score": results[name], "score_name": name, "metrics": metrics}

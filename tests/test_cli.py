@@ -77,6 +77,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is not of type int"),
         (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is not of type bool"),
         (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len is 0"),
+        (["--config", f"{EXPERIMENT}:phases=2", "--config.long_phase.seq_len=0"], "config.long_phase.seq_len is 0"),
         (["--config", f"{EXPERIMENT}:phases=3"], "phases=3"),
         (["--config", f"{EXPERIMENT}:batch=rows"], "'rows'; known: tokens, sequences"),
         (["--config", TINY, "--config.steps=many"], "--config.steps=many"),

@@ -14,7 +14,8 @@ from bertjax.config import load_config
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import read_object, write_whole
 from bertjax.reproduction.table import Run
-from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of
+from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of, outcome_of, summary
+from bertjax.training.identity import sealed, unsealed
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import other_numbers, place
 
@@ -103,9 +104,9 @@ def read(path: str) -> Results:
     if not asked.exists():
         return Results(os.fspath(place_))
     try:
-        content = read_object(asked)
+        content = unsealed(read_object(asked))
         return Results(os.fspath(place_), dict(content[_TABLES]), dict(content[_SECONDS]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
         raise BertjaxError(
             f"{asked} is damaged ({first_line(error)}); remove it, and `bertjax reproduce` writes it again"
         ) from error
@@ -113,13 +114,13 @@ def read(path: str) -> Results:
 
 def _kept(file: epath.Path) -> Results:
     try:
-        content = read_object(file)
+        content = unsealed(read_object(file))
         outcomes = {
             name: Outcome(tuple(kept["metrics"]), kept["started_from"], kept["fingerprint"])
             for name, kept in content[_RUNS].items()
         }
         return Results(os.fspath(file), dict(content[_TABLES]), dict(content[_SECONDS]), outcomes)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BertjaxError) as error:
         raise UsageError(
             f"{file} is no file of results ({first_line(error)}); give one that `bertjax table --keep` wrote, or the "
             "folder of `bertjax reproduce`"
@@ -131,7 +132,7 @@ def write_asked(results: Results) -> None:
     content = {_TABLES: results.tables, _SECONDS: results.seconds}
     folder = epath.Path(results.place)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / ASKED, json.dumps(content, indent=1) + "\n")
+    write_whole(folder / ASKED, json.dumps(sealed(content), indent=1) + "\n")
 
 
 def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
@@ -139,7 +140,8 @@ def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Pa
     found = {run.name: results.outcome(run) for run in runs}
     there = {name: dataclasses.asdict(outcome) for name, outcome in sorted(found.items()) if outcome}
     seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
-    write_whole(file, json.dumps({_TABLES: tables, _SECONDS: seconds, _RUNS: there}, indent=1) + "\n")
+    content = sealed({_TABLES: tables, _SECONDS: seconds, _RUNS: there})
+    write_whole(file, json.dumps(content, indent=1) + "\n")
     return len(there)
 
 
@@ -160,25 +162,28 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: d
 
 
 def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
-    """Of the best setting, all seeds; None while trials are missing."""
+    """Of the setting that is best on dev, all seeds; None while trials are missing."""
     if not (folder / SWEEP).exists():
         return None
     try:
-        whole = read_object(folder / SWEEP)
-        trials = [trial for trial in whole["trials"] if "metrics" in trial]
-        best = _setting(whole["best"]["trial"]) if whole["best"] else None
-        chosen = sorted(
-            (trial for trial in trials if _setting(trial["trial"]) == best), key=lambda trial: trial["trial"][SEED]
-        )
-        if whole["left"] or len(chosen) < run.seeds:
+        whole = unsealed(read_object(folder / SWEEP))
+        trials = [trial["trial"] for trial in whole["trials"] if "metrics" in trial]
+        if whole["left"] or not trials:
             return None
-        first = chosen[0]["trial"]
-        _check_config(run, folder, read_results(folder / TRIALS / name_of(first))["config"], first)
-        return Outcome(tuple(_numbers(trial["metrics"]) for trial in chosen), chosen[0]["started_from"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
         raise BertjaxError(
             f"{folder / SWEEP} is damaged ({first_line(error)}); remove it, and the sweep writes it again"
         ) from error
+    found = [read_results(folder / TRIALS / name_of(trial)) for trial in trials]
+    for trial, results in zip(trials, found, strict=True):
+        _check_config(run, folder, results["config"], trial)
+    outcomes = [outcome_of(*each) for each in zip(trials, found, strict=True)]
+    best = summary(outcomes)["settings"][0]["setting"]
+    chosen = [outcome for outcome in outcomes if name_of(_setting(outcome["trial"])) == best]
+    if len(chosen) < run.seeds:
+        return None
+    chosen.sort(key=lambda outcome: outcome["trial"][SEED])
+    return Outcome(tuple(_numbers(outcome["metrics"]) for outcome in chosen), chosen[0]["started_from"])
 
 
 def _setting(trial: dict[str, Any]) -> dict[str, Any]:

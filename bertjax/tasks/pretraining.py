@@ -9,7 +9,7 @@ from typing import Any
 from bertjax.corpus.local_copy import open_anywhere
 from bertjax.corpus.store import Corpus
 from bertjax.corpus.vocabulary_files import vocabulary_files
-from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.settings import SHORTEST_ROW, Masking, Phase
 from bertjax.data.pretraining.showing import format_example
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
@@ -104,6 +104,7 @@ class LongPhase:
 
     def __post_init__(self) -> None:
         one_of(self, "config.long_phase", batch_reading=_BATCH_READINGS)
+        at_least(self, "config.long_phase", seq_len=SHORTEST_ROW, max_predictions=0)
         if not 0 <= self.share < 1:
             raise UsageError(f"config.long_phase.share is {self.share}; it must be in [0, 1)")
 

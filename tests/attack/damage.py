@@ -180,6 +180,16 @@ TARGETS = {
     "workdir of a task": Target("glue", _OTHERS[1:], (*_ASKED_GLUE, *_RESUME_GLUE)),
     "numbers of a run": Target("pretrained", _NUMBERS, _RESUME, before=_stopped_earlier),
     "sweep": Target("swept", ("sweep.json", "trials/*/*.json*"), (tuple(sweep("copy")),)),
+    "results of a table": Target(
+        "reproduced",
+        ("reproduce.json", "first/results.json", "tuned/sweep.json", "tuned/trials/*/results.json"),
+        (("table", "5", "--results=copy"),),
+        # A run without its file has not been run to its end.
+        lambda content: not content,
+    ),
+    "results that are kept": Target(
+        "reproduced", ("kept.json",), (("table", "5", "--results=copy/kept.json"),), lambda content: not content
+    ),
     "converted": Target(
         "converted",
         ("**/*",),

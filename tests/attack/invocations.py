@@ -30,14 +30,17 @@ _VALUES = {
     "source": "{pretrained}",
     "destination": "out",
 }
-_VALUES_OF = {
+_VALUES_OF: dict[str, dict[str, str | tuple[str, ...]]] = {
+    "reproduce": {"config": "{table}/table.py", "results": "out"},
+    "table": {"number": "5", "results": "{reproduced}"},
+    "ensemble": {"checkpoint": ("{glue}", "{glue2}")},
     "prepare": {"vocab_size": "70", "workers": "1"},
     "predict": {"checkpoint": "{glue}", "given": "", "output": "out"},
     "bench step": {"steps": "1"},
     "bench input": {"seconds": "0.1"},
 }
 # Where a command writes; all else that has a metavar is read.
-_WRITTEN = {"output", "workdir", "destination", "npz"}
+_WRITTEN = {"output", "workdir", "destination", "npz", "results", "plot", "keep"}
 # Read in cases alone that are not tried here.
 _UNREAD = {"data_dir"}
 # Do as long as they are told to, and can be stopped.
@@ -219,9 +222,10 @@ def _sound(row: str, actions: Sequence[argparse.Action]) -> dict[str, tuple[str,
                 raise KeyError(f"`bertjax {row}` needs {action.dest}; give a sound value of it in _VALUES")
             value = _VALUES[action.dest]
         if value:
-            sound[action.dest] = (f"{action.option_strings[0]}={value}",) if action.option_strings else (value,)
+            name = f"{action.option_strings[0]}=" if action.option_strings else ""
+            sound[action.dest] = tuple(f"{name}{each}" for each in ((value,) if isinstance(value, str) else value))
     # A checkpoint has a config of its own.
-    if any(action.dest == "config" for action in actions) and "checkpoint" not in sound:
+    if any(action.dest == "config" for action in actions) and not sound.keys() & {"checkpoint", "config"}:
         sound["config"] = tuple(config("glue", f"{TINY},grid=one") if row == "sweep" else config("pretrain"))
     return sound
 

@@ -55,6 +55,7 @@ SCENES = {
     "fine-tune": Scene(("train", *_FINETUNING, "--init_from={pretrained}", "--workdir=out"), piece="glue"),
     "fine-tune from theirs": Scene(("train", *_FINETUNING, "--init_from={huggingface}", "--workdir=out")),
     "sweep": Scene(tuple(sweep("out")), piece="swept"),
+    "reproduce": Scene(("reproduce", "--config={table}/table.py", "--results=out")),
     "prepare": Scene(tuple(prepare("text:{texts}/text.txt", "out")), at_once=True),
     "prepare with a vocabulary": Scene(
         ("prepare", "--input=text:{texts}/text.txt.xz", "--vocab={letters}/vocab.txt", "--workers=2", "--output=out"),

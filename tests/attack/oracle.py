@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bertjax.errors import STOPPED
+
 # Of what the program says in a line, and its name before it.
 LONGEST_LINE = 2000 + len("bertjax: ")
 # A progress bar goes back to the beginning of its line.
@@ -83,7 +85,10 @@ def faults_of(outcome: Outcome, codes: Iterable[int] = (0, 1, 2)) -> list[str]:
     if outcome.code not in codes:
         found.append(f"exit {outcome.code}")
     ours = [line for line in outcome.err.splitlines() if line.startswith("bertjax: ")]
-    if outcome.code > 0 and (len(ours) != 1 or ours[0] != outcome.last_line):
+    if outcome.code == STOPPED:
+        # No error, but one has to know how it goes on.
+        found += [] if "same command goes on from here" in outcome.err else ["lost line"]
+    elif outcome.code > 0 and (len(ours) != 1 or ours[0] != outcome.last_line):
         found.append("lost line")
     if any(len(line) > LONGEST_LINE for line in ours):
         found.append("long line")
@@ -140,6 +145,10 @@ def state(place: Path, folder: Path | None = None) -> dict[str, str]:
             arrays = checkpoint_arrays(checkpoints / str(newest))
             found |= {f"checkpoints/{newest}/{name}": _hash(data) for name, data in arrays.items()}
         files = [file for pattern in _OF_A_RUN for file in place.glob(pattern)]
+    elif (place / "reproduce.json").is_file():
+        files = []
+        for run in sorted(path for path in place.iterdir() if path.is_dir()):
+            found |= {f"{run.name}/{name}": value for name, value in state(run, folder or place).items()}
     elif (place / "trials").is_dir():
         files = [place / "sweep.json"]
         for trial in sorted((place / "trials").iterdir()):

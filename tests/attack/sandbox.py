@@ -258,6 +258,31 @@ def sweep(workdir: str) -> list[str]:
     return ["sweep", *short, "--init_from={pretrained}", "--seeds=2", f"--workdir={workdir}"]
 
 
+TABLE = """from bertjax.reproduction.table import Cell, Run, Table
+
+
+def get_table(text):
+    first = Run("first", {first[0]!r}, {first[1]!r}, flops=1e9)
+    tuned = Run("tuned", {tuned[0]!r}, {tuned[1]!r}, start=first, seeds=2, flops=1e9)
+    cells = Cell("BERT BASE", "ppl", (first,), "perplexity", 1.0), Cell("No NSP", "SST-2", (tuned,), "accuracy")
+    return Table("5", "", "tiny", cells)
+"""
+
+
+def _table(sandbox: Sandbox, folder: Path) -> None:
+    def run(*given: str) -> tuple[str, tuple[str, ...]]:
+        experiment, *overrides = (sandbox.filled(item) for item in given)
+        return experiment.removeprefix("--config="), tuple(overrides)
+
+    short = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
+    (folder / "table.py").write_text(TABLE.format(first=run(*config("pretrain")), tuned=run(*short)))
+
+
+def _reproduced(sandbox: Sandbox, folder: Path) -> None:
+    sandbox.make(folder, "reproduce", "--config={table}/table.py", f"--results={folder}")
+    sandbox.make(folder, "table", "5", f"--results={folder}", f"--keep={folder}/kept.json")
+
+
 def _predicted(sandbox: Sandbox, folder: Path) -> None:
     sandbox.make(folder, "predict", "--checkpoint={glue}", f"--output={folder}")
 
@@ -271,6 +296,7 @@ PIECES: dict[str, Callable[[Sandbox, Path], None]] = {
     "sharded": _sharded,
     "pretrained": _run("pretrain"),
     "glue": _run("glue", "--init_from={pretrained}", data__vocabulary=""),
+    "glue2": _run("glue", "--init_from={pretrained}", data__vocabulary="", seed=2),
     "ner": _run("ner"),
     "squad": _run("squad"),
     "swag": _run("swag"),
@@ -280,6 +306,8 @@ PIECES: dict[str, Callable[[Sandbox, Path], None]] = {
     "converted": _converted("huggingface", "bertjax"),
     "swept": _swept,
     "predictions": _predicted,
+    "table": _table,
+    "reproduced": _reproduced,
 }
 
 

@@ -110,6 +110,7 @@ SAYS = "import sys, os, time; sys.stderr.write({text!r}); sys.exit({code})"
         (SAYS.format(text="bertjax: no\nbertjax: no\n", code=2), "lost line"),
         (SAYS.format(text="bertjax: no\nsomething else\n", code=2), "lost line"),
         (SAYS.format(text="bertjax: no\n", code=3), "exit 3"),
+        (SAYS.format(text="stopped\n", code=42), "exit 42"),
         (SAYS.format(text="bertjax: it (unexpected; run again)\n", code=1), "unexpected"),
         (SAYS.format(text="bertjax: " + 3000 * "x" + "\n", code=1), "long line"),
         (SAYS.format(text="bertjax: \x1b[31m\n", code=1), "control characters"),
@@ -127,6 +128,12 @@ def test_what_goes_against_the_promise_of_one_line_is_found(monkeypatch, script,
     finally:
         sandbox.close()
     assert finding.faults[:1] == ((fault,) if fault else ())
+
+
+def test_a_run_that_stops_has_to_say_how_it_goes_on():
+    said = "stopped; the same command goes on from here\n"
+    assert faults_of(Outcome(("train",), 42, "", said, 0.1), (42,)) == []
+    assert faults_of(Outcome(("train",), 42, "", "stopped\n", 0.1), (42,)) == ["lost line"]
 
 
 def test_a_wrong_use_that_is_taken_is_found():

@@ -214,15 +214,17 @@ def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, cap
 def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
-    sweep = json.loads((results / "cola/first/sweep.json").read_text())
-    sweep["trials"][0]["started_from"] = "0" * 16
-    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sweep))
+    for file in (tmp_path / "r/cola/first").glob("trials/*/results.json"):
+        content = json.loads(file.read_text())
+        del content["seal"]
+        file.write_text(json.dumps(sealed({**content, "started_from": "0" * 16})))
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/r"])
     error = capfd.readouterr().err
     assert end.value.code == 1 and "cola/first started from other parameters than pretrain/first ended with" in error
-    sweep["left"] = 1
-    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sweep))
+    sweep = json.loads((tmp_path / "r/cola/first/sweep.json").read_text())
+    del sweep["seal"]
+    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sealed({**sweep, "left": 1})))
     assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
     other = sealed({"perplexity": 1.0})
     write_whole(tmp_path / "r/pretrain/first/results.json", json.dumps({**other, "perplexity": 2.0}))

@@ -6,6 +6,8 @@ import math
 from bertjax.data.schema import SEQUENCE, Part, Schema
 from bertjax.errors import UsageError
 
+# Tokens, special ones included.
+SHORTEST_ROW = 8
 # What the model sees of a row, and what it is to predict of it.
 MASKED_LM_BATCH: Schema = (
     *SEQUENCE,
@@ -81,8 +83,8 @@ class Masking:
 
 def check_shape(seq_len: int, batch_size: int, max_predictions: int) -> None:
     """Raises a UsageError if no batch can have this shape."""
-    if seq_len < 8:
-        raise UsageError(f"seq_len is {seq_len}; a row needs at least 8 tokens")
+    if seq_len < SHORTEST_ROW:
+        raise UsageError(f"seq_len is {seq_len}; a row needs at least {SHORTEST_ROW} tokens")
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
     if not 1 <= max_predictions <= seq_len:
