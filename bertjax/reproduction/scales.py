@@ -110,7 +110,8 @@ _RATE, _LOW_RATE = "--config.optimizer.learning_rate=3e-4", "--config.optimizer.
 
 _SQUAD = (
     *(_RATE, _FLOAT32, "--config.data.train_share=0.05", "--config.epochs=2"),
-    *("--config.data.seq_len=256", "--config.eval_every=1000000"),
+    *("--config.data.seq_len=128", "--config.data.doc_stride=64", "--config.data.max_query_len=32"),
+    "--config.eval_every=1000000",
 )
 
 _SCALES = {
@@ -153,27 +154,27 @@ _SCALES = {
     ),
     SMALL: Scale(
         name=SMALL,
-        told="BASE is 2 layers of 256 and 4 heads, pre-trained in float32 on 12.3 million tokens of rows of 64 and 256",
-        base="L2_H256",
-        large="L2_H384",
-        pretraining="pretrain_cpu:steps=12000",
-        overrides=(),
-        phases=((10_800 * 1024, 64), (1_200 * 1024, 256)),
+        told="BASE is 2 layers of 128 and 2 heads, pre-trained in float32 on 30.7 million tokens in rows of 64 and 128",
+        base="L2_H128",
+        large="L4_H192",
+        pretraining="pretrain_cpu:steps=30000",
+        overrides=("--config.optimizer.learning_rate=1e-3", "--config.long_phase.seq_len=128"),
+        phases=((27_000 * 1024, 64), (3_000 * 1024, 128)),
         vocab_size=4096,
-        steps_along=tuple(range(1500, 12_001, 1500)),
-        kept=("--config.checkpoint_every=1500", "--config.keep_checkpoints=8"),
+        steps_along=tuple(range(3750, 30_001, 3750)),
+        kept=("--config.checkpoint_every=3750", "--config.keep_checkpoints=8"),
         members=3,
         pretrainings=2,
         seeds=3,
         lstm_size=128,
-        equal_flops=("L2_H192", "L2_H288"),
+        equal_flops=("L2_H80_A2", "L2_H104_A2"),
         sizes={
-            "3/768/12": "L1_H128",
-            "6/768/3": "L1_H256_A1",
-            "6/768/12": "L1_H256",
-            "12/768/12": "L2_H256",
-            "12/1024/16": "L2_H384",
-            "24/1024/16": "L4_H384",
+            "3/768/12": "L1_H64",
+            "6/768/3": "L1_H128_A1",
+            "6/768/12": "L1_H128",
+            "12/768/12": "L2_H128",
+            "12/1024/16": "L2_H192",
+            "24/1024/16": "L4_H192",
         },
         tasks={
             "mnli": _glue(
@@ -195,7 +196,7 @@ _SCALES = {
                 "squad",
                 "",
                 # And a third of those that are evaluated.
-                5_300 * 200 + 12_000 * 200 / 3 / 2,
+                4_400 * 450 + 10_570 * 450 / 3 / 2,
                 2,
                 _SQUAD,
             ),
