@@ -82,6 +82,7 @@ def test_describe_prints_the_papers_count(capfd, size, count):
     assert re.search(rf"encoder and pooler +{count}$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_bench_step_needs_no_tensorflow_and_ends_with_json():
     code = "import sys; from bertjax.cli import main; main(sys.argv[1:]); sys.exit(3 * ('tensorflow' in sys.modules))"
     arguments = ["bench", "step", f"--config={TINY},seq_len=16", "--steps=2"]

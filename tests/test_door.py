@@ -184,12 +184,18 @@ def test_a_wheel_has_everything_and_finds_its_experiments_anywhere(tmp_path):
         names = {*archive.namelist()}
         archive.extractall(tmp_path / "installed")
     source = {str(file.relative_to(ROOT)) for file in (ROOT / "bertjax").rglob("*.py")}
-    experiments = {f"bertjax/experiments/{file.name}" for file in (ROOT / "experiments").glob("*.py")}
-    assert source | experiments | {"bertjax/py.typed"} == {name for name in names if name.startswith("bertjax/")}
+    experiments = {f"bertjax/{file.relative_to(ROOT)}" for file in (ROOT / "experiments").rglob("*.py")}
+    assert source | experiments | {"bertjax/py.typed", "bertjax/reproduction/paper.json"} == {
+        name for name in names if name.startswith("bertjax/")
+    }
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    for config, exit_code in (("pretrain:size=tiny,quick=true", 0), ("nosuch", 2)):
+    for command, exit_code in (
+        (["describe", "--config", "pretrain:size=tiny,quick=true"], 0),
+        (["describe", "--config", "nosuch"], 2),
+        (["table", "5", "--results", "nothing"], 0),
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "bertjax", "describe", "--config", config],
+            [sys.executable, "-m", "bertjax", *command],
             env=environment,
             cwd=tmp_path,
             capture_output=True,

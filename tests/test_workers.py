@@ -14,21 +14,23 @@ from bertjax import workers
 from bertjax.errors import BertjaxError
 from bertjax.workers import worker_pool
 
-LOST = BertjaxError("gone")
+
+def lost() -> BertjaxError:
+    return BertjaxError("gone")
 
 
 def test_workers_start_with_requests_to_end_blocked_and_obey_them_once_they_can(monkeypatch):
     blocked = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [])
-    with worker_pool(1, LOST) as pool:
+    with worker_pool(1, lost) as pool:
         assert not pool.submit(blocked).result()
     monkeypatch.setattr(workers, "_start", id)
-    with worker_pool(1, LOST) as pool:
+    with worker_pool(1, lost) as pool:
         assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= pool.submit(blocked).result()
     assert not blocked()
 
 
 def test_a_crash_in_a_worker_is_an_error_here():
-    with pytest.raises(BertjaxError, match="gone"), worker_pool(1, LOST, os.nice, 0) as pool:
+    with pytest.raises(BertjaxError, match="gone"), worker_pool(1, lost, os.nice, 0) as pool:
         assert pool.submit(os.nice, 0).result() == 0
         pool.submit(signal.raise_signal, signal.SIGSEGV).result()
 
@@ -40,7 +42,7 @@ import os, time, pathlib
 from bertjax.errors import BertjaxError
 from bertjax.workers import worker_pool
 if __name__ == "__main__":
-    with worker_pool(1, BertjaxError()) as pool:
+    with worker_pool(1, BertjaxError) as pool:
         pathlib.Path({str(kept)!r}).write_text(str(pool.submit(os.getpid).result()))
         pool.submit(time.sleep, 600).result()
 """

@@ -43,7 +43,7 @@ def test_what_is_predicted_is_not_seen(config):
         direction: expected[direction] for direction in config.reads
     }
     # Before [CLS] and after [SEP] there is nothing: the first and the last position predict no piece of text.
-    weights = np.asarray(language_model.text(BATCH["input_mask"]))
+    weights = np.asarray(language_model.text_weights(BATCH["input_mask"]))
     np.testing.assert_array_equal(weights[0], [0, 1, 1, 1, 1, 0, 0, 0])
 
 

@@ -44,6 +44,7 @@ def work(scan_layers: bool) -> list[Work]:
     return work_of(read_program(compiled.as_text()))
 
 
+@pytest.mark.slow
 def test_a_scanned_step_counts_what_an_unrolled_one_does_and_what_the_formula_says():
     scanned, unrolled = work(scan_layers=True), work(scan_layers=False)
     flops = sum(one.flops for one in scanned)

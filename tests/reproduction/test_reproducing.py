@@ -22,7 +22,7 @@ from bertjax.reproduction.table import Cell, Run, Table
 
 TINY = {tiny!r}
 
-@arguments(glue={glue!r}, steps=2)
+@arguments(glue={glue!r}, steps=2, whole=False)
 def get_table(given):
     first = Run("pretrain/first", "{experiments}/pretrain.py:size=L1_H16,seq_len=16,corpus={corpus},quick=true",
                 ("--config.steps=2", "--config.eval_every=2", "--config.checkpoint_every=1", *TINY), flops=1e9)
@@ -33,11 +33,11 @@ def get_table(given):
     early = Run("cola/first-1", tuning, fields, first, 1, seeds=2, flops=2e9, lacks=lacks)
     singles = [Run(f"cola/seed{{n}}", tuning, (*fields, f"--config.seed={{n}}"), first, lacks=lacks) for n in (0, 1)]
     both = Run("cola/both", members=tuple(singles), lacks=lacks)
+    more = (Cell("No NSP", "SST-2", (early,), "accuracy"), Cell("ours", "SST-2", (both,), "accuracy"))
     return Table("5", "", "tiny", (
         Cell("BERT BASE", "LM perplexity", (first,), "perplexity", 1.0),
         Cell("BERT BASE", "SST-2", (tuned,), "accuracy"),
-        Cell("No NSP", "SST-2", (early,), "accuracy"),
-        Cell("ours", "SST-2", (both,), "accuracy"),
+        *(more if given.whole else ()),
         Cell("BERT BASE", "mean", (), "", mean_of=("LM perplexity", "SST-2")),
     ))
 """
@@ -62,9 +62,17 @@ def printed(capfd, *arguments) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def results(table, tmp_path_factory):
-    """A folder with the whole table; tests must not change it."""
+    """A folder with the table; tests must not change it."""
     folder = tmp_path_factory.mktemp("results")
     cli.main(["reproduce", f"--config={table}", f"--results={folder}"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(table, tmp_path_factory):
+    """A folder with an ensemble and a start along the way besides."""
+    folder = tmp_path_factory.mktemp("whole")
+    cli.main(["reproduce", f"--config={table}:whole", f"--results={folder}"])
     return folder
 
 
@@ -72,7 +80,7 @@ NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", 
 
 
 def test_a_plan_runs_nothing_and_tells_order_time_and_commands(table, tmp_path, capfd):
-    out, _ = printed(capfd, "reproduce", f"--config={table}", f"--results={tmp_path}/r", "--plan")
+    out, _ = printed(capfd, "reproduce", f"--config={table}:whole", f"--results={tmp_path}/r", "--plan")
     assert not (tmp_path / "r").exists()
     lines = out.splitlines()
     assert [line.split()[1] for line in lines[:-1:2]] == [
@@ -84,7 +92,7 @@ def test_a_plan_runs_nothing_and_tells_order_time_and_commands(table, tmp_path, 
 
 
 def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path, capfd):
-    out, _ = printed(capfd, "reproduce", f"--config={table}:glue=", f"--results={tmp_path}", "--plan")
+    out, _ = printed(capfd, "reproduce", f"--config={table}:glue=,whole", f"--results={tmp_path}", "--plan")
     assert "cola/both" in out and out.count("left out: needs CoLA, in a folder given with glue=") == 5
     assert "1 of 6 runs to do" in out
     out, _ = printed(capfd, "table", "5", f"--results={tmp_path}")
@@ -93,12 +101,12 @@ def test_what_cannot_be_run_is_left_out_and_said(table, tmp_path, capfd):
 
 
 def test_all_is_run_once(table, results, capfd):
-    assert sorted(json.loads((results / "reproduce.json").read_text())["seconds"]) == NAMES
+    assert sorted(json.loads((results / "reproduce.json").read_text())["seconds"]) == ["cola/first", "pretrain/first"]
     before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json") if path.name != "reproduce.json"}
     assert len(before) > 10
     out, err = printed(capfd, "reproduce", f"--config={table}", f"--results={results}")
-    assert out.count(" done\n") == 6 and "0 of 6 runs to do" in out and "as 3 finished runs took" in out
-    assert json.loads(out.splitlines()[-1])["done"] == NAMES
+    assert out.count(" done\n") == 2 and "0 of 2 runs to do" in out and "as 2 finished runs took" in out
+    assert json.loads(out.splitlines()[-1])["done"] == ["cola/first", "pretrain/first"]
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -112,8 +120,6 @@ def test_figures_are_means_and_deviations_of_seeds(results, capfd):
     row = next(line for line in out.splitlines() if line.startswith("BERT BASE"))
     mean = statistics.mean([perplexity, 100 * statistics.mean(seeds)])
     assert f" 92.7  {shown} " in row and row.split()[-2:] == [f"{perplexity:.1f}", f"{mean:.1f}"]
-    both = json.loads((results / "cola/both/results.json").read_text())
-    assert f"{100 * both['accuracy']:.1f}" in next(line for line in out.splitlines() if line.startswith("ours"))
     assert "What is missing" not in out
     markdown, _ = printed(capfd, "table", "5", f"--results={results}", "--markdown")
     assert f"| 92.7 | {shown} |" in markdown and markdown.startswith("**Table 5: ")
@@ -121,11 +127,11 @@ def test_figures_are_means_and_deviations_of_seeds(results, capfd):
 
 def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results, tmp_path, capfd):
     from_folder, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/kept.json")
-    assert from_folder.endswith(f"6 runs are kept in {tmp_path}/kept.json\n")
+    assert from_folder.endswith(f"2 runs are kept in {tmp_path}/kept.json\n")
     again, _ = printed(capfd, "table", "5", f"--results={tmp_path}/kept.json")
-    assert again.rstrip() == from_folder[: from_folder.rindex("6 runs")].rstrip()
+    assert again.rstrip() == from_folder[: from_folder.rindex("2 runs")].rstrip()
     kept = json.loads((tmp_path / "kept.json").read_text())
-    assert sorted(kept["runs"]) == NAMES and len(kept["runs"]["cola/first"]["metrics"]) == 2
+    assert sorted(kept["runs"]) == ["cola/first", "pretrain/first"] and len(kept["runs"]["cola/first"]["metrics"]) == 2
     assert "is a file of kept results" in refused(
         capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/kept.json"
     )
@@ -134,22 +140,26 @@ def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results,
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_named_with_commands_that_fill_it(table, results, tmp_path, capfd):
-    cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/new"])
+def test_what_is_missing_is_named_with_commands_that_fill_it(table, whole, tmp_path, capfd):
+    cli.main(["reproduce", f"--config={table}:glue=,whole", f"--results={tmp_path}/new"])
     out, _ = printed(capfd, "table", "5", f"--results={tmp_path}/new")
     assert "- no data: SST-2: needs CoLA" in out
     commands = [line for line in out.splitlines() if line.startswith("    bertjax ")]
     assert len(commands) == 5 and "path=GLUE" in commands[0]
     # A folder in which nothing is known of what was asked for.
-    whole = reproducing.load_table(str(table))
-    for run in whole.runs():
+    runs = reproducing.load_table(f"{table}:whole").runs()
+    for run in runs:
         if run.name != "pretrain/first":
             cli.main(shlex.split(run.command(f"{tmp_path}/new"))[1:])
     capfd.readouterr()
-    old, new = outcomes.read(str(results)), outcomes.read(f"{tmp_path}/new")
-    for run in whole.runs():
+    old, new = outcomes.read(str(whole)), outcomes.read(f"{tmp_path}/new")
+    for run in runs:
         # The very same runs, seed by seed.
         assert new.outcome(run).metrics == old.outcome(run).metrics, run.name
+    both = json.loads((whole / "cola/both/results.json").read_text())
+    out, _ = printed(capfd, "table", "5", f"--results={whole}")
+    assert f"{100 * both['accuracy']:.1f}" in next(line for line in out.splitlines() if line.startswith("ours"))
+    assert "What is missing" not in out
 
 
 @pytest.fixture
@@ -174,7 +184,7 @@ def executed(monkeypatch):
 
 def test_a_run_that_is_stopped_goes_on_and_what_is_finished_is_not_repeated(table, tmp_path, capfd, executed):
     calls, ends = executed
-    command = ["reproduce", f"--config={table}", f"--results={tmp_path}"]
+    command = ["reproduce", f"--config={table}:whole", f"--results={tmp_path}"]
     ends["stops"] = {"cola/first"}
     with pytest.raises(SystemExit) as end:
         cli.main(command)
@@ -190,7 +200,7 @@ def test_one_that_fails_does_not_keep_the_others_from_being_run(table, tmp_path,
     calls, ends = executed
     ends["fails"] = {"cola/seed0"}
     with pytest.raises(SystemExit) as end:
-        cli.main(["reproduce", f"--config={table}", f"--results={tmp_path}"])
+        cli.main(["reproduce", f"--config={table}:whole", f"--results={tmp_path}"])
     assert end.value.code == 1
     told = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert told["failed"] == {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}
@@ -201,7 +211,7 @@ def test_one_that_fails_does_not_keep_the_others_from_being_run(table, tmp_path,
 def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, capfd, executed):
     _, ends = executed
     ends["stops"] = {"cola/first"}
-    command = ["reproduce", f"--config={table}", f"--results={tmp_path}"]
+    command = ["reproduce", f"--config={table}:whole", f"--results={tmp_path}"]
     with pytest.raises(SystemExit):
         cli.main(command)
     (tmp_path / "cola/first").mkdir(parents=True)
@@ -253,13 +263,13 @@ def test_a_file_that_describes_no_table_is_refused(content, named, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_two_processes_fill_the_same_table(table, results, tmp_path):
-    command = ["reproduce", f"--config={table}", f"--results={tmp_path}"]
+def test_two_processes_fill_the_same_table(table, whole, tmp_path):
+    command = ["reproduce", f"--config={table}:whole", f"--results={tmp_path}"]
     for process in started([sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4):
         _, said = process.communicate(timeout=500)
         assert process.returncode == 0, said.decode()[-2000:]
-    old, new = outcomes.read(str(results)), outcomes.read(str(tmp_path))
+    old, new = outcomes.read(str(whole)), outcomes.read(str(tmp_path))
     assert sorted(new.seconds) == NAMES
-    for run in reproducing.load_table(str(table)).runs():
+    for run in reproducing.load_table(f"{table}:whole").runs():
         for seed, other in zip(old.outcome(run).metrics, new.outcome(run).metrics, strict=True):
             assert seed == pytest.approx(other, rel=1e-3, abs=1e-3), run.name

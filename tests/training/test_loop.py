@@ -71,7 +71,7 @@ def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
     return spoiled(task, at, send)
 
 
-@pytest.mark.parametrize("found", [3, 14])
+@pytest.mark.parametrize("found", [3, pytest.param(14, marks=pytest.mark.slow)])
 def test_damaged_data_ends_a_run_at_a_log_line_or_before_it_is_done(corpus, tmp_path, found):
     config, task = make(corpus)
     asked = []

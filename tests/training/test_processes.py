@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from several import WORKER, started
 
+from bertjax import cli
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.settings.cluster import ClusterConfig
 from bertjax.training import processes
@@ -20,7 +21,15 @@ EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 def metrics(corpus: Path, folder: Path, processes: int, devices: int, meshes: dict[str, dict[str, int]]) -> dict:
     """Mesh to the lines of `metrics.jsonl` of six steps on it, by `processes` with so many `devices` each."""
     folder = folder / f"{processes}x{devices}"
-    commands = [
+    commands = commands_for(corpus, folder, meshes)
+    for process in started([sys.executable, "-c", WORKER, json.dumps(commands)], processes, devices):
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said.decode()[-2000:]
+    return {name: lines_of(folder / name) for name in meshes}
+
+
+def commands_for(corpus: Path, folder: Path, meshes: dict[str, dict[str, int]]) -> list[list[str]]:
+    return [
         [
             "train",
             f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
@@ -32,19 +41,18 @@ def metrics(corpus: Path, folder: Path, processes: int, devices: int, meshes: di
         ]
         for name, mesh in meshes.items()
     ]
-    for process in started([sys.executable, "-c", WORKER, json.dumps(commands)], processes, devices):
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said.decode()[-2000:]
-    return {
-        name: [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        for name in meshes
-    }
+
+
+def lines_of(workdir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory) -> list[dict[str, float]]:
-    one = {"one": {"data": 1}}
-    (lines,) = metrics(corpus, tmp_path_factory.mktemp("alone"), processes=1, devices=1, meshes=one).values()
+    folder = tmp_path_factory.mktemp("alone")
+    (command,) = commands_for(corpus, folder, {"one": {"data": 8}})
+    cli.main(command)
+    lines = lines_of(folder / "one")
     assert [line["step"] for line in lines] == [0, 2, 3, 4, 6, 6]
     return lines
 

@@ -40,7 +40,7 @@ LANGUAGE_MODELS = [
     dataclasses.replace(CONFIG, attention_direction="left"),
     dataclasses.replace(CONFIG, encoder="lstm"),
 ]
-MESHES = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (1, 8, 1), (2, 2, 2), (1, 2, 4)]
+MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1), (1, 8, 1))), (2, 2, 2), (1, 2, 4)]
 
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:

@@ -73,6 +73,7 @@ def test_frozen_parameters_are_the_same_bits_and_have_no_state(name):
     assert sum(sizes) == 2 * trained + (name != "bert_adam")
 
 
+@pytest.mark.slow
 def test_what_is_left_is_trained_as_it_would_be_with_the_others_at_rate_zero():
     """One step of Adam from zero moments: an update looks at its own gradient alone, but for the clipping."""
     before, whole = train(steps=1, clip_norm=0.0)
