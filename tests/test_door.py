@@ -191,8 +191,8 @@ def test_a_wheel_has_everything_and_finds_its_experiments_anywhere(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     for command, exit_code in (
         (["describe", "--config", "pretrain:size=tiny,quick=true"], 0),
-        (["describe", "--config", "nosuch"], 2),
         (["table", "5", "--results", "nothing"], 0),
+        (["describe", "--config", "nosuch"], 2),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "bertjax", *command],
