@@ -55,11 +55,12 @@ def load_table(config: str) -> Table:
     file, _, arguments = config.partition(":")
     file = experiment_file(file)
     try:
-        table = runpy.run_path(file)["get_table"](arguments)
+        experiment = runpy.run_path(file)
+        if "get_table" not in experiment:
+            raise UsageError(f"{file} has no function get_table, which describes a table")
+        table = experiment["get_table"](arguments)
     except UsageError:
         raise
-    except KeyError as error:
-        raise UsageError(f"{file} has no function get_table, which describes a table") from error
     except Exception as error:  # What a user's own `get_table` raises is anything.
         raise UsageError(f"get_table of {file} cannot be run: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(table, Table):
