@@ -9,11 +9,16 @@ DEMO := runs/demo
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
+PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile
+# What is not about devices: programs for one of them compile faster.
+ON_ONE_DEVICE = tests/inference tests/interop tests/reproduction tests/tasks
+
 test: lint
-	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow and not beam"
+	$(PYTEST) -m "not slow and not beam" $(addprefix --ignore=,$(ON_ONE_DEVICE))
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not slow and not beam" $(ON_ONE_DEVICE)
 
 test-all: lint $(VENV)/.installed-parity
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(PYTEST)
 
 # Hours; the same command goes on where it was stopped. Another seed: make attack SEED=1
 SEED ?= 0

@@ -8,6 +8,8 @@ import contextlib
 import json
 import math
 import os
+import secrets
+import socket
 import time
 from typing import Any
 
@@ -49,7 +51,6 @@ class Writers:
         """Opens the files of a run that goes on after `step`, dropping what an earlier attempt wrote beyond it."""
         # Not tf.summary: the loop runs where TensorFlow is not installed.
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._workdir, self._by_lines = workdir, not is_remote(workdir)
@@ -64,7 +65,7 @@ class Writers:
         self._kept = {} if self._by_lines else kept
         self._behind: set[str] = set()
         self._flushed = time.monotonic()
-        self._tensorboard = EventFileWriter(os.fspath(workdir))
+        self._tensorboard = _event_file(workdir)
         # TensorBoard drops what it has from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
@@ -103,6 +104,39 @@ class Writers:
         with contextlib.suppress(*([] if self._by_lines else [Exception])):
             self.flush()
             self._tensorboard.close()
+
+
+def _event_file(workdir: epath.Path) -> Any:
+    """Something with `add_event`, `flush` and `close`, for TensorBoard."""
+    if is_remote(workdir):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        return EventFileWriter(os.fspath(workdir))
+    return _EventFile(workdir)
+
+
+class _EventFile:
+    """An event file on a disk; TensorBoard's own class imports TensorFlow for it, which takes seconds."""
+
+    def __init__(self, workdir: epath.Path) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = (
+            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        )
+        self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - until `close`
+        self.add_event(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self.flush()
+
+    def add_event(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
 
 
 def rounded(value: float) -> float | int | str:

@@ -232,7 +232,7 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     experiment = f"experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     command = ["train", f"--config={experiment}", f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}"]
-    command += ["--config.steps=1", "--config.mesh.data=1", "--config.mesh.fsdp=8"]
+    command += ["--config.steps=1", "--config.mesh.data=1", "--config.mesh.fsdp=-1"]
     with pytest.raises(SystemExit):
         cli.main([*command, "--config.epochs=0", "--config.steps=0"])
     # Before anything was converted.
@@ -247,7 +247,7 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
     capfd.readouterr()
     data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     for checkpoint in (tmp_path / "run", tmp_path / "out"):
-        cli.main(["evaluate", f"--checkpoint={checkpoint}", data, "--config.mesh.data=1", "--config.mesh.fsdp=8"])
+        cli.main(["evaluate", f"--checkpoint={checkpoint}", data, "--config.mesh.data=1", "--config.mesh.fsdp=-1"])
     before, after = (json.loads(line) for line in capfd.readouterr().out.splitlines())
     assert before == after
     with pytest.raises(SystemExit):

@@ -15,7 +15,7 @@ MODEL = {
     # So narrow a model starts too close to zero with 0.02.
     "model.initializer_range": 0.2,
     "mesh.data": 1,
-    "mesh.fsdp": 8,
+    "mesh.fsdp": -1,
 }
 
 

@@ -1,6 +1,8 @@
 """TensorBoard shows what `metrics.jsonl` has, whatever became of the attempts before."""
 
 import json
+import subprocess
+import sys
 
 from etils import epath
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -40,3 +42,15 @@ def test_after_kills_each_step_is_shown_once_with_the_value_that_counts(tmp_path
     assert written(tmp_path)["loss"] == [(0, 2.0), (1, 2.5), (2, 3.0), (3, 4.5), (4, 5.0), (5, 5.5)]
     for writers in killed:
         writers.close()
+
+
+def test_files_on_a_disk_need_no_tensorflow(tmp_path):
+    program = f"""
+import sys
+from etils import epath
+from bertjax.training.writers import Writers
+Writers(epath.Path({str(tmp_path)!r}), -1).close()
+assert "tensorflow" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    assert len([*tmp_path.glob("events.out.tfevents.*")]) == 1
