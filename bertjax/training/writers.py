@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import socket
 import time
 from typing import Any
@@ -122,9 +121,9 @@ class _EventFile:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        name = (
-            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-        )
+        # TensorBoard reads files by the order of their names: two attempts may begin within one second.
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - until `close`
         self.add_event(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
