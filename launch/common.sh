@@ -67,8 +67,11 @@ count_hosts() {
 
 quoted() { printf '%q ' "$@" | sed 's/ $//'; }
 
-# Runs a command that changes something; with --dry-run, prints it.
-act() { if [[ -n $dry_run ]]; then quoted "$@"; echo; else "$@"; fi; }
+# Runs a command that changes something; with --dry-run, prints it, and files that are made for it without their folder.
+act() {
+  local text
+  if [[ -z $dry_run ]]; then "$@"; else text=$(quoted "$@"); echo "${text//"$scratch/"/}"; fi
+}
 
 # A signal ends `wait`, and would not end `sleep`.
 pause() { sleep "$poll_seconds" & wait $!; }

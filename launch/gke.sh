@@ -88,7 +88,7 @@ case $verb in
     ((chips > 0 && slices > 0)) || wrong "--chips and --slices are at least 1"
     count_hosts "$chips"
     manifest > "$scratch/jobset.yaml"
-    [[ -z $dry_run ]] || cat "$scratch/jobset.yaml"
+    [[ -z $dry_run ]] || { echo '# jobset.yaml:'; cat "$scratch/jobset.yaml"; }
     act "${kubectl[@]}" apply --filename="$scratch/jobset.yaml" || {
       paid="JobSet $name" delete_with="launch/$program delete $name --namespace $namespace"
       owe_unless_absent "${kubectl[@]}" get jobset "$name" --output=name

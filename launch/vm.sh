@@ -31,7 +31,7 @@ startup() {
   tail -n +2 "$(dirname "${BASH_SOURCE[0]}")/vm_startup.sh"
 }
 
-# Writes it to where `startup_script` says; with --dry-run, says what would be there.
+# Writes it to where `startup_script` says; with --dry-run, says what is in it.
 write_startup() {
   startup > "$scratch/startup"
   [[ -z $dry_run ]] || echo "# startup: launch/vm_startup.sh after the line $(sed -n 2p "$scratch/startup")"

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,8 @@ def test_the_example_of_the_usage_works(pretended, script):
 def test_a_dry_run_prints_commands_that_the_programs_take_and_runs_none(pretended, line):
     done = pretended.run(line.replace(" bert ", " bert --dry-run ") if " bert " in line else f"{line} --dry-run")
     assert done.returncode == 0 and not done.stderr and not pretended.calls(), done.stderr
+    # Files of the run that are gone when somebody reads this.
+    assert tempfile.gettempdir() not in done.stdout
     # A manifest, where one is printed, ends before the commands.
     commands = [line for line in done.stdout.splitlines() if line.startswith((*PROGRAMS, "env ", "tail "))]
     assert commands
