@@ -1,6 +1,8 @@
 """What a batch holds, written once: shapes, rows of random numbers and rows that are only padding come of it."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,6 +47,11 @@ def synthetic_batch(schema: Schema, rows: int, seed: int = 0, **sizes: int) -> d
         values = rng.integers(0, sizes[part.below], shape) if part.below else np.ones(shape)
         batch[part.name] = values.astype(part.dtype)
     return batch
+
+
+def is_token(batch: Mapping[str, Any]) -> Any:
+    """Of each position of a batch, whether it is a token and not padding, as the array is that tells it."""
+    return batch["sequence_ids" if "sequence_ids" in batch else "input_mask"] > 0
 
 
 def padding_of(schema: Schema) -> dict[str, int]:

@@ -175,6 +175,28 @@ class Encoder(nn.Module):
         return run_layers(self, Layer, (config, attention, deterministic, collect_layers), x, sequence_ids)
 
 
+def summaries(reads: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, sequences: int) -> jax.Array:
+    """What stands for each sequence of a row, as `summary` for a row of one.
+
+    Args:
+      reads, hidden: as in `summary`.
+      sequence_ids: [B, L] int32.
+      sequences: that a row has at most; of those it does not have, there is something finite.
+
+    Returns:
+      [B, sequences, D].
+    """
+    member = sequence_ids[:, None] == 1 + jnp.arange(sequences)[:, None]  # [B, sequences, L]
+    first = jnp.argmax(member, axis=-1)
+    last = jnp.maximum(first + jnp.sum(member, axis=-1) - 1, 0)
+
+    def of(part: jax.Array, direction: str) -> jax.Array:
+        return jnp.take_along_axis(part, (last if direction == LEFT else first)[..., None], axis=1)
+
+    parts = jnp.split(hidden, len(reads), axis=-1)
+    return jnp.concatenate([of(part, direction) for part, direction in zip(parts, reads, strict=True)], -1)
+
+
 def summary(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
     """What stands for a whole row: of each part of its states, that of the token which has seen all others.
 

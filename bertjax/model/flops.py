@@ -45,6 +45,13 @@ def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0, upp
     return (0 if upper.features else _of_encoder(config, seq_len, predictions)) + _of_lstms(config, upper)
 
 
+def attention_flops_per_token(config: ModelConfig, context: float, upper: Upper = _NOTHING) -> float:
+    """The part of `flops_per_token` that is attention's, of a token that attends to `context` others."""
+    if upper.features or config.encoder == LSTM:
+        return 0.0
+    return 12 * config.num_layers * config.hidden_size * context
+
+
 def _of_lstms(config: ModelConfig, upper: Upper) -> float:
     size, flops = upper.lstm_size, 0.0
     inputs = dataclasses.replace(upper, lstm_layers=0).width(config)
@@ -61,7 +68,7 @@ def _of_encoder(config: ModelConfig, seq_len: int, predictions: int) -> float:
         part = width // 2
         return 2 * 6 * (config.num_layers * 8 * part**2 + predictions / seq_len * (part**2 + part * config.vocab_size))
     body = 6 * config.num_layers * (4 * width**2 + 2 * width * config.mlp_size)
-    attention = 12 * config.num_layers * width * seq_len
+    attention = attention_flops_per_token(config, seq_len)
     head = 6 * predictions / seq_len * (width**2 + width * config.vocab_size)
     return body + attention + head
 

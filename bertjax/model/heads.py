@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import Encoder, Pooler, summary
+from bertjax.model.encoder import Encoder, Pooler, summaries, summary
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
 from bertjax.model.placement import placed
 from bertjax.model.upper import CACHED, Upper, represented
@@ -77,18 +77,32 @@ class PretrainingModel(nn.Module):
         """Masked-LM and next-sentence logits.
 
         Args:
-          batch: `input_ids`, `input_mask`, `segment_ids` [B, L] and `masked_lm_positions` [B, P], int32.
+          batch: `input_ids`, `input_mask`, `segment_ids` [B, L] and `masked_lm_positions` [B, P], int32. Rows of up to
+            K sequences have `sequence_ids` and `position_ids` [B, L] for the mask; K is the width of their
+            `next_sentence_labels`.
           deterministic: no dropout; otherwise a `dropout` rng is needed.
 
         Returns:
-          float32 [B, P, V] and [B, 2].
+          float32 [B, P, V], and [B, 2], or [B, K, 2] of several sequences.
         """
         encoder = Encoder(self.config, name="encoder")
-        hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
+        packed = "sequence_ids" in batch
+        sequence_ids = batch["sequence_ids" if packed else "input_mask"]
+        hidden, _ = encoder(
+            batch["input_ids"],
+            batch["segment_ids"],
+            sequence_ids,
+            batch["position_ids"] if packed else None,
+            deterministic=deterministic,
+        )
         # Gathered before the projection: 15 % of positions is all that the largest matrix of the model sees.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
-        pooled = Pooler(self.config, name="pooler")(summary(self.config.reads, hidden, batch["input_mask"]))
+        if packed:
+            whole = summaries(self.config.reads, hidden, sequence_ids, batch["next_sentence_labels"].shape[1])
+        else:
+            whole = summary(self.config.reads, hidden, sequence_ids)
+        pooled = Pooler(self.config, name="pooler")(whole)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 

@@ -53,11 +53,10 @@ def plan_run(
             step = compile_step(settings, phase, topology, slices)
         else:
             step = compiled
-        work = task.work(before + 1), task.work(before)
-        model_flops, tokens = work[0].flops - work[1].flops, work[0].tokens - work[1].tokens
+        work = task.work(before + 1).since(task.work(before))
         phases.append(
-            {"steps": count, "rows": work[0].rows - work[1].rows, "tokens": tokens, "model_flops": model_flops}
-            | _of_step(step, chip, chips, model_flops)
+            {"steps": count, "rows": work.rows, "positions": work.positions, "model_flops": work.flops}
+            | _of_step(step, chip, chips, work.flops)
         )
         before += count
     fits = all(phase["fits"] for phase in phases)

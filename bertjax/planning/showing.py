@@ -41,7 +41,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
 def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     memory = phase["memory"]
     parts = ("parameters", "optimizer", "batch", "temporaries")
-    length = phase["tokens"] // phase["rows"]
+    length = phase["positions"] // phase["rows"]
     lines = [
         f"phase {number}: {phase['steps']:,} steps of {phase['rows']:,} rows of {length}, "
         f"{phase['rows'] / plan['chips']:g} a chip; compiled in {phase['compile_seconds']:.0f} s",

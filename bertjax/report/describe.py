@@ -57,7 +57,7 @@ def describe_task(settings: RunSettings, task: Task) -> str:
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {schedule.warmup_steps:,} "
         f"steps of warm-up, linear to 0 at step {schedule.steps:,}; weight decay {optimizer.weight_decay:g}, "
         f"clipped to norm {optimizer.clip_norm:g}",
-        f"the whole run: {work.rows:,} rows, {work.tokens:,} tokens with padding, {work.flops:.3g} FLOPs, forwards and "
+        f"the whole run: {work.rows:,} rows, {work.positions:,} positions, {work.flops:.3g} FLOPs, forwards and "
         "backwards, matrix products only",
     ]
     frozen = make_optimizer(optimizer).frozen

@@ -9,13 +9,13 @@ from typing import Any
 from bertjax.corpus.local_copy import open_anywhere
 from bertjax.corpus.store import Corpus
 from bertjax.corpus.vocabulary_files import vocabulary_files
-from bertjax.data.pretraining.settings import SHORTEST_ROW, Masking, Phase
+from bertjax.data.pretraining.settings import PAIRS_A_ROW, SHORTEST_ROW, Masking, Phase, packed_predictions
 from bertjax.data.pretraining.showing import format_example
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.settings.fields import at_least, limited, one_of
 from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE, RunSettings
@@ -27,6 +27,12 @@ def _sentence_pairs() -> Any:
     from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 
     return SENTENCE_PAIRS
+
+
+def _packed_pairs() -> Any:
+    from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
+
+    return PACKED_PAIRS
 
 
 def _tiles() -> Any:
@@ -67,6 +73,8 @@ class PretrainingData:
         those on one side of it, for models that see no other: `model.attention_direction=left` (LTR & No NSP of Table
         5) or `right`, or `model.encoder=lstm`, which does both.
       pair_passes: different passes over the corpus that pairs are made of, 10 as google-research/bert's dupe_factor.
+      packing: put several sentence pairs into a row, each [CLS] A [SEP] B [SEP] with positions, attention and a
+        next-sentence label of its own, so that rows are full. A batch then holds more pairs; evaluation has one a row.
       eval_rows: held-out rows of an evaluation; 0 is all.
       masking: see `Masking`.
     """
@@ -77,12 +85,18 @@ class PretrainingData:
     max_predictions: int = 0
     objective: str = "nsp"
     pair_passes: int = limited(10, 10_000)
+    packing: bool = False
     eval_rows: int = 0
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
         one_of(self, "config.data", objective=tuple(_OBJECTIVES))
         at_least(self, "config.data", pair_passes=1, eval_rows=0, max_predictions=0)
+        if self.packing and self.objective != "nsp":
+            raise UsageError(
+                f"config.data.packing puts sentence pairs together, and objective={self.objective} has none: its rows "
+                "are full as they are; give packing=false"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,8 +179,12 @@ class Settings(RunSettings):
         def phase(seq_len: int, batch_size: int, predictions: int, start: int, stop: int) -> Phase:
             if self.data.objective == _LANGUAGE_MODEL:
                 predictions = max(seq_len - _SPECIAL_TOKENS, 1)
-            predictions = predictions or math.ceil(round(self.data.masking.rate * seq_len, 6))
-            return Phase(seq_len, batch_size, predictions, start, stop)
+            rate = self.data.masking.rate
+            predictions = predictions or math.ceil(round(rate * seq_len, 6))
+            if not self.data.packing:
+                return Phase(seq_len, batch_size, predictions, start, stop)
+            in_row = packed_predictions(rate, seq_len, predictions, PAIRS_A_ROW)
+            return Phase(seq_len, batch_size, predictions, start, stop, PAIRS_A_ROW, in_row)
 
         data, long = self.data, self.long_phase
         boundary = self.steps - round(self.steps * long.share)
@@ -182,7 +200,7 @@ class Settings(RunSettings):
     def source(self) -> Any:
         """Where rows come from: a `RowSource`."""
         _, source = _OBJECTIVES[self.data.objective]
-        return source()
+        return _packed_pairs() if self.data.packing else source()
 
 
 def build(settings: Settings, train: bool = True) -> Task:
@@ -203,7 +221,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     model = settings.model_config(size)
     computed, _ = _OBJECTIVES[settings.data.objective]
     return Task(
-        objective=computed.objective(model),
+        objective=computed.objective(model, settings.data.packing),
         schedule=Schedule(
             steps=settings.steps,
             warmup_steps=settings.optimizer.warmup_steps,
@@ -244,7 +262,8 @@ def _baseline(settings: Settings, corpus: Corpus | None) -> dict[str, float]:
     _needed(corpus).verification.verify_all()
     computed, _ = _OBJECTIVES[settings.data.objective]
     model = settings.model_config(_needed(corpus).vocabulary().size)
-    names = [loss.removesuffix("_loss") for loss in computed.objective(model).losses if loss != "nsp_loss"]
+    losses = computed.objective(model, settings.data.packing).losses
+    names = [loss.removesuffix("_loss") for loss in losses if loss != "nsp_loss"]
     return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, WHOLE), names)
 
 
@@ -314,19 +333,22 @@ def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
 def _note(phase: Phase, model: ModelConfig) -> str:
     batch = phase.batch_size * phase.seq_len
     flops = flops_per_token(model, phase.seq_len, phase.max_predictions)
+    packed = f" of up to {phase.spans_a_row} sentence pairs" if phase.spans_a_row > 1 else ""
     return (
-        f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} = {batch:,} "
-        f"tokens a batch, {phase.max_predictions} predictions a row, {flops / 1e6:,.1f} MFLOPs a token, "
-        f"{(phase.stop_step - phase.start_step) * batch:,} tokens"
+        f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len}{packed} = "
+        f"{batch:,} positions a batch, {phase.row_predictions} predictions a row, {flops / 1e6:,.1f} MFLOPs a token, "
+        f"{(phase.stop_step - phase.start_step) * batch:,} positions"
     )
 
 
 def _work(phases: tuple[Phase, ...], model: ModelConfig, step: int) -> Work:
-    rows = tokens = 0
-    flops = 0.0
+    rows = positions = 0
+    flops = attention = 0.0
     for phase in phases:
         done = max(0, min(step, phase.stop_step) - phase.start_step) * phase.batch_size
         rows += done
-        tokens += done * phase.seq_len
-        flops += done * phase.seq_len * flops_per_token(model, phase.seq_len, phase.max_predictions)
-    return Work(rows, tokens, flops)
+        here = done * phase.seq_len
+        positions += here
+        flops += here * flops_per_token(model, phase.seq_len, phase.max_predictions)
+        attention += here * attention_flops_per_token(model, phase.seq_len)
+    return Work(rows, positions, flops, attention)

@@ -20,7 +20,7 @@ NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a sum over examples or tokens, and the weight it is to be divided by.
 Sums = dict[str, jax.Array]
 # Of a batch to initialise a model with; parameters do not depend on them.
-_SMALLEST = {"length": 8, "predictions": 1, "choices": 1, "labels": 1}
+_SMALLEST = {"length": 8, "predictions": 1, "choices": 1, "labels": 1, "pairs": 1}
 # What evaluation keeps of each row, name -> [B, ...]; empty where sums say all.
 Outputs = dict[str, jax.Array]
 
@@ -74,11 +74,27 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What some steps amount to: rows, tokens of those rows with padding, and model FLOPs."""
+    """What some steps amount to, as far as it is known before their batches are.
+
+    Attributes:
+      rows: of all batches.
+      positions: of all rows, with padding.
+      flops: of the model, if all positions were tokens that attend to their whole row.
+      attention_flops: those of them that are attention's.
+    """
 
     rows: int
-    tokens: int
+    positions: int
     flops: float
+    attention_flops: float = 0.0
+
+    def since(self, before: "Work") -> "Work":
+        """What is between another and this."""
+        return Work(*(getattr(self, part.name) - getattr(before, part.name) for part in dataclasses.fields(Work)))
+
+    def real_flops(self, fill: float, attention_fill: float) -> float:
+        """FLOPs for tokens, and for attention within their sequences: for what `step.fills` says is not padding."""
+        return fill * (self.flops - self.attention_flops) + attention_fill * self.attention_flops
 
 
 @dataclasses.dataclass(frozen=True)

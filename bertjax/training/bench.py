@@ -15,7 +15,7 @@ from bertjax.terminal import say
 from bertjax.training.loop import check_batches
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import init_state, make_train_step, means
+from bertjax.training.step import ATTENTION_FILL, FILL, init_state, make_train_step, means
 
 
 def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
@@ -27,8 +27,9 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
       steps: timed steps; the figure is their median.
 
     Returns:
-      tokens_per_second, mfu, seconds_to_first_step (tracing, compiling and one step), seconds_per_step, its fastest
-      and slowest, peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, loss.
+      tokens_per_second and mfu, of tokens alone; positions_per_second, with padding; fill, the share of positions that
+      are tokens; seconds_to_first_step (tracing, compiling and one step), seconds_per_step, its fastest and slowest,
+      peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, loss.
     """
     started = time.perf_counter()
     mesh = make_mesh(settings.mesh)
@@ -51,11 +52,14 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         say(f"step of {seconds[-1]:.3f} s")
     # After the steps, not before: processors that have just worked are as warm as they were during them.
     peak, source = peak_flops_per_second(jax.devices())
-    work = task.work(1)
-    tokens = work.tokens / statistics.median(seconds)
+    work, sums = task.work(1), means(jax.device_get(state.sums))
+    fill, attention_fill = sums.pop(FILL), sums.pop(ATTENTION_FILL)
+    real_flops = work.real_flops(fill, attention_fill)
     return {
-        "tokens_per_second": tokens,
-        "mfu": work.flops / statistics.median(seconds) / peak if peak else None,
+        "tokens_per_second": fill * work.positions / statistics.median(seconds),
+        "positions_per_second": work.positions / statistics.median(seconds),
+        "fill": fill,
+        "mfu": real_flops / statistics.median(seconds) / peak if peak else None,
         "seconds_to_first_step": first,
         "seconds_per_step": statistics.median(seconds),
         "seconds_per_step_min": min(seconds),
@@ -68,7 +72,7 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         "batch_size": work.rows,
         "seq_len": settings.data.seq_len,
         "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
-        "losses": means(jax.device_get(state.sums)),
+        "losses": sums,
     }
 
 

@@ -29,6 +29,7 @@ from bertjax.training.sharding import batch_shards, batch_share, make_mesh, put_
 from bertjax.training.signals import stop_requests
 from bertjax.training.starting_point import check_vocabulary
 from bertjax.training.step import (
+    FILL,
     TrainState,
     abstract_state,
     init_state,
@@ -124,7 +125,7 @@ def _run(
             values = evaluate(task, mesh, state.params, hear)
             if not math.isfinite(values.get("loss", 0.0)):
                 raise _failure(f"the held-out loss at step {step:,} is not finite", checkpoints)
-            progress.evaluated(step, values, time.monotonic() - start)
+            progress.evaluated(step, values, time.monotonic() - start, means(jax.device_get(state.sums)).get(FILL, 0.0))
 
     def save_now() -> None:
         _refuse_bad_step(state, checkpoints)  # which waits for the steps under way

@@ -25,6 +25,7 @@ from bertjax.training.confusion import draw_confusion
 from bertjax.training.curves import draw_curves
 from bertjax.training.identity import sealed, unsealed
 from bertjax.training.optimizer import LearningRate
+from bertjax.training.step import ATTENTION_FILL, FILL
 from bertjax.training.workdir import started_from
 from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, rounded
 
@@ -83,7 +84,10 @@ class Progress:
         self._started = self._since = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
-        self._tokens_per_second = self._rows_per_second = self._flops_per_second = 0.0
+        self._speed: dict[str, float] = {}
+        self._flops_per_second = 0.0
+        counted = [line for line in behind if "fill" in line]
+        self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 
     @property
     def metric_lines(self) -> int:
@@ -121,26 +125,33 @@ class Progress:
             self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """A line for the terminal and one for each file, of the metrics since the last."""
+        """A line for the terminal and one for each file, of the metrics since the last.
+
+        Tokens are those that are not padding; `positions` counts both.
+        """
         if self.first_loss is None:
             self.first_loss = values.get("loss")
-        self._measure(step)
-        mfu = self._flops_per_second / self._peak if self._peak else math.nan
+        attention_fill = values.pop(ATTENTION_FILL)
+        self._measure(step, values[FILL], attention_fill)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "accuracy" in name)
-        speed = (
-            f"{self._tokens_per_second:,.0f} tokens/s  MFU {100 * mfu:.1f} %  left {duration(self._seconds_left(step))}"
-        )
-        say(
-            f"step {step:,}/{self._task.schedule.steps:,}  loss {values.get('loss', math.nan):.3f}  {shown}"
-            + (f"  {speed}" if self._tokens_per_second else "")
-        )
+        speed = ""
+        if self._speed:
+            speed = (
+                f"  {self._speed['tokens_per_second']:,.0f} tokens/s  fill {100 * values[FILL]:.0f} %  "
+                f"MFU {100 * self._speed['mfu']:.1f} %  left {duration(self._seconds_left(step))}"
+            )
+        say(f"step {step:,}/{self._task.schedule.steps:,}  loss {values.get('loss', math.nan):.3f}  {shown}{speed}")
+        self._tokens, self._counted_at = self._tokens_at(step, values[FILL]), step
         rate = float(self._rate.at(step - 1))
-        self._write(METRICS, step, {**values, "learning_rate": rate, "tokens": self._task.work(step).tokens})
-        speeds = {"tokens_per_second": self._tokens_per_second, "rows_per_second": self._rows_per_second, "mfu": mfu}
-        self._write(TIMING, step, speeds)
+        self._write(METRICS, step, {**values, "learning_rate": rate, **self._seen(step, values[FILL])})
+        self._write(TIMING, step, self._speed)
 
-    def evaluated(self, step: int, values: dict[str, float], seconds: float) -> None:
-        """An evaluation: a line, the files, and the curves drawn anew."""
+    def evaluated(self, step: int, values: dict[str, float], seconds: float, fill: float) -> None:
+        """An evaluation: a line, the files, and the curves drawn anew.
+
+        Args:
+          fill: of the batches since the last logged step.
+        """
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         say(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
         values = {name: rounded(value) for name, value in values.items()}
@@ -148,7 +159,7 @@ class Progress:
         self._scores.append(self._score(values))
         self._first_evaluation = self._first_evaluation or values
         prefixed = {f"eval_{name}": value for name, value in values.items()}
-        self._write(METRICS, step, {**prefixed, "tokens": self._task.work(step).tokens})
+        self._write(METRICS, step, {**prefixed, **self._seen(step, fill)})
         self.flush()
         if self._writers:
             draw_curves(read_lines(self._workdir / METRICS), self._workdir / CURVES)
@@ -232,13 +243,25 @@ class Progress:
         if self._writers:
             self._writers.write(file, step, values)
 
-    def _measure(self, step: int) -> None:
+    def _seen(self, step: int, fill: float) -> dict[str, int]:
+        return {"tokens": self._tokens_at(step, fill), "positions": self._task.work(step).positions}
+
+    def _tokens_at(self, step: int, fill: float) -> int:
+        """Tokens of all steps, given the fill of those since the last logged one."""
+        return self._tokens + round(fill * self._task.work(step).since(self._task.work(self._counted_at)).positions)
+
+    def _measure(self, step: int, fill: float, attention_fill: float) -> None:
         if step > self._since_step:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
-            now, then = self._task.work(step), self._task.work(self._since_step)
-            self._tokens_per_second = (now.tokens - then.tokens) / seconds
-            self._rows_per_second = (now.rows - then.rows) / seconds
-            self._flops_per_second = (now.flops - then.flops) / seconds
+            work = self._task.work(step).since(self._task.work(self._since_step))
+            self._flops_per_second = work.flops / seconds
+            real_flops_per_second = work.real_flops(fill, attention_fill) / seconds
+            self._speed = {
+                "tokens_per_second": fill * work.positions / seconds,
+                "positions_per_second": work.positions / seconds,
+                "rows_per_second": work.rows / seconds,
+                "mfu": real_flops_per_second / self._peak if self._peak else math.nan,
+            }
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def _seconds_left(self, step: int) -> float:

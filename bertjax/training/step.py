@@ -11,11 +11,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from bertjax.data.schema import is_token
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
 from bertjax.training.compiler_options import compiler_options
 from bertjax.training.optimizer import LearningRate, Optimizer
 from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
 from bertjax.training.trainable import check_frozen, trainable, updated, with_trained
+
+# Of a batch, not of what is computed from it.
+FILL, ATTENTION_FILL = "fill", "attention_fill"
 
 
 @flax.struct.dataclass
@@ -73,9 +77,22 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(trainable(params, optimizer.frozen)),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, "grad_norm")},
+        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, "grad_norm", FILL, ATTENTION_FILL)},
         bad_step=jnp.full((), -1, jnp.int32),
     )
+
+
+def fills(batch: Batch) -> Sums:
+    """Of a batch's positions the share that are tokens, and of all pairs of positions of a row those in one sequence.
+
+    The first is of what is done for each position, the second of what attention does.
+    """
+    real = is_token(batch).astype(jnp.float32)
+    length = real.shape[-1]
+    position = batch.get("position_ids", jnp.arange(length))
+    # A sequence of n tokens has n * n pairs, the sum of the first n odd numbers.
+    shares = {FILL: real, ATTENTION_FILL: real * (2 * position + 1) / length}
+    return {name: jnp.stack([jnp.sum(share), jnp.float32(real.size)]) for name, share in shares.items()}
 
 
 def zero_sums(state: TrainState) -> TrainState:
@@ -131,7 +148,7 @@ def make_train_step(
         updates = jax.tree.map(lambda update: rate.at(state.step) * update, updates)
         loss = sum(sums[name][0] / denominators[name] for name in objective.losses)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm)) & (state.bad_step < 0)
-        sums = {**sums, "grad_norm": jnp.stack([norm, jnp.ones_like(norm)])}
+        sums = {**sums, "grad_norm": jnp.stack([norm, jnp.ones_like(norm)]), **fills(batch)}
         return TrainState(
             step=state.step + 1,
             params=updated(state.params, optax.apply_updates(trained, updates), optimizer.frozen),

@@ -8,6 +8,7 @@ from small_corpora import write_pieces
 
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.bench import bench_input
+from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.pretraining.showing import format_example
@@ -37,6 +38,30 @@ def test_an_example_shows_what_was_masked_and_how(tmp_path):
     lines = format_example(alone, 0, vocabulary).splitlines()
     assert lines[0].startswith("no next sentence")
     assert len(lines) == 2
+
+
+def test_an_example_of_several_pairs_shows_each(tmp_path):
+    write_pieces(tmp_path / "vocab.txt", 60)
+    vocabulary = load_vocabulary(tmp_path / "vocab.txt")
+    cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
+    batch = {
+        "input_ids": np.array([[cls, 13, sep, 17, sep, cls, mask, sep, 18, 19, sep, 0]]),
+        "sequence_ids": np.array([[1] * 5 + [2] * 6 + [0]]),
+        "segment_ids": np.array([[0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0]]),
+        "masked_lm_positions": np.array([[3, 6, 0]]),
+        "masked_lm_ids": np.array([[17, 22, 0]]),
+        "masked_lm_weights": np.array([[1, 1, 0.0]]),
+        "next_sentence_labels": np.array([[0, 1, -1]]),
+    }
+    assert format_example(batch, 0, vocabulary).splitlines() == [
+        "2 pairs, 11 tokens + 1 padding",
+        "IsNext, 5 tokens, 1 predictions",
+        "A: [CLS] p13 [SEP]",
+        "B: p17 (kept) [SEP]",
+        "NotNext, 6 tokens, 1 predictions",
+        "A: [CLS] [MASK]←p22 [SEP]",
+        "B: p18 p19 [SEP]",
+    ]
 
 
 def example_batches(seq_len: int, count: int) -> list[dict[str, np.ndarray]]:
@@ -91,11 +116,14 @@ def test_npz_refuses_what_cannot_be(tmp_path):
         write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
 
 
-def test_bench_counts_what_it_says(traced):
+@pytest.mark.parametrize("source", [SENTENCE_PAIRS, PACKED_PAIRS], ids=["alone", "packed"])
+def test_bench_counts_what_it_says(traced, source):
     result = bench_input(
-        traced, Phase(32, 4, 5, 10, 20), source=SENTENCE_PAIRS, masking=Masking(), seed=0, pair_passes=1, seconds=0.2
+        traced, Phase(32, 4, 5, 10, 20), source=source, masking=Masking(), seed=0, pair_passes=1, seconds=0.2
     )
-    assert result["tokens_per_second"] == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
-    cost = 1 - result["tokens_per_second"] / result["sequential_tokens_per_second"]
+    positions_per_second = result["positions_per_second"]
+    assert positions_per_second == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
+    assert result["real_tokens_per_second"] == pytest.approx(result["fill"] * positions_per_second)
+    cost = 1 - positions_per_second / result["sequential_positions_per_second"]
     assert result["random_access_cost"] == pytest.approx(cost)
     assert 0.3 < result["fill"] <= 1

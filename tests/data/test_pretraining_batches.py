@@ -12,6 +12,7 @@ from bertjax.corpus.mapping import map_files
 from bertjax.corpus.store import read_manifest
 from bertjax.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
+from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
@@ -31,7 +32,7 @@ NAMES_AND_DTYPES = {
     "masked_lm_weights": np.float32,
     "next_sentence_labels": np.int32,
 }
-SOURCES = {"nsp": SENTENCE_PAIRS, "none": TILES}
+SOURCES = {"nsp": SENTENCE_PAIRS, "packed": PACKED_PAIRS, "none": TILES}
 
 
 def train(
@@ -112,7 +113,7 @@ def test_names_shapes_and_dtypes(traced):
         assert batch["next_sentence_labels"].shape == (BATCH,)
 
 
-@pytest.mark.parametrize("objective, parts", [("nsp", 2), ("nsp", 4), ("none", 4)])
+@pytest.mark.parametrize("objective, parts", [("nsp", 2), ("nsp", 4), ("packed", 4), ("none", 4)])
 def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
     whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
     shares = [
@@ -122,7 +123,7 @@ def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
     assert_same(whole, [joined(step) for step in zip(*shares, strict=True)])
 
 
-@pytest.mark.parametrize("objective", ["nsp", "none"])
+@pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_a_share_with_gaps_is_the_rows_it_names(traced, objective):
     whole = train(traced, 3, objective=objective)
     gaps = train(traced, 3, objective=objective, share=Share((0, 1, 3), 4))
@@ -131,7 +132,7 @@ def test_a_share_with_gaps_is_the_rows_it_names(traced, objective):
     assert Share((0, 1, 3), 4).runs(BATCH) == [(0, 4), (6, 8)]
 
 
-@pytest.mark.parametrize("objective", ["nsp", "none"])
+@pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_a_resumed_stream_is_the_stream(traced, objective):
     stream = train(traced, 40, objective=objective)
     for step in (1, 17, 39):
@@ -149,7 +150,7 @@ def test_phases_have_streams_of_their_own_that_end_and_resume(traced):
     assert_same(second[2:], train(traced, 100, phase=phases[1], start_step=8))
 
 
-@pytest.mark.parametrize("objective", ["nsp", "none"])
+@pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_a_jump_to_a_late_step(traced, objective):
     late = train(traced, 3, objective=objective, start_step=1_000_000)
     assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
@@ -279,7 +280,7 @@ def test_an_epoch_without_pairs_holds_every_token_once(traced):
     assert not joined(batches)["segment_ids"].any()
 
 
-@pytest.mark.parametrize("objective", ["nsp", "none"])
+@pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
     batches = evaluate(traced, objective)
     whole = joined(batches)

@@ -144,7 +144,7 @@ def whole(corpus, tmp_path_factory) -> Path:
     return path
 
 
-def test_the_workdir_holds_all_that_is_promised(whole):
+def test_the_workdir_holds_all_that_is_promised(corpus, whole):
     names = {child.name for child in whole.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
@@ -155,8 +155,26 @@ def test_the_workdir_holds_all_that_is_promised(whole):
     assert lines[-1]["eval_mlm_loss"] < lines[0]["eval_mlm_loss"]
     last = next(line for line in reversed(lines) if "loss" in line)
     assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
-    assert last["tokens"] == 14 * 8 * 16
+    assert last["positions"] == 14 * 8 * 16
+    # Tokens are counted without padding, to the step, between two log lines too.
+    real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, WHOLE)])]
+    assert real[-1] < 14 * 8 * 16
+    assert [line["tokens"] for line in lines] == [real[line["step"]] for line in lines]
+    assert last["fill"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)
+    timing = [json.loads(line) for line in (whole / "timing.jsonl").read_text().splitlines()]
+    assert timing[-1]["tokens_per_second"] == pytest.approx(last["fill"] * timing[-1]["positions_per_second"], rel=1e-4)
     assert json.loads((whole / "results.json").read_text())["step"] == 14
+
+
+def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(corpus, whole, tmp_path):
+    config, task = make(corpus, data__packing=True, steps=3, eval_every=3)
+    assert config.phases[0].spans_a_row > 1
+    loop.train(config, task, str(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    real = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, WHOLE))
+    assert lines[-1]["tokens"] == real
+    (before, *_), (unpacked, *_) = lines, (json.loads(line) for line in (whole / "metrics.jsonl").open())
+    assert before["eval_mlm_loss"] == unpacked["eval_mlm_loss"]
 
 
 def test_evaluation_takes_each_held_out_row_once(corpus):
@@ -365,4 +383,4 @@ def test_two_phases_run_under_one_schedule(corpus, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rates = [line["learning_rate"] for line in lines if "loss" in line]
     np.testing.assert_allclose(rates[2:], [1e-2 * (1 - step / 14) for step in (8, 11, 13)], rtol=1e-5)
-    assert lines[-1]["tokens"] == 14 * 256
+    assert lines[-1]["positions"] == 14 * 256

@@ -3,12 +3,28 @@
 B rows of a batch, S tokens a row.
 """
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.data.pretraining.rows import Spans
 
 _EXACT_BITS = 64
+
+
+class Assembled(NamedTuple):
+    """Rows of one span each, with their special tokens and padding.
+
+    Attributes:
+      ids: int32 [B, S].
+      segment_ids: int32 [B, S], 1 for B and the [SEP] after it.
+      lengths: int32 [B].
+    """
+
+    ids: tf.Tensor
+    segment_ids: tf.Tensor
+    lengths: tf.Tensor
 
 
 def truncated(spans: Spans, room: int, bits: tf.Tensor) -> Spans:
@@ -45,9 +61,7 @@ def _lost_in_front(lost: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
     return tf.where(lost <= _EXACT_BITS, exact, tf.clip_by_value(normal, 0, lost))
 
 
-def assembled(
-    tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def assembled(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> Assembled:
     """Rows of [CLS] A [SEP] B [SEP] and [PAD] if paired, of [CLS] A [SEP] and [PAD] else.
 
     Args:
@@ -57,9 +71,6 @@ def assembled(
       seq_len: S.
       vocabulary: has the ids of the special tokens.
       paired: whether rows have a B.
-
-    Returns:
-      ids int32 [B, S]; segment ids int32 [B, S], 1 for B and the [SEP] after it; row lengths int32 [B].
     """
     position = tf.range(seq_len)
     a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [B, 1]
@@ -77,4 +88,13 @@ def assembled(
     special = tf.where((position == a_end) | (position == last), vocabulary.sep_id, special)
     ids = tf.where(is_text, tf.cast(tf.gather(tokens, index), tf.int32), special)
     segment_ids = tf.cast((position > a_end) & (position <= last), tf.int32)
-    return ids, segment_ids, last[:, 0] + 1
+    return Assembled(ids, segment_ids, last[:, 0] + 1)
+
+
+def one_a_row(rows: Assembled) -> dict[str, tf.Tensor]:
+    """What a batch has besides its tokens where each span is a row."""
+    length = tf.shape(rows.ids)[1]
+    return {
+        "input_mask": tf.cast(tf.range(length) < rows.lengths[:, None], tf.int32),
+        "segment_ids": rows.segment_ids,
+    }

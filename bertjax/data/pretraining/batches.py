@@ -19,7 +19,7 @@ from bertjax.data.pretraining.rows import (
     stream_key,
     without_copy,
 )
-from bertjax.data.pretraining.settings import Masking, Phase, check_shape
+from bertjax.data.pretraining.settings import SPECIAL_TOKENS, Masking, Phase, check_shape
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
 from bertjax.data.schema import Schema, padding_of
 from bertjax.data.share import Share
@@ -55,7 +55,7 @@ def train_dataset(
     Args:
       corpus: an opened corpus.
       phase: shape of the batch and its steps.
-      source: of the rows: `SENTENCE_PAIRS`, `TILES` or `WHOLE_TILES`.
+      source: of the rows: `SENTENCE_PAIRS`, `PACKED_PAIRS`, `TILES` or `WHOLE_TILES`.
       masking: what is masked, and how.
       seed: 0 or more.
       pair_passes: different passes to make before the first is used again.
@@ -128,6 +128,7 @@ def eval_dataset(
       BertjaxError: the pair plan cannot be made or stored.
     """
     check_shape(seq_len, batch_size, max_predictions)
+    source = source.heldout_like or source
     runs = share.runs(batch_size)
     if max_rows is not None and max_rows < 1:
         raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
@@ -171,9 +172,10 @@ def _assembler(
     """Makes the function of (spans of the `runs` of rows, position of the global batch's first row) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
-    predict = source.prediction.maker(vocabulary, masking, seq_len, max_predictions)
+    rows = sum(stop - start for start, stop in runs)
+    predict = source.prediction.maker(vocabulary, masking, seq_len, max_predictions, rows)
     mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
-    row_uniforms = source.prediction.uniforms(seq_len, max_predictions)
+    row_uniforms = source.prediction.uniforms(masking, seq_len, max_predictions)
     # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.
     row_counts = -(-row_uniforms // 4)
 
@@ -191,22 +193,19 @@ def _assembler(
             )
         )[:, :row_uniforms]
         if source.is_paired:
+            places = source.spans_a_row
             bits = by_run(
                 lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
-                    shape=[rows, 2],
+                    shape=[rows * places, 2],
                     key=[cut_key],
-                    counter=tf.cast(tf.stack([first + start, 0]), tf.uint64),
+                    counter=tf.cast(tf.stack([(first + start) * places, 0]), tf.uint64),
                     alg=_PHILOX,
                     dtype=tf.uint64,
                 )
             )
-            spans = truncated(spans, seq_len - 3, bits)
-        ids, segment_ids, lengths = assembled(tokens, spans, seq_len, vocabulary, source.is_paired)
-        return {
-            "input_mask": tf.cast(tf.range(seq_len) < lengths[:, None], tf.int32),
-            "segment_ids": segment_ids,
-            **predict(ids, lengths, tf.cast(spans.label, tf.int32), uniforms),
-        }
+            bits = bits if spans.place is None else tf.gather(bits, spans.place)
+            spans = truncated(spans, seq_len - SPECIAL_TOKENS, bits)
+        return predict(assembled(tokens, spans, seq_len, vocabulary, source.is_paired), spans, uniforms)
 
     return assemble
 

@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Masking
+from bertjax.data.pretraining.assembly import Assembled, one_a_row
+from bertjax.data.pretraining.rows import Spans
+from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Masking, prediction_numbers
 from bertjax.data.pretraining.source import Prediction
 
 # How many words too long for what is left of a row's predictions are passed over before choosing stops.
@@ -56,21 +58,45 @@ def masker(
       A function of ids int32 [B, S], row lengths int32 [B] and uniforms float32
       [B, uniforms_per_row] in [0, 1) to `Masked`.
     """
-    # A table, because Python's rounding of its 64-bit product decides in the script.
-    numbers = [0] + [min(max_predictions, max(1, round(n * masking.rate))) for n in range(1, seq_len + 1)]
-    is_special = np.zeros(vocabulary.size, bool)
-    is_special[list(vocabulary.special_ids)] = True
-    ordinary_ids = np.flatnonzero(~is_special).astype(np.int32)
+    choose = chooser(vocabulary, masking, seq_len, max_predictions)
+    replace = replacer(vocabulary, masking, seq_len, max_predictions)
 
     def mask(ids: tf.Tensor, lengths: tf.Tensor, uniforms: tf.Tensor) -> Masked:
-        choice, action, replacement = tf.split(uniforms, [seq_len, max_predictions, max_predictions], axis=1)
+        choice, others = tf.split(uniforms, [seq_len, 2 * max_predictions], axis=1)
+        return replace(ids, choose(ids, lengths, choice), others)
+
+    return mask
+
+
+def chooser(
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
+) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+    """The first half of `masker`: ids, row lengths and uniforms [B, S] to positions int32 [B, P], S where unused."""
+    numbers = prediction_numbers(masking.rate, seq_len, max_predictions)
+    is_special = np.zeros(vocabulary.size, bool)
+    is_special[list(vocabulary.special_ids)] = True
+
+    def choose(ids: tf.Tensor, lengths: tf.Tensor, uniforms: tf.Tensor) -> tf.Tensor:
         candidates = ~tf.gather(is_special, ids)  # [B, S]
         number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
         if masking.whole_word:
             continues = tf.gather(vocabulary.is_continuation, ids)
-            positions = _choose_words(candidates, continues, choice, number, max_predictions)
-        else:
-            positions = _choose_tokens(candidates, choice, number, max_predictions)
+            return _choose_words(candidates, continues, uniforms, number, max_predictions)
+        return _choose_tokens(candidates, uniforms, number, max_predictions)
+
+    return choose
+
+
+def replacer(
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
+) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
+    """The second half of `masker`: ids, positions from `chooser` and uniforms [B, 2 P] to `Masked`."""
+    is_ordinary = np.ones(vocabulary.size, bool)
+    is_ordinary[list(vocabulary.special_ids)] = False
+    ordinary_ids = np.flatnonzero(is_ordinary).astype(np.int32)
+
+    def replace(ids: tf.Tensor, positions: tf.Tensor, uniforms: tf.Tensor) -> Masked:
+        action, replacement = tf.split(uniforms, 2, axis=1)
         used = positions < seq_len
         positions = tf.where(used, positions, 0)
         originals = tf.gather(ids, positions, batch_dims=1)  # [B, P]
@@ -91,7 +117,7 @@ def masker(
             tf.reshape(input_ids, [-1, seq_len]), positions, tf.where(used, originals, 0), tf.cast(used, tf.float32)
         )
 
-    return mask
+    return replace
 
 
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
@@ -136,21 +162,25 @@ def _choose_words(
 
 
 def _maker(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> Callable[..., dict[str, tf.Tensor]]:
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int, rows: int
+) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
     mask = masker(vocabulary, masking, seq_len, max_predictions)
 
-    def make(ids: tf.Tensor, lengths: tf.Tensor, labels: tf.Tensor, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        masked = mask(ids, lengths, uniforms)
-        return {
-            "input_ids": masked.input_ids,
-            "masked_lm_positions": masked.positions,
-            "masked_lm_ids": masked.ids,
-            "masked_lm_weights": masked.weights,
-            "next_sentence_labels": labels,
-        }
+    def make(assembled: Assembled, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        masked = mask(assembled.ids, assembled.lengths, uniforms)
+        return {**one_a_row(assembled), **parts(masked), "next_sentence_labels": tf.cast(spans.label, tf.int32)}
 
     return make
 
 
-MASKED_LM = Prediction(MASKED_LM_BATCH, uniforms_per_row, _maker)
+def parts(masked: Masked) -> dict[str, tf.Tensor]:
+    """Those of a batch."""
+    return {
+        "input_ids": masked.input_ids,
+        "masked_lm_positions": masked.positions,
+        "masked_lm_ids": masked.ids,
+        "masked_lm_weights": masked.weights,
+    }
+
+
+MASKED_LM = Prediction(MASKED_LM_BATCH, lambda masking, *sizes: uniforms_per_row(*sizes), _maker)

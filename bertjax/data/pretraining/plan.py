@@ -21,7 +21,9 @@ import numpy as np
 from bertjax.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
 from bertjax.corpus.mapping import map_files
 from bertjax.corpus.store import Corpus, Split, array_file
+from bertjax.data.pretraining.packing import packed
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
+from bertjax.data.pretraining.settings import SPECIAL_TOKENS
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space, is_ours, read_json, read_whole, replacing, unfinished_files, write_whole
 from bertjax.temporary import shared_place
@@ -39,17 +41,19 @@ class PairPlan:
     """Sentence pairs of several passes, one pass after the other.
 
     Attributes:
-      records: [rows] `pairs.RECORD`, memory-mapped.
+      records: [pairs] `pairs.RECORD`, memory-mapped, row after row.
       pass_ends: [passes] int64, rows up to and with each pass.
+      runs: [runs, 2] int64, stretches of rows that have equally many pairs: rows, and pairs a row.
       path: of the records' file, whose blocks the corpus's `verification` knows.
     """
 
     records: np.ndarray
     pass_ends: np.ndarray
+    runs: np.ndarray
     path: Path
 
 
-def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> PairPlan:
+def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int = 1) -> PairPlan:
     """The plan of a split, from disk if it is there and whole, else made and stored.
 
     Stored in the corpus' folder `plans`, or, if that is not writable, in a folder of this user alone in the system's
@@ -60,9 +64,11 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
     Args:
       corpus: the corpus.
       split: "train" or "heldout".
-      seq_len: tokens a row; A and B get seq_len - 3.
+      seq_len: tokens a row; A and B of a pair get seq_len - 3.
       seed: 0 or more; equal seeds give equal plans.
       passes: independent cuts of the whole split, 1 or more.
+      pairs_a_row: at most; above 1 the pairs of a pass are packed into as few rows as they fit into. The pairs are the
+        same for any number.
 
     Raises:
       UsageError: the split has fewer than two documents, so that no B could come from another one.
@@ -75,7 +81,7 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
             f"the {split} split of the corpus {corpus.path} has {count} document(s); sentence pairs need at least 2: "
             "prepare more text, or use objective 'none'"
         )
-    settings = _settings(corpus, split, seq_len, seed, passes)
+    settings = _settings(corpus, split, seq_len, seed, passes, pairs_a_row)
     places = _places(corpus, settings)
     shared = places[-1].parent
     for place in places:
@@ -107,18 +113,18 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
     raise BertjaxError(f"cannot store the pair plan ({'; '.join(problems)}); free some space or set TMPDIR")
 
 
-def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> None:
+def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int = 1) -> None:
     """Holds the plan that `pair_plan` gave for these arguments against its checksums; nothing where it gave none.
 
     Raises:
       BertjaxError: a block is damaged.
     """
-    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes)):
+    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes, pairs_a_row)):
         if corpus.verification.has(place.with_suffix(".bin")):
             corpus.verification.verify(place.with_suffix(".bin"))
 
 
-def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> dict[str, Any]:
+def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "corpus": corpus.fingerprint,
@@ -126,6 +132,7 @@ def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) 
         "seq_len": seq_len,
         "seed": seed,
         "passes": passes,
+        "pairs_a_row": pairs_a_row,
     }
 
 
@@ -150,9 +157,10 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
     records = path.with_suffix(".bin")
     try:
         header = read_json(path.with_suffix(".json"))
-        ends = np.array(header["pass_ends"], np.int64)
-        size = int(ends[-1]) * RECORD.itemsize
-        if header["settings"] != settings or records.stat().st_size != size:
+        ends, runs = (np.array(header[name], np.int64) for name in ("pass_ends", "runs"))
+        rows, pairs = runs.T
+        size = int((rows * pairs).sum()) * RECORD.itemsize
+        if header["settings"] != settings or records.stat().st_size != size or rows.sum() != ends[-1]:
             return None
         table = read_whole(path.with_suffix(".crc32"), size)
         if hashlib.sha256(table).hexdigest() != header["checksums_sha256"]:
@@ -164,12 +172,14 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
         verification.take_over(found)
     except (OSError, ValueError, KeyError, TypeError, IndexError, BertjaxError):
         return None
-    return PairPlan(map_files([records], RECORD), ends, records)
+    return PairPlan(map_files([records], RECORD), ends, runs, records)
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
     _remove_abandoned(path.parent)
-    ends, rows = [], 0
+    ends: list[int] = []
+    runs: list[list[int]] = []
+    rows = 0
     with replacing(path.with_suffix(".bin")) as unfinished:
         # Unbuffered: a full disk shows at the write that met it.
         with (
@@ -184,14 +194,33 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
             for pass_index in range(settings["passes"]):
                 for block, tokens in _blocks(split, settings["seq_len"], settings["seed"], pass_index):
                     for records in block:
+                        packing = _generator(settings["seed"], pass_index, rows, 0)
+                        records, numbers = _in_rows(records, settings["seq_len"], settings["pairs_a_row"], packing)
                         _write_all(file, records.view(np.uint8).data)
-                        rows += records.size
+                        for pairs in np.flatnonzero(numbers):
+                            if not runs or runs[-1][1] != pairs:
+                                runs.append([0, int(pairs)])
+                            runs[-1][0] += int(numbers[pairs])
+                        rows += int(numbers.sum())
                     progress.update(tokens)
                 ends.append(rows)
         table = checksums_of(unfinished).blocks.tobytes()
     write_whole(path.with_suffix(".crc32"), table)
-    header = {"settings": settings, "pass_ends": ends, "checksums_sha256": hashlib.sha256(table).hexdigest()}
-    write_whole(path.with_suffix(".json"), json.dumps(header, indent=1, sort_keys=True) + "\n")
+    checksum = hashlib.sha256(table).hexdigest()
+    header = {"settings": settings, "pass_ends": ends, "runs": runs, "checksums_sha256": checksum}
+    write_whole(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
+
+
+def _in_rows(
+    records: np.ndarray, seq_len: int, pairs_a_row: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs row after row, and int64 [pairs_a_row + 1], how many rows have no, one, two, ... of them."""
+    if pairs_a_row == 1:
+        return records, np.array([0, records.size])
+    room = seq_len - SPECIAL_TOKENS
+    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], room) + SPECIAL_TOKENS
+    order, numbers = packed(lengths, seq_len, pairs_a_row, rng)
+    return records[order], np.concatenate([[0], numbers])
 
 
 def _write_all(file: Any, data: memoryview) -> None:
@@ -208,7 +237,7 @@ def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[
         last = int(np.searchsorted(documents, documents[first] + _BLOCK_SENTENCES))
         last = min(max(last, first + 1), count)
         lengths = np.diff(sentences[documents[first : last + 1]])
-        targets = target_lengths(lengths, seq_len - 3, pass_index, _generator(seed, first))
+        targets = target_lengths(lengths, seq_len - SPECIAL_TOKENS, pass_index, _generator(seed, first))
         pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1))
         yield pairs, int(lengths.sum())
         first = last

@@ -1,6 +1,6 @@
-"""From a row's position in training to its span of the corpus, at the same cost for every position.
+"""From a row's position in training to its spans of the corpus, at the same cost for every position.
 
-B rows; all tensors int64 [B] unless said otherwise.
+B rows of N spans, one each unless they are packed; tensors are int64 [B], or [N] of spans, unless said otherwise.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ class Spans(NamedTuple):
     Attributes:
       a_start, a_length, b_start, b_length: token offsets and numbers of tokens; `b_length` is 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
+      place: of packed rows, in ascending order: row of the batch * pairs a row at most + which pair of its row.
     """
 
     a_start: tf.Tensor
@@ -30,6 +31,7 @@ class Spans(NamedTuple):
     b_start: tf.Tensor
     b_length: tf.Tensor
     label: tf.Tensor
+    place: tf.Tensor | None = None
 
 
 def stream_key(*parts: int) -> np.uint64:
@@ -73,16 +75,42 @@ def epoch_order(
 
 
 def pair_lookup(plan: PairPlan) -> Callable[[tf.Tensor], Spans]:
-    """A function of rows of a plan to their spans."""
+    """A function of pairs of a plan, which of one pair a row are its rows, to their spans."""
     words = without_copy(plan.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
-    def lookup(rows: tf.Tensor) -> Spans:
-        fields = tf.gather(words, rows)  # int32 [B, 7]
-        starts = tf.bitcast(tf.reshape(fields[:, :4], [-1, 2, 2]), tf.int64)  # [B, 2]
+    def lookup(pairs: tf.Tensor) -> Spans:
+        fields = tf.gather(words, pairs)  # int32 [N, 7]
+        starts = tf.bitcast(tf.reshape(fields[:, :4], [-1, 2, 2]), tf.int64)  # [N, 2]
         a_length, b_length, label = tf.unstack(tf.cast(fields[:, 4:], tf.int64), axis=1)
         return Spans(starts[:, 0], a_length, starts[:, 1], b_length, label)
 
     return lookup
+
+
+def packed_pairs(runs: np.ndarray, pairs_a_row: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Which pairs of a plan its rows have.
+
+    Args:
+      runs: of a `PairPlan`.
+      pairs_a_row: at most.
+
+    Returns:
+      A function of rows to (pairs [N], their `place`).
+    """
+    run_rows, run_pairs = runs.T
+    row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
+
+    def pairs_of(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        run = tf.searchsorted(row_ends, rows, side="right")
+        number = tf.gather(run_pairs, run)
+        # From the run's end, where both are known.
+        first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
+        nth = tf.range(pairs_a_row, dtype=tf.int64)
+        there = nth < number[:, None]  # [B, pairs_a_row]
+        place = tf.where(tf.reshape(there, [-1]))[:, 0]
+        return tf.boolean_mask(first[:, None] + nth, there), place
+
+    return pairs_of
 
 
 def tile_count(tokens: int, width: int) -> int:

@@ -43,4 +43,4 @@ def _verify_heldout(corpus: Corpus, seq_len: int) -> None:
     verify_read_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
 
 
-SENTENCE_PAIRS = RowSource(MASKED_LM, True, _train, _heldout, _train_plan, _verify_heldout)
+SENTENCE_PAIRS = RowSource(MASKED_LM, 1, True, _train, _heldout, _train_plan, _verify_heldout)

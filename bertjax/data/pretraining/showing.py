@@ -22,9 +22,12 @@ def format_example(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabu
       vocabulary: the corpus's.
     """
     ids, segment_ids = batch["input_ids"][row], batch["segment_ids"][row]
-    length = int(batch["input_mask"][row].sum())
+    # As `input_mask`, which tells a single sequence.
+    sequence_ids = batch["sequence_ids" if "sequence_ids" in batch else "input_mask"][row]
+    length = int((sequence_ids > 0).sum())
+    padding = len(ids) - length
     if "masked_lm_ids" not in batch:
-        head = f"{length} tokens + {len(ids) - length} padding, each predicted from those on one side of it"
+        head = f"{length} tokens + {padding} padding, each predicted from those on one side of it"
         return "\n".join([head, *paragraph("", " ".join(vocabulary.pieces[id_] for id_ in ids[:length]))])
     weights = batch["masked_lm_weights"][row] > 0
     originals = dict(
@@ -35,14 +38,18 @@ def format_example(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabu
         )
     )
     shown = [_shown(int(ids[p]), originals.get(p), vocabulary) for p in range(length)]
-    head = (
-        f"{_LABELS[int(batch['next_sentence_labels'][row])]}, {length} tokens + {len(ids) - length} padding, "
-        f"{len(originals)} predictions"
-    )
-    lines = [head]
-    for segment, name in enumerate("AB"):
-        text = " ".join(shown[p] for p in range(length) if segment_ids[p] == segment)
-        lines += paragraph(f"{name}: ", text)
+    lines = []
+    sequences = int(sequence_ids.max(initial=0))
+    if "sequence_ids" in batch:
+        lines.append(f"{sequences} pairs, {length} tokens + {padding} padding")
+    for number, label in enumerate(np.atleast_1d(batch["next_sentence_labels"][row])[: max(1, sequences)], 1):
+        here = np.flatnonzero(sequence_ids == number)
+        behind = "" if "sequence_ids" in batch else f" + {padding} padding"
+        predictions = sum(p in originals for p in here.tolist())
+        lines.append(f"{_LABELS[int(label)]}, {here.size} tokens{behind}, {predictions} predictions")
+        for segment, name in enumerate("AB"):
+            text = " ".join(shown[p] for p in here if segment_ids[p] == segment)
+            lines += paragraph(f"{name}: ", text)
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from bertjax.corpus.store import Corpus
 from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.data.pretraining.assembly import Assembled
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.schema import Schema
@@ -16,7 +17,7 @@ from bertjax.data.schema import Schema
 EVAL_SEED = 0
 # What a stream of random numbers is for, so that no two share a key.
 ORDER, OFFSET, MASKS, CUTS = range(4)
-# A function of positions of a phase, int64 [B], to (row of an epoch, its span of the training tokens).
+# A function of positions of a phase, int64 [B], to (which span of the epochs each is, the spans of training tokens).
 Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 
@@ -26,15 +27,14 @@ class Prediction:
 
     Attributes:
       schema: of a batch.
-      uniforms: (tokens a row, predictions a row) to how many random numbers a row takes.
-      maker: (vocabulary, masking, tokens a row, predictions a row) to a function of (ids int32 [B, S], row lengths and
-        next-sentence labels int32 [B], uniforms float32 [B, uniforms]) to a batch, without what `assembled` knows: the
-        mask and the segments.
+      uniforms: (masking, tokens a row, predictions a span) to how many random numbers a row takes.
+      maker: (vocabulary, masking, tokens a row, predictions a span, rows) to a function of (spans as rows of their own,
+        the spans, uniforms float32 [B, uniforms]) to a batch.
     """
 
     schema: Schema
-    uniforms: Callable[[int, int], int]
-    maker: Callable[[Vocabulary, Masking, int, int], Callable[..., dict[str, tf.Tensor]]]
+    uniforms: Callable[[Masking, int, int], int]
+    maker: Callable[[Vocabulary, Masking, int, int, int], Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +43,23 @@ class RowSource:
 
     Attributes:
       prediction: what is to be predicted of them.
-      is_paired: rows have two segments.
+      spans_a_row: at most.
+      is_paired: spans have two segments.
       train: (corpus, phase, seed, different passes, whether to shuffle) to the training rows of a phase.
       heldout: (corpus, tokens a row) to the number of held-out rows, and a function of them to their spans.
-      train_plan: (corpus, tokens a row, seed, different passes) to the file that rows are read from, by `train`'s rows;
-        None where they are computed.
+      train_plan: (corpus, tokens a row, seed, different passes) to the file that spans are read from, by `train`'s
+        spans; None where they are computed.
       verify_heldout: (corpus, tokens a row): holds what held-out rows were read from, besides tokens, against its
         checksums.
+      heldout_like: the source whose held-out rows these are, if not this one: rows that are packed for training are not
+        for evaluation, so that what is measured stays what it is.
     """
 
     prediction: Prediction
+    spans_a_row: int
     is_paired: bool
     train: Callable[[Corpus, Phase, int, int, bool], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Callable[[tf.Tensor], Spans]]]
     train_plan: Callable[[Corpus, int, int, int], Path | None]
     verify_heldout: Callable[[Corpus, int], None]
+    heldout_like: "RowSource | None" = None

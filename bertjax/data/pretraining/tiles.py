@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.corpus.store import Corpus
+from bertjax.data.pretraining.assembly import Assembled, one_a_row
 from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
 from bertjax.data.pretraining.settings import LANGUAGE_MODEL_BATCH, Phase
@@ -47,12 +48,12 @@ def _token_count(corpus: Corpus, split: str) -> int:
     return tokens
 
 
-def _as_they_are(*_: object) -> Callable[..., dict[str, tf.Tensor]]:
-    return lambda ids, lengths, labels, uniforms: {"input_ids": ids}
+def _as_they_are(*_: object) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
+    return lambda rows, spans, uniforms: {**one_a_row(rows), "input_ids": rows.ids}
 
 
 _EVERY_PIECE = Prediction(LANGUAGE_MODEL_BATCH, lambda *_: 0, _as_they_are)
 TILES, WHOLE_TILES = (
-    RowSource(prediction, False, _train, _heldout, lambda *_: None, lambda *_: None)
+    RowSource(prediction, 1, False, _train, _heldout, lambda *_: None, lambda *_: None)
     for prediction in (MASKED_LM, _EVERY_PIECE)
 )

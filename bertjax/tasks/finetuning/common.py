@@ -19,7 +19,7 @@ from bertjax.data.share import WHOLE
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.model.upper import CACHED
 from bertjax.tasks.finetuning import selection, synthetic
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
@@ -215,12 +215,13 @@ def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
 
 
 def _work(plan: TrainPlan, model: Any, batch_size: int, choices: int, step: int) -> Work:
-    tokens, flops = 0, 0.0
+    positions, flops, attention = 0, 0.0, 0.0
     for length, steps in plan.row_lengths(step).items():
         here = steps * batch_size * choices * length
-        tokens += here
+        positions += here
         flops += here * flops_per_token(model.config, length, upper=model.upper)
-    return Work(step * batch_size, tokens, flops)
+        attention += here * attention_flops_per_token(model.config, length, model.upper)
+    return Work(step * batch_size, positions, flops, attention)
 
 
 def known(labels: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from bertjax.data.schema import synthetic_batch
 from bertjax.data.share import Share
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.finetuning.settings import FinetuningSettings
 from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE
 from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
@@ -32,8 +32,9 @@ def synthetic_task(
     rows, length = settings.data.batch_size, settings.data.seq_len
 
     def work(step: int) -> Work:
-        tokens = step * rows * choices * length
-        return Work(step * rows, tokens, tokens * flops_per_token(model, length, upper=settings.upper))
+        positions = step * rows * choices * length
+        flops = positions * flops_per_token(model, length, upper=settings.upper)
+        return Work(step * rows, positions, flops, positions * attention_flops_per_token(model, length, settings.upper))
 
     def batch(phase: int) -> NumpyBatch:
         sizes = {"length": length, "choices": choices, "labels": labels, "pieces": model.vocab_size}

@@ -1,10 +1,13 @@
-"""Masked LM and next-sentence prediction (section 3.1 of the paper); of rows without pairs the first alone."""
+"""Masked LM and next-sentence prediction (section 3.1 of the paper); of rows without pairs the first alone.
+
+Rows may hold several pairs, each with a label of its own.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Phase
+from bertjax.data.pretraining.settings import MASKED_LM_BATCH, PACKED_BATCH, Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
@@ -15,7 +18,7 @@ METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
 LOSSES = ("mlm_loss", "nsp_loss")
 
 
-def objective(model: ModelConfig) -> Objective:
+def objective(model: ModelConfig, packed: bool = False) -> Objective:
     """Masked LM and next sentence, the loss being the sum of both means (section A.2 of the paper)."""
     return Objective(
         model=PretrainingModel(model),
@@ -23,18 +26,19 @@ def objective(model: ModelConfig) -> Objective:
         losses=LOSSES,
         denominators=denominators,
         compute=compute,
-        schema=MASKED_LM_BATCH,
+        schema=PACKED_BATCH if packed else MASKED_LM_BATCH,
     )
 
 
 def synthetic_rows(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """A batch of a phase's shape to time a step with."""
     return synthetic_batch(
-        MASKED_LM_BATCH,
+        MASKED_LM_BATCH if phase.spans_a_row == 1 else PACKED_BATCH,
         phase.batch_size,
         seed,
         length=phase.seq_len,
-        predictions=phase.max_predictions,
+        predictions=phase.row_predictions,
+        pairs=phase.spans_a_row,
         pieces=model.vocab_size,
         segments=min(2, model.num_segments),
         labels=2,

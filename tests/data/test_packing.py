@@ -1,0 +1,206 @@
+"""Sentence pairs that share rows: the same pairs, each in one row of its epoch, and rows that are full."""
+
+import itertools
+
+import numpy as np
+import pytest
+from unpacking import unpacked
+
+from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.pretraining.batches import train_dataset
+from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
+from bertjax.data.pretraining.packing import packed
+from bertjax.data.pretraining.pairs import RECORD
+from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining.rows import packed_pairs
+from bertjax.data.pretraining.settings import Masking, Phase, packed_predictions, prediction_numbers
+from bertjax.data.share import WHOLE
+
+SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8
+ROW_PREDICTIONS = packed_predictions(0.15, SEQ_LEN, PREDICTIONS, MOST)
+
+
+def short_documents(count: int, seed: int) -> list[list[int]]:
+    """Sentence lengths of documents, most of which are shorter than a row."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 14, rng.integers(1, 9)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def traced(make_corpus):
+    """A corpus whose tokens are all different."""
+    return make_corpus(short_documents(120, 1), short_documents(20, 2), unique=True)
+
+
+def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[list[int]]:
+    """The pairs of each row."""
+    order, numbers = packed(np.array(lengths), room, most, np.random.default_rng(seed))
+    sizes = np.repeat(np.arange(1, most + 1), numbers)
+    assert sizes.sum() == len(lengths)
+    return [part.tolist() for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "expected"),
+    [
+        ([10, 10], 4, [[0], [1]]),
+        ([4, 6, 5, 5], 4, [[0, 1], [2, 3]]),
+        # 3 goes where it leaves the least room: beside 7, not beside 6.
+        ([6, 7, 3, 4], 4, [[0, 3], [1, 2]]),
+        ([3, 3, 3], 4, [[0, 1, 2]]),
+        ([2, 2, 2, 2], 2, [[0, 1], [2, 3]]),
+        ([7, 2, 2, 2, 2], 4, [[0, 1], [2, 3, 4]]),
+        ([1], 1, [[0]]),
+    ],
+)
+def test_each_pair_goes_where_it_leaves_the_least_room(lengths, most, expected):
+    def by_length(rows):
+        return sorted(sorted(lengths[pair] for pair in row) for row in rows)
+
+    assert by_length(rows_of(lengths, 10, most)) == by_length(expected)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_hold_every_pair_once_and_no_two_of_them_fit_into_one(most, seed):
+    rng = np.random.default_rng(seed)
+    room = 40
+    lengths = np.minimum(room, 5 + rng.geometric(0.08, 500)).tolist()
+    rows = rows_of(lengths, room, most, seed)
+    assert sorted(itertools.chain(*rows)) == list(range(500))
+    used = np.array([sum(lengths[pair] for pair in row) for row in rows])
+    counts = np.array([len(row) for row in rows])
+    assert used.max() <= room and counts.max() <= most
+    assert (np.diff(counts) >= 0).all()
+    open_rows = np.sort(used[counts == 1]) if most > 1 else np.array([room, room])
+    assert open_rows.size < 2 or open_rows[0] + open_rows[1] > room
+
+
+def test_pairs_of_one_length_share_rows_by_chance():
+    lengths = [30] * 50 + [34] * 50
+    first, second = (rows_of(lengths, 64, 8, seed) for seed in (0, 1))
+    assert [len(row) for row in first] == [2] * 50
+    assert {frozenset(row) for row in first} != {frozenset(row) for row in second}
+
+
+def passes_of(made) -> list[np.ndarray]:
+    """The records of each pass, in a fixed order."""
+    sizes = np.repeat(made.runs[:, 1], made.runs[:, 0])
+    ends = np.cumsum(sizes)[made.pass_ends - 1]
+    return [np.sort(part, order=RECORD.names) for part in np.split(np.array(made.records), ends[:-1])]
+
+
+@pytest.mark.parametrize("at_once", [1 << 18, 300])
+def test_a_packed_plan_has_the_pairs_of_the_plan_in_fewer_rows(make_corpus, monkeypatch, at_once):
+    monkeypatch.setattr("bertjax.data.pretraining.pairs._ROWS_AT_ONCE", at_once)
+    corpus = make_corpus(short_documents(600, 3))
+    alone, together = (pair_plan(corpus, "train", SEQ_LEN, 0, 3, most) for most in (1, MOST))
+    for one, other in zip(passes_of(alone), passes_of(together), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert together.pass_ends[-1] < 0.8 * alone.pass_ends[-1]
+    lengths = np.minimum(together.records["a_length"] + together.records["b_length"], SEQ_LEN - 3) + 3
+    starts = np.cumsum([0, *np.repeat(together.runs[:, 1], together.runs[:, 0])[:-1]])
+    assert np.add.reduceat(lengths, starts).max() <= SEQ_LEN
+
+
+def test_any_row_is_looked_up_by_itself():
+    runs = np.array([[3, 1], [2, 2], [1, 3], [2, 1], [2, 3]])
+    sizes = np.repeat(runs[:, 1], runs[:, 0])
+    expected = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    lookup = packed_pairs(runs, 3)
+    rows = np.array([9, 0, 4, 5, 5, 8, 2])
+    pairs, place = (tensor.numpy() for tensor in lookup(rows))
+    np.testing.assert_array_equal(pairs, np.concatenate([expected[row] for row in rows]))
+    assert place.tolist() == [3 * row + nth for row, index in enumerate(rows) for nth in range(sizes[index])]
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.3, 1.0])
+@pytest.mark.parametrize("predictions", [1, 7, 64])
+def test_no_row_can_have_more_predictions_than_there_is_room_for(rate, predictions):
+    numbers = prediction_numbers(rate, SEQ_LEN, predictions)
+    # The most that `count` pairs of `length` tokens together can have.
+    most = np.zeros(SEQ_LEN + 1, int)
+    for _ in range(MOST):
+        most = np.array(
+            [max([most[n], *(most[n - k] + numbers[k] for k in range(5, n + 1))]) for n in range(SEQ_LEN + 1)]
+        )
+    limit = packed_predictions(rate, SEQ_LEN, predictions, MOST)
+    assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MOST / 2, 1)
+
+
+def train(corpus, steps, masking=None):
+    phase = Phase(SEQ_LEN, BATCH, PREDICTIONS, 0, 1 << 40)
+    dataset = train_dataset(
+        corpus,
+        phase,
+        source=PACKED_PAIRS,
+        masking=masking or Masking(),
+        seed=0,
+        pair_passes=1,
+        start_step=0,
+        share=WHOLE,
+    )
+    return list(itertools.islice(dataset.as_numpy_iterator(), steps))
+
+
+def test_an_epoch_has_each_pair_of_the_plan_in_one_row_and_none_cut_further(traced):
+    plan = pair_plan(traced, "train", SEQ_LEN, 0, 1, MOST)
+    rows = int(plan.pass_ends[-1])
+    batches = train(traced, -(-2 * rows // BATCH))
+    packed_rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    records = np.array(pair_plan(traced, "train", SEQ_LEN, 0, 1).records)
+    vocabulary = load_vocabulary(traced.vocabulary_path)
+    offset = np.full(vocabulary.size, -1)
+    offset[traced.train.tokens] = np.arange(len(traced.train.tokens))
+    for epoch in range(2):
+        pairs = unpacked({name: array[epoch * rows : (epoch + 1) * rows] for name, array in packed_rows.items()})
+        assert len(pairs["input_ids"]) == len(records)
+        ids = pairs["input_ids"].copy()
+        row, column = np.nonzero(pairs["masked_lm_weights"])
+        ids[row, pairs["masked_lm_positions"][row, column]] = pairs["masked_lm_ids"][row, column]
+        # From its tokens, all different, each pair's record; the middle of A survives truncation.
+        found = []
+        for pair, length in enumerate(pairs["input_mask"].sum(1)):
+            segment = pairs["segment_ids"][pair, :length]
+            b_length = int(segment.sum()) - 1
+            a_length = int(length) - b_length - 3
+            expected = [vocabulary.cls_id, *[-1] * a_length, vocabulary.sep_id, *[-1] * b_length, vocabulary.sep_id]
+            assert [-1 if offset[id_] >= 0 else id_ for id_ in ids[pair, :length]] == expected
+            assert segment.tolist() == [0] * (a_length + 2) + [1] * (b_length + 1)
+            a, b = offset[ids[pair, 1 : a_length + 1]], offset[ids[pair, a_length + 2 : length - 1]]
+            for side in (a, b):
+                np.testing.assert_array_equal(side, side[0] + np.arange(side.size))
+            inside = (records["a_start"] <= a[0]) & (a[-1] < records["a_start"] + records["a_length"])
+            inside &= (records["b_start"] <= b[0]) & (b[-1] < records["b_start"] + records["b_length"])
+            inside &= records["label"] == pairs["next_sentence_labels"][pair]
+            (index,) = np.flatnonzero(inside)
+            assert length == min(records["a_length"][index] + records["b_length"][index], SEQ_LEN - 3) + 3
+            found.append(index)
+        assert sorted(found) == list(range(len(records)))
+    assert not np.array_equal(packed_rows["input_ids"][0], packed_rows["input_ids"][rows])
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_each_pair_is_masked_as_if_it_were_alone(traced, whole_word):
+    masking = Masking(whole_word=whole_word)
+    batches = train(traced, 40, masking)
+    numbers = np.array(prediction_numbers(masking.rate, SEQ_LEN, PREDICTIONS))
+    vocabulary = load_vocabulary(traced.vocabulary_path)
+    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
+    for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
+        # Ascending, and the unused ones behind.
+        assert (np.diff(row[weights]) > 0).all() and not weights[weights.sum() :].any() and not row[~weights].any()
+    pairs = unpacked(rows)
+    predicted = (pairs["masked_lm_weights"] > 0).sum(1)
+    wanted = numbers[pairs["input_mask"].sum(1)]
+    assert (predicted <= wanted).all()
+    assert (predicted == wanted).mean() > (0.8 if whole_word else 0.999)
+    used = pairs["masked_lm_weights"] > 0
+    assert not np.isin(pairs["masked_lm_ids"][used], vocabulary.special_ids).any()
+    seen = np.take_along_axis(pairs["input_ids"], pairs["masked_lm_positions"], 1)[used]
+    shares = [(seen == vocabulary.mask_id).mean(), (seen == pairs["masked_lm_ids"][used]).mean()]
+    assert shares == pytest.approx([0.8, 0.1], abs=0.03)
+    # Everywhere in a pair alike: the mean place of a prediction is the middle.
+    middle = pairs["masked_lm_positions"][used] / np.repeat(pairs["input_mask"].sum(1) - 1, predicted)
+    assert middle.mean() == pytest.approx(0.5, abs=0.02)

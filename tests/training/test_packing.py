@@ -1,0 +1,113 @@
+"""Packed rows compute what their pairs compute one a row: losses, gradients, and what a run counts."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from unpacking import unpacked
+
+from bertjax.data.pretraining.settings import Phase
+from bertjax.model.config import ModelConfig
+from bertjax.tasks.objectives import masked_lm
+from bertjax.training.step import fills
+
+CONFIG = ModelConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    mlp_size=32,
+    max_positions=24,
+    dtype="float32",
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.3,
+)
+PHASE = Phase(seq_len=24, batch_size=4, max_predictions=3, start_step=0, stop_step=1, spans_a_row=3, row_predictions=5)
+
+
+def packed_batch() -> dict[str, np.ndarray]:
+    """Rows of three, two, one and no pairs, with one to three predictions a pair."""
+    batch = masked_lm.synthetic_rows(PHASE, CONFIG)
+    rng = np.random.default_rng(1)
+    for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
+        batch[name][:] = 0
+    batch["masked_lm_weights"][:] = 0
+    batch["next_sentence_labels"][:] = -1
+    for row, lengths in enumerate(([8, 7, 9], [13, 6], [21], [])):
+        start = predicted = 0
+        for number, length in enumerate(lengths, 1):
+            here = slice(start, start + length)
+            batch["sequence_ids"][row, here] = number
+            batch["position_ids"][row, here] = np.arange(length)
+            batch["segment_ids"][row, here] = np.arange(length) > length // 2
+            batch["next_sentence_labels"][row, number - 1] = (row + number) % 2
+            count = 1 if len(lengths) == 3 else 3 - number + 1
+            there = slice(predicted, predicted + count)
+            batch["masked_lm_positions"][row, there] = start + np.sort(rng.permutation(length)[:count])
+            batch["masked_lm_ids"][row, there] = rng.integers(1, 60, count)
+            batch["masked_lm_weights"][row, there] = 1
+            start, predicted = start + length, predicted + count
+    return batch
+
+
+def losses_and_gradients(batch, config=CONFIG):
+    objective = masked_lm.objective(config)
+
+    def loss(params):
+        sums, _ = objective.compute(objective.model, params, batch, None)
+        parts = objective.denominators(batch)
+        return sum(sums[name][0] / parts[name] for name in objective.losses), sums
+
+    params = jax.tree.map(np.asarray, initial(config))
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+def initial(config):
+    objective = masked_lm.objective(config)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), objective.abstract_row())
+    return nn.unbox(objective.model.init(jax.random.key(0), zeros)["params"])
+
+
+@pytest.mark.parametrize("direction", ["both", "left"])
+def test_losses_and_gradients_are_those_of_the_pairs_one_a_row(direction):
+    config = dataclasses.replace(CONFIG, attention_direction=direction)
+    packed = packed_batch()
+    alone = unpacked(packed)
+    assert len(alone["input_ids"]) == 6
+    (loss, sums), gradients = losses_and_gradients(packed, config)
+    (expected, expected_sums), expected_gradients = losses_and_gradients(alone, config)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    for name in expected_sums:
+        np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-6, err_msg=name)
+    for (path, found), wanted in zip(
+        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected_gradients), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, atol=2e-6, err_msg=str(path))
+        # A bias of keys moves all of a query's logits alike, and changes nothing.
+        assert np.abs(wanted).max() > 1e-5 or "'key'" in str(path)
+
+
+def test_a_token_of_one_pair_moves_nothing_of_another():
+    batch = packed_batch()
+    changed = {**batch, "input_ids": batch["input_ids"].copy()}
+    changed["input_ids"][0, 10] += 1
+    model, params = masked_lm.objective(CONFIG).model, initial(CONFIG)
+    (mlm, nsp), (other_mlm, other_nsp) = (model.apply({"params": params}, rows) for rows in (batch, changed))
+    moved = np.abs(nsp - other_nsp).max(-1) > 0
+    assert moved[0].tolist() == [False, True, False] and not moved[1:].any()
+    of_pair = (np.abs(mlm - other_mlm).max(-1) > 0)[0] == (batch["masked_lm_positions"][0] // 8 == 1)
+    assert of_pair[batch["masked_lm_weights"][0] > 0].all()
+
+
+def test_fills_count_tokens_and_what_attends_to_what():
+    batch = packed_batch()
+    lengths = [8, 7, 9, 13, 6, 21]
+    sums = fills(batch)
+    np.testing.assert_allclose(sums["fill"], [sum(lengths), 4 * 24])
+    np.testing.assert_allclose(sums["attention_fill"], [sum(n * n for n in lengths) / 24, 4 * 24], rtol=1e-6)
+    alone = fills(unpacked(batch))
+    np.testing.assert_allclose(alone["fill"], [sum(lengths), 6 * 24])
+    np.testing.assert_allclose(alone["attention_fill"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
