@@ -19,7 +19,8 @@ from bertjax.model.architecture import LSTM
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.attention.resolver import AttentionFn, resolve
 from bertjax.model.config import ModelConfig
-from bertjax.model.layers import Dense, LayerNorm, activation, dropout, kernel_init
+from bertjax.model.dropout import dropout
+from bertjax.model.layers import Dense, LayerNorm, activation, kernel_init
 from bertjax.model.placement import placed
 from bertjax.model.recurrent import LEFT, LstmReader
 from bertjax.model.stack import run_layers
@@ -168,7 +169,7 @@ class Encoder(nn.Module):
             )
             hidden, states = zip(*parts, strict=True)
             return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
-        attention = resolve(config, several_sequences=position_ids is not None)
+        attention = resolve(config, input_ids.shape[1], several_sequences=position_ids is not None)
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
+from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder, Pooler, summaries, summary
-from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, dropout
+from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
 from bertjax.model.placement import placed
 from bertjax.model.upper import CACHED, Upper, represented
 

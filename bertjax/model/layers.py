@@ -86,20 +86,3 @@ def activation(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
         "relu": jax.nn.relu,
     }[config.activation]
     return keeping_inputs(function, config)
-
-
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales the rest; the identity without a key.
-
-    Two elements share one random word of 32 bits, since drawing bits costs more than anything else here. The rate is
-    therefore a multiple of 2^-16 (0.1 becomes 0.100006), and the rest is scaled by exactly that.
-    """
-    if key is None or rate == 0.0:
-        return x
-    threshold = round(rate * 2**16)
-    if x.shape[-1] % 2:
-        bits = jax.random.bits(key, x.shape, jnp.uint16)
-    else:
-        words = jax.random.bits(key, (*x.shape[:-1], x.shape[-1] // 2), jnp.uint32)
-        bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(x.shape)
-    return jnp.where(bits >= threshold, x * (2**16 / (2**16 - threshold)), 0).astype(x.dtype)

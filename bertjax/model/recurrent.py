@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.layers import Dense, LayerNorm, dropout, kernel_init
+from bertjax.model.dropout import dropout
+from bertjax.model.layers import Dense, LayerNorm, kernel_init
 from bertjax.model.placement import placed
 from bertjax.model.stack import run_layers
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
+from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder
-from bertjax.model.layers import constant_init, dropout
+from bertjax.model.layers import constant_init
 from bertjax.model.recurrent import BOTH, Lstm
 
 NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL = FEATURES = (

@@ -25,6 +25,34 @@ MODEL = ModelConfig(
 )
 
 
+def platform(name: str) -> jax.sharding.AbstractMesh:
+    """A mesh of one device of a platform that need not be here."""
+    device = jax.sharding.AbstractDevice(device_kind="", num_cores=1, platform=name)
+    return jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+
+
+@pytest.mark.parametrize(
+    ("asked", "on", "length", "taken"),
+    [
+        ("auto", "tpu", 512, "fused"),
+        ("auto", "cpu", 512, "plain"),
+        ("auto", "gpu", 512, "plain"),
+        ("auto", "tpu", 513, "plain"),
+        ("plain", "tpu", 512, "plain"),
+        ("fused", "cpu", 512, "fused"),
+    ],
+)
+def test_auto_takes_the_fastest_of_the_devices_of_the_mesh(asked, on, length, taken):
+    with jax.sharding.use_abstract_mesh(platform(on)):
+        found = resolve(dataclasses.replace(MODEL, attention=asked), length)
+    assert found is resolver._IMPLEMENTATIONS[taken].function
+
+
+def test_a_row_that_is_too_long_for_what_is_asked_for_is_refused():
+    with pytest.raises(UsageError, match="model.attention=fused has no rows of 513 tokens, 512 at most; give model"):
+        resolve(dataclasses.replace(MODEL, attention="fused"), 513)
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_position_sees_its_own_sequence_in_the_direction_of_the_mask(direction):
     query, key = np.arange(5)[:, None], np.arange(6)
@@ -64,13 +92,13 @@ def test_an_implementation_is_taken_for_what_it_can_and_gets_the_mesh(monkeypatc
         (config, True),
     ]:
         wanted = narrow if asked is config and not several else plain_attention
-        assert resolve(asked, several) is wanted
+        assert resolve(asked, 6, several) is wanted
         if wanted is plain_attention:
             # Past the check of configs, to which it is not known.
             named = dataclasses.replace(asked)
             object.__setattr__(named, "attention", "narrow")
             with pytest.raises(UsageError, match="model.attention=narrow has no (attention_d|several sequences)"):
-                resolve(named, several)
+                resolve(named, 6, several)
 
     mesh = make_mesh(MeshConfig(data=8))
     ids = jnp.ones((1, 6), jnp.int32)

@@ -11,9 +11,9 @@ from reference_bert import encode_row, pretraining_logits
 
 from bertjax.data.pretraining.settings import Phase
 from bertjax.model.config import ModelConfig
+from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
-from bertjax.model.layers import dropout
 from bertjax.tasks.objectives.masked_lm import compute, synthetic_rows
 
 CONFIG = ModelConfig(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.attention.mask import AttentionMask
-from bertjax.model.layers import dropout
+from bertjax.model.dropout import dropout
 
 
 def allowed(mask: AttentionMask) -> jax.Array:
