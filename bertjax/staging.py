@@ -41,12 +41,12 @@ def staged(output: Path, overwrite: bool, what: str, is_one: Callable[[Path], bo
       BertjaxError: the disk is full or not writable.
     """
     try:
-        _clear_leftovers(output)
+        clear_leftovers(output)
         _check_free(output, overwrite, what, is_one)
         output.parent.mkdir(parents=True, exist_ok=True)
         with _staging(output) as staging:
             # Again, now that others see ours: of two runs that begin at once one at least gives way.
-            _clear_leftovers(output, except_for=staging)
+            clear_leftovers(output, except_for=staging)
             new = staging / _NEW
             new.mkdir()
             yield new
@@ -157,7 +157,7 @@ def clear_under_way() -> None:
             time.sleep(_CLEARING_SECONDS)
 
 
-def _clear_leftovers(output: Path, except_for: Path | None = None) -> None:
+def clear_leftovers(output: Path, except_for: Path | None = None) -> None:
     """Clears what killed runs of the same output left.
 
     Raises:

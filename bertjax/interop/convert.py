@@ -15,7 +15,7 @@ from bertjax.files import check_space
 from bertjax.interop import foreign_weights, huggingface, names, tensorflow, workdir
 from bertjax.interop.foreign_tokenizer import read_tokenizer
 from bertjax.interop.portable import Portable
-from bertjax.staging import staged
+from bertjax.staging import clear_leftovers, staged
 from bertjax.temporary import temporary_folder
 from bertjax.training.checkpoint import CHECKPOINTS, absolute
 from bertjax.training.workdir import is_converted
@@ -131,6 +131,9 @@ def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None)
     Raises:
       UsageError, BertjaxError: as `convert`.
     """
+    if keep:
+        # A run that was killed when all was in its place is not made anew, and had left no more than its folder.
+        clear_leftovers(keep)
     kept = workdir.read_origin(keep) if keep else {}
     if keep and kept.get("source") == _origin(path)["source"] and not Path(path).expanduser().exists():
         tell(f"{path} is gone; taken: {keep}, which was converted from it")

@@ -11,6 +11,7 @@ from checkpoints import WIDTH, assert_equal, google_checkpoint, portable, quiet,
 
 from bertjax import cli
 from bertjax.errors import UsageError
+from bertjax.files import unfinished_name
 from bertjax.interop import huggingface, workdir
 from bertjax.interop.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
@@ -184,7 +185,11 @@ def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path):
     for _ in range(2):
         with as_bertjax(source, told.append, kept) as path:
             assert path == str(kept)
+        # Of a run that is killed when the copy is in its place already.
+        (tmp_path / unfinished_name("init_from")).mkdir()
     assert sum("wrote" in line for line in told) == 1
+    with as_bertjax(source, told.append, kept):
+        assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]
     shutil.rmtree(source)
     google_checkpoint(letters, tmp_path / "google", lambda values: {k: v + 1 for k, v in values.items()})
     with as_bertjax(source, told.append, kept):
