@@ -7,7 +7,7 @@ from bertjax.errors import UsageError
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 
 DTYPES = ("float32", "bfloat16")
-REMAT_POLICIES = ("none", "dots", "full")
+REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 ATTENTIONS = ("auto", "plain", "fused")
 
 
@@ -18,7 +18,9 @@ class Layout:
     Attributes:
       dtype: of the computation; parameters, softmax and LayerNorm statistics are float32 always.
       scan_layers: compile one layer and loop over it, or unroll all of them; the same parameters either way.
-      remat: what the backward pass recomputes: `none`, all but matrix products (`dots`), or each layer (`full`).
+      remat: what the backward pass recomputes, each more than the one before: nothing of note (`none`), the scores of
+        attention (`attention`), all but the large matrix products (`elementwise`), also those of queries, keys, values
+        and attention's output (`projections`), or each layer (`full`).
       attention: `plain`, by XLA; `fused`, a TPU kernel that keeps scores and dropout out of memory, for rows of up to
         512; or `auto`, which takes the fastest that can compute what is asked for on the devices at hand. The same
         numbers and the same dropout, either way.

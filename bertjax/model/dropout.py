@@ -29,10 +29,14 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
     def dropped(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        half = -(-columns // 2)
-        place = _iota((rows, half), 0) * np.uint32(half) + _iota((rows, half), 1)
+        # The two halves of a row share words; each hashes them for itself, since putting them together would take an
+        # array in memory.
+        half = np.uint32(-(-columns // 2))
+        column = _iota((rows, columns), 1)
+        second = column >= half
+        place = _iota((rows, columns), 0) * half + jnp.where(second, column - half, column)
         words = hashed(place, *(seed[..., None, None] for seed in seeds))
-        bits = jnp.concatenate([words & 0xFFFF, words >> BITS], axis=-1)[..., :columns]
+        bits = jnp.where(second, words >> BITS, words & 0xFFFF)
         return jnp.where(bits >= threshold(rate), x * kept_scale(rate), 0).astype(x.dtype)
 
     # The backward pass hashes again, and keeps no mask.

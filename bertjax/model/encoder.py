@@ -10,6 +10,7 @@ A row holds one sequence or several: `sequence_ids` says which one each token be
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -23,7 +24,7 @@ from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, LayerNorm, activation, kernel_init
 from bertjax.model.placement import placed
 from bertjax.model.recurrent import LEFT, LstmReader
-from bertjax.model.stack import run_layers
+from bertjax.model.stack import CONTEXT, MLP_IN, PROJECTIONS, SUMS, kept, run_layers
 
 _ACTIVATION_AXES = ("batch", "length", "embed")
 
@@ -70,18 +71,22 @@ class SelfAttention(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
         config = self.config
         shape = (config.hidden_size, config.num_heads, config.head_size)
-        query, key, value = (
-            Dense(config, shape, ("embed", "heads", "head"), name=name)(x) for name in ("query", "key", "value")
-        )  # [B, L, H, K] each
-        context = self.attention(
-            query,
-            key,
-            value,
-            AttentionMask(config.attention_direction, sequence_ids),
+
+        def projected(name: str) -> jax.Array:
+            y = Dense(config, shape, ("embed", "heads", "head"), flat=True, name=name)(x)
+            return kept(y, PROJECTIONS).reshape(*y.shape[:-1], config.num_heads, config.head_size)
+
+        query, key, value = map(projected, ("query", "key", "value"))  # [B, L, H, K] each
+        attend = partial(
+            self.attention,
+            mask=AttentionMask(config.attention_direction, sequence_ids),
             dropout_rate=config.attention_dropout,
             dropout_key=None if deterministic else self.make_rng("dropout"),
             mesh=jax.sharding.get_abstract_mesh(),
         )
+        if config.remat == "attention":
+            attend = jax.checkpoint(attend, prevent_cse=not config.scan_layers)
+        context = kept(attend(query, key, value), CONTEXT)
         shape = (config.num_heads, config.head_size, config.hidden_size)
         return Dense(config, shape, ("heads", "head", "embed"), inputs=2, name="output")(context)
 
@@ -101,12 +106,12 @@ class Layer(nn.Module):
 
         def residual(x: jax.Array, y: jax.Array, norm: str) -> jax.Array:
             key = None if self.deterministic else self.make_rng("dropout")
-            x = LayerNorm(config, name=norm)(x + dropout(y, config.hidden_dropout, key))
+            x = LayerNorm(config, name=norm)(kept(x + dropout(y, config.hidden_dropout, key), SUMS))
             return placed(x, _ACTIVATION_AXES)
 
         y = SelfAttention(config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
         x = residual(x, y, "attention_norm")
-        y = Dense(config, (width, mlp), ("embed", "mlp"), name="mlp_in")(x)  # [B, L, F]
+        y = kept(Dense(config, (width, mlp), ("embed", "mlp"), name="mlp_in")(x), MLP_IN)  # [B, L, F]
         y = Dense(config, (mlp, width), ("mlp", "embed"), name="mlp_out")(activation(config)(y))
         x = residual(x, y, "mlp_norm")
         return x, x if self.collect else None

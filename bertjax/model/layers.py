@@ -28,6 +28,7 @@ class Dense(nn.Module):
       shape: of the kernel, input axes first.
       axes: logical axis names of the kernel.
       inputs: how many leading kernel axes are contracted with the trailing axes of `x`.
+      flat: give the output's axes as one, so that a TPU, which fills up short last axes, moves no more than there is.
       init: of the kernel, boxed with the axes; None is `kernel_init`.
     """
 
@@ -35,6 +36,7 @@ class Dense(nn.Module):
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     inputs: int = 1
+    flat: bool = False
     init: Callable | None = None
 
     @nn.compact
@@ -44,10 +46,14 @@ class Dense(nn.Module):
         bias = self.param("bias", constant_init(0.0, self.axes[self.inputs :]), self.shape[self.inputs :])
 
         def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            return jnp.tensordot(x.astype(dtype), placed(kernel.astype(dtype), self.axes), self.inputs)
+            kernel = placed(kernel.astype(dtype), self.axes)
+            if self.flat:
+                kernel = kernel.reshape(*self.shape[: self.inputs], -1)
+            return jnp.tensordot(x.astype(dtype), kernel, self.inputs)
 
+        bias = placed(bias.astype(dtype), self.axes[self.inputs :])
         # The kernel of a device's own, and not what it gathers from others.
-        return keeping_inputs(product, self.config)(x, kernel) + placed(bias.astype(dtype), self.axes[self.inputs :])
+        return keeping_inputs(product, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
 
 
 class LayerNorm(nn.Module):

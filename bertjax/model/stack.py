@@ -5,14 +5,19 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 # Names of the stacked parameters of all layers, and of the lowest ones where these are given apart; the first is also
 # the logical name of the leading axis of both.
 LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
-_REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
+# Of a layer, by the names that `kept` gives: a token's width of them each, but four of MLP_IN.
+PROJECTIONS, CONTEXT, SUMS, MLP_IN = "projections", "context", "sums", "mlp_in"
+_KEPT = {
+    "elementwise": (PROJECTIONS, CONTEXT, SUMS, MLP_IN),
+    "projections": (CONTEXT, SUMS, MLP_IN),
+    "full": (),
 }
+kept = checkpoint_name
 
 
 def run_layers(
@@ -35,9 +40,10 @@ def run_layers(
     lower = 0
     if parent.has_variable("params", FROZEN_LAYERS):
         lower = len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])
-    if config.remat != "none":
+    if config.remat in _KEPT:
+        policy = jax.checkpoint_policies.save_only_these_names(*_KEPT[config.remat])
         # Inside a scan, the loop itself keeps XLA from merging the recomputation with the original.
-        layer = nn.remat(layer, policy=_REMAT_POLICIES[config.remat], prevent_cse=not config.scan_layers)
+        layer = nn.remat(layer, policy=policy, prevent_cse=not config.scan_layers)
     for name, length in ((FROZEN_LAYERS, lower), (LAYERS, config.num_layers - lower)):
         if length:
             stack = nn.scan(

@@ -78,7 +78,7 @@ def compile_step(settings: RunSettings, phase: int, topology: str, slices: int) 
     """Compiles the very step that `train` would run.
 
     In a process of its own: libtpu 0.0.42.1 crashes on some programs, such as BERT of hidden size 128 with
-    remat=dots.
+    remat=full.
 
     Args:
       settings: of the run.
@@ -101,8 +101,14 @@ def _crashed() -> CompilerError:
     )
 
 
-def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:
-    devices = tpu_devices(topology, slices)
+def lowered_step(
+    settings: RunSettings, phase: int, devices: list[jax.Device]
+) -> tuple[jax.stages.Lowered, dict[str, int]]:
+    """The step before the compiler has it, and the bytes of a device that it starts with.
+
+    Raises:
+      UsageError: the mesh does not fit the devices, or the batch the mesh.
+    """
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
     check_batches(task, mesh, settings.accumulate)
@@ -115,11 +121,17 @@ def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> C
     whole = replicated(mesh)
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
-    started = time.monotonic()
     step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
     held = {"parameters": _bytes(state.params), "optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
+    return step.lower(state, batch, key, LearningRate(scalar, scalar, scalar)), held
+
+
+def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:
+    started = time.monotonic()
+    devices = tpu_devices(topology, slices)
+    lowered, held = lowered_step(settings, phase, devices)
     try:
-        compiled = step.lower(state, batch, key, LearningRate(scalar, scalar, scalar)).compile()
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         said = str(error)
         found = _USED.search(said) or _TEMPORARIES.search(said)
@@ -134,7 +146,7 @@ def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> C
     slices = len({getattr(device, "slice_index", None) for device in devices})
     memory = Memory(**held, temporaries=_temporaries(compiled))
     return CompiledStep(
-        memory, True, tuple(work_of(program)), tuple(collectives(program, mesh.size // slices, slices)), seconds
+        memory, True, tuple(work_of(program)), tuple(collectives(program, len(devices) // slices, slices)), seconds
     )
 
 

@@ -12,7 +12,7 @@ from bertjax.planning.cost import Work
 
 LIMIT = int(CHIPS["v5e"].hbm_bytes)
 FIXED = LIMIT // 10
-# What a row takes of the memory, and what its step takes, by remat policy; `dots` crashes.
+# What a row takes of the memory, and what its step takes, by remat policy; others crash.
 ROW_BYTES = {"none": LIMIT // 50, "full": LIMIT // 200}
 ROW_FLOPS = {"none": 3.0e12, "full": 4.0e12}
 

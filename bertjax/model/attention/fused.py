@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
 
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.dropout import BITS, hashed, kept_scale, seeds_of, threshold
@@ -62,7 +63,7 @@ def fused_attention(
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
     """softmax(Q K^T / sqrt(K)) V with the softmax in float32; an `AttentionFn`. Elsewhere than on TPUs, slowly."""
-    rows, _, heads, _ = query.shape
+    rows, length, heads, size = query.shape
     rate = dropout_rate if dropout_key is not None else 0.0
     seeds = seeds_of(dropout_key, (rows, heads)) if rate else (jnp.zeros((rows, heads), jnp.uint32),) * 2
     device = getattr(mesh, "abstract_device", None)
@@ -75,23 +76,19 @@ def fused_attention(
             default=functools.partial(_of_device, mask.direction, rate, wide, True),
         )
 
-    if mesh.empty or mesh.size == 1:
-        return of_device(query, key, value, mask.sequence_ids, *seeds)
-    axes = {
-        4: ("batch", "length", "heads", "head"),
-        2: ("batch", "heads"),
-    }
-    states, per_head = (
-        fitting(nn.logical_to_mesh_axes(axes[len(shape)]), shape, mesh.shape) for shape in (query.shape, (rows, heads))
-    )
-    ids = fitting(nn.logical_to_mesh_axes(("batch", "length")), mask.sequence_ids.shape, mesh.shape)
-    return jax.shard_map(
-        of_device,
-        mesh=mesh,
-        in_specs=(states, states, states, ids, per_head, per_head),
-        out_specs=states,
-        check_vma=False,
-    )(query, key, value, mask.sequence_ids, *seeds)
+    # As they lie: heads beside each other in the hidden size.
+    flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
+    if not mesh.empty and mesh.size > 1:
+        batch, of_heads = fitting(nn.logical_to_mesh_axes(("batch", "heads")), (rows, heads), mesh.shape)
+        states, ids, per_head = (PartitionSpec(batch, *rest) for rest in ((None, of_heads), (None,), (of_heads,)))
+        of_device = jax.shard_map(
+            of_device,
+            mesh=mesh,
+            in_specs=(states, states, states, ids, per_head, per_head),
+            out_specs=states,
+            check_vma=False,
+        )
+    return of_device(*flat, mask.sequence_ids, *seeds).reshape(query.shape)
 
 
 def _of_device(
@@ -106,15 +103,15 @@ def _of_device(
     first: jax.Array,
     second: jax.Array,
 ) -> jax.Array:
-    rows, length, heads, size = query.shape
+    rows, length, width = query.shape
+    heads = first.shape[1]
+    size = width // heads
     at_once = math.lcm(size, _LANES) // size
     at_once = at_once if heads % at_once == 0 else heads
     rows_at_once = math.gcd(rows, max(1, _TOKENS_A_PROGRAM // length))
     shape = _Shape(heads, at_once, rows_at_once, direction, rate, wide, interpret)
-    # As they lie: heads beside each other in the hidden size.
-    flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
     seeds = jnp.stack([first, second], axis=-1).reshape(rows, 1, 2 * heads)
-    return _attention(shape, *flat, sequence_ids, seeds).reshape(query.shape)
+    return _attention(shape, query, key, value, sequence_ids, seeds)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,0 +1,62 @@
+"""The attention kernel, compiled for TPUs that are not here."""
+
+import functools
+
+import pytest
+
+from bertjax.planning.topology import tpu_devices, use_tpu_compiler
+from bertjax.workers import worker_pool
+
+
+def kernels_of(topology: str, rows: int, length: int, heads: int) -> dict[str, tuple[float, float]]:
+    """Name of each kernel of attention and its gradient to FLOPs and bytes, by the estimate that planning reads."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from bertjax.model.attention.fused import fused_attention
+    from bertjax.model.attention.mask import AttentionMask
+    from bertjax.planning.cost import work_of
+    from bertjax.planning.program import read_program
+    from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
+    from bertjax.training.step import in_mesh
+
+    mesh = Mesh(np.array(tpu_devices(topology, 1)[:1]).reshape(1, 1, 1), MESH_AXES)
+
+    def attend(query, key, value, ids, gradient, dropout_key):
+        def forward(query, key, value):
+            mask = AttentionMask("both", ids)
+            mesh = jax.sharding.get_abstract_mesh()
+            return fused_attention(query, key, value, mask, dropout_rate=0.1, dropout_key=dropout_key, mesh=mesh)
+
+        context, back = jax.vjp(forward, query, key, value)
+        return context, back(gradient)
+
+    states = jax.ShapeDtypeStruct((rows, length, heads, 64), jnp.bfloat16, sharding=batch_sharding(mesh))
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=batch_sharding(mesh))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    jitted = jax.jit(in_mesh(attend, mesh), out_shardings=replicated(mesh))
+    program = read_program(jitted.lower(states, states, states, ids, states, key).compile().as_text())
+    return {
+        one.source.rpartition("attention_")[2].partition("/")[0]: (one.flops, one.hbm_bytes)
+        for one in work_of(program)
+        if one.source.endswith("pallas_call") and one.flops
+    }
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    with worker_pool(1, functools.partial(AssertionError, "the TPU compiler crashed"), use_tpu_compiler) as process:
+        yield lambda *arguments: process.submit(kernels_of, *arguments).result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v3:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(("rows", "length"), [(16, 512), (64, 128)])
+@pytest.mark.parametrize("heads", [12, 16])
+def test_the_kernels_compile_and_say_what_they_cost(compiler, topology, rows, length, heads):
+    found = compiler(topology, rows, length, heads)
+    product, states = 2 * rows * heads * length**2 * 64, 2 * rows * length * heads * 64
+    # Forwards two products and four arrays, backwards five and seven.
+    assert found == {"forward": (2 * product, 4 * states), "backward": (5 * product, 7 * states)}
