@@ -30,20 +30,23 @@ export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices
 # Until the process has said its last.
 marked() { trap '' INT TERM HUP; exec sed -u "s/^/[$1] /"; }
 
-pids=()
+pids=() asked=''
+trap 'asked=yes; kill -TERM "${pids[@]}" 2> /dev/null || true' TERM INT HUP
 for ((index = 0; index < processes; index++)); do
+  [[ -z $asked ]] || break
   JAX_PROCESS_ID=$index "$@" > >(marked "$index") 2> >(marked "$index" >&2) &
   pids+=($!)
 done
-trap 'kill -TERM "${pids[@]}" 2> /dev/null || true' TERM INT HUP
 
+((${#pids[@]})) || exit 143
 worst=0 failed=''
 for pid in "${pids[@]}"; do
   code=0
-  # A signal ends `wait`, not the process.
+  # A signal ends `wait`, not the process, whose own exit code counts.
   while true; do
+    asked=''
     wait "$pid" && code=0 || code=$?
-    kill -0 "$pid" 2> /dev/null || break
+    [[ -n $asked ]] || break
   done
   if ((code != 0 && code != 42 && code != 43)); then
     failed=${failed:-$code}

@@ -9,8 +9,8 @@ import pytest
 
 from bertjax.errors import UsageError
 from bertjax.model.attention import resolver
-from bertjax.model.attention.mask import DIRECTIONS, AttentionMask
-from bertjax.model.attention.plain import allowed, plain_attention
+from bertjax.model.attention.mask import DIRECTIONS, allowed
+from bertjax.model.attention.plain import plain_attention
 from bertjax.model.attention.resolver import Implementation, resolve
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
@@ -59,7 +59,7 @@ def test_a_position_sees_its_own_sequence_in_the_direction_of_the_mask(direction
     expected = np.asarray(SEQUENCES)[0, :5, None] == np.asarray(SEQUENCES)[0]
     if direction != "both":
         expected &= key <= query if direction == "left" else key >= query
-    seen = np.asarray(allowed(AttentionMask(direction, SEQUENCES)))[0, 0]
+    seen = np.asarray(allowed(direction, SEQUENCES[:, :, None], SEQUENCES[:, None]))[0]
     np.testing.assert_array_equal(seen[:5], expected)
     assert not seen[:, 5].any()
 

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from bertjax.model.attention.mask import AttentionMask
+from bertjax.model.attention.mask import NOT_SEEN, AttentionMask, allowed
 from bertjax.model.dropout import BITS, hashed, kept_scale, seeds_of, threshold
 from bertjax.model.placement import fitting
 
@@ -26,7 +26,6 @@ from bertjax.model.placement import fitting
 _LANES = 128
 # Tokens of a program's rows at least, so that starting programs does not cost more than they do.
 _TOKENS_A_PROGRAM = 512
-_SEEN_NOTHING = -1e9
 # Whose kernels multiply in float32 alone; what is multiplied was rounded before.
 _WIDE_PRODUCTS = ("TPU v2", "TPU v3")
 
@@ -207,11 +206,11 @@ def _over_heads(shape: _Shape, seeds, query_ids, key_ids, query, key, of_head) -
     program_head = pl.program_id(1) * shape.heads_at_once
 
     def of_row(row: jax.Array, _: None) -> None:
-        seen = _allowed(query_ids[row], key_ids[row], shape.direction)
+        seen = allowed(shape.direction, query_ids[row], key_ids[row])
         for nth in range(shape.heads_at_once):
             columns = slice(nth * size, (nth + 1) * size)
             scaled = query[row, :, columns] * jnp.asarray(size**-0.5, query.dtype)
-            logits = jnp.where(seen, _product(shape, scaled, key[row, :, columns], 1, 1), _SEEN_NOTHING)
+            logits = jnp.where(seen, _product(shape, scaled, key[row, :, columns], 1, 1), NOT_SEEN)
             exponentials = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
             probabilities = exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
             keep = None
@@ -224,16 +223,6 @@ def _over_heads(shape: _Shape, seeds, query_ids, key_ids, query, key, of_head) -
         of_row(0, None)
     else:
         jax.lax.fori_loop(0, shape.rows_at_once, of_row, None)
-
-
-def _allowed(queries: jax.Array, keys: jax.Array, direction: str) -> jax.Array:
-    """As `plain.allowed`, from ids [L, 1] and [1, L]: bool [L, L]."""
-    seen = (keys != 0) & ((queries == keys) | (queries == 0))
-    if direction != "both":
-        shape = queries.shape[0], keys.shape[1]
-        query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-        seen &= query >= key if direction == "left" else query <= key
-    return seen
 
 
 def _kept(length: int, first: jax.Array, second: jax.Array, rate: float) -> jax.Array:

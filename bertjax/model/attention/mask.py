@@ -3,8 +3,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 DIRECTIONS = ("both", "left", "right")
+# The logit of what is not seen: finite, so that a row of padding alone gives a uniform distribution and not NaN.
+NOT_SEEN = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,3 +23,21 @@ class AttentionMask:
 
     direction: str
     sequence_ids: jax.Array
+
+
+def allowed(direction: str, queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """Which key each query may see: bool [..., L, L].
+
+    Padding queries see every real key of the direction, so that a row with one sequence computes what
+    google-research/bert computes at every position, padding included.
+
+    Args:
+      direction: of an `AttentionMask`.
+      queries, keys: its sequence ids, [..., L, 1] and [..., 1, L].
+    """
+    seen = (keys != 0) & ((queries == keys) | (queries == 0))
+    if direction == "both":
+        return seen
+    shape = queries.shape[-2], keys.shape[-1]
+    query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    return seen & (query >= key if direction == "left" else query <= key)

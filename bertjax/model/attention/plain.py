@@ -3,24 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.attention.mask import AttentionMask
+from bertjax.model.attention.mask import NOT_SEEN, AttentionMask, allowed
 from bertjax.model.dropout import dropout
-
-
-def allowed(mask: AttentionMask) -> jax.Array:
-    """Which key each query may see: bool [B, 1, L, L].
-
-    Padding queries see every real key of the direction, so that a row with one sequence computes what
-    google-research/bert computes at every position, padding included.
-    """
-    queries, keys = mask.sequence_ids[:, None, :, None], mask.sequence_ids[:, None, None, :]
-    seen = (keys != 0) & ((queries == keys) | (queries == 0))
-    position = jnp.arange(mask.sequence_ids.shape[1])
-    if mask.direction == "left":
-        seen &= position[:, None] >= position
-    elif mask.direction == "right":
-        seen &= position[:, None] <= position
-    return seen
 
 
 def plain_attention(
@@ -37,7 +21,8 @@ def plain_attention(
     query = query * query.shape[-1] ** -0.5
     logits = jnp.einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     # Finite, so that a row of padding alone gives a uniform distribution and not NaN.
-    logits = jnp.where(allowed(mask), logits, -1e9)
+    ids = mask.sequence_ids
+    logits = jnp.where(allowed(mask.direction, ids[:, None, :, None], ids[:, None, None, :]), logits, NOT_SEEN)
     probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]
     probabilities = dropout(probabilities, dropout_rate, dropout_key)
     return jnp.einsum("BHLM,BMHK->BLHK", probabilities, value)
