@@ -128,8 +128,8 @@ def test_no_row_can_have_more_predictions_than_there_is_room_for(rate, predictio
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MOST / 2, 1)
 
 
-def train(corpus, steps, masking=None):
-    phase = Phase(SEQ_LEN, BATCH, PREDICTIONS, 0, 1 << 40)
+def train(corpus, steps, masking=None, predictions=PREDICTIONS):
+    phase = Phase(SEQ_LEN, BATCH, predictions, 0, 1 << 40)
     dataset = train_dataset(
         corpus,
         phase,
@@ -204,3 +204,10 @@ def test_each_pair_is_masked_as_if_it_were_alone(traced, whole_word):
     # Everywhere in a pair alike: the mean place of a prediction is the middle.
     middle = pairs["masked_lm_positions"][used] / np.repeat(pairs["input_mask"].sum(1) - 1, predicted)
     assert middle.mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_room_for_more_predictions_than_a_pair_can_have_changes_no_mask(traced):
+    (some,), (more,) = (train(traced, 1, predictions=count) for count in (10, SEQ_LEN))
+    assert some.keys() == more.keys()
+    for name in some:
+        np.testing.assert_array_equal(some[name], more[name], err_msg=name)

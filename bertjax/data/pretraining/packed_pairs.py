@@ -9,7 +9,6 @@ B rows, N pairs, S tokens a row, P predictions a row, K pairs a row at most.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,51 +19,48 @@ from bertjax.data.pretraining.masking import chooser, parts, replacer
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pairs, pair_lookup, stream_key
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.settings import PACKED_BATCH, PAIRS_A_ROW, Masking, Phase, packed_predictions
+from bertjax.data.pretraining.settings import (
+    PACKED_BATCH,
+    PAIRS_A_ROW,
+    Masking,
+    Phase,
+    packed_predictions,
+    prediction_numbers,
+)
 from bertjax.data.pretraining.source import ORDER, Lookup, Prediction
 
 
-class _Joined(NamedTuple):
-    """Of each position of rows that parts of several pairs are joined in, int32 [B, width].
-
-    Attributes:
-      which: of its row's pairs; K where there is none.
-      index: of what stands there, in the pairs' parts laid flat; 0 where there is none.
-      offset: within its pair.
-    """
-
-    which: tf.Tensor
-    index: tf.Tensor
-    offset: tf.Tensor
-
-
-def _joined(counts: tf.Tensor, place: tf.Tensor, rows: int, stride: int, width: int) -> tuple[_Joined, tf.Tensor]:
+class _Joining:
     """Where the parts of a row's pairs come to lie, one behind the other.
 
-    Args:
-      counts: int32 [N], how long each pair's part is.
-      place: of the pairs.
-      rows: B.
-      stride: from one pair's part to the next, laid flat.
-      width: of a row.
-
-    Returns:
-      What stands at each position, and where each pair's part starts, int32 [N].
+    Most rows of short pairs have one, so that the first of each row is taken as it is, and the others are put behind.
     """
-    places = rows * PAIRS_A_ROW
-    row_counts = tf.reshape(tf.scatter_nd(place[:, None], counts, [places]), [rows, PAIRS_A_ROW])
-    ends = tf.cumsum(row_counts, axis=1)
-    starts = ends - row_counts
-    position = tf.tile(tf.range(width)[None], [rows, 1])
-    which = tf.searchsorted(ends, position, side="right")  # [B, width]
-    there = which < PAIRS_A_ROW
-    pair_of_place = tf.scatter_nd(place[:, None], tf.range(tf.size(counts)), [places])
-    # Of each place what a position's index is without the position.
-    first = tf.reshape(pair_of_place * stride, [rows, PAIRS_A_ROW]) - starts
-    known = tf.minimum(which, PAIRS_A_ROW - 1)
-    index = tf.where(there, tf.gather(first, known, batch_dims=1) + position, 0)
-    offset = tf.where(there, position - tf.gather(starts, known, batch_dims=1), 0)
-    return _Joined(which, index, offset), tf.gather(tf.reshape(starts, [-1]), place)
+
+    def __init__(self, place: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
+        """Of parts of `lengths` tokens, int32 [N], that lie in arrays [N, width], at `place`, see `Spans`."""
+        row, nth = tf.cast(place // PAIRS_A_ROW, tf.int32), place % PAIRS_A_ROW
+        self._first = tf.where(nth == 0)[:, 0]
+        before = tf.cumsum(lengths, exclusive=True)
+        # int32 [N], where in its row each part starts.
+        self.starts = before - tf.gather(tf.gather(before, self._first), row)
+        later = tf.where(nth > 0)[:, 0]
+        inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
+        pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
+        # int64 [tokens of later pairs, 2], in arrays of pairs and of rows.
+        self.in_pairs = tf.stack([pair, offset], axis=1)
+        start = tf.cast(tf.gather(self.starts, pair), tf.int64)
+        self.in_rows = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)
+        self.row = row
+
+    def joined(self, parts: tf.Tensor) -> tf.Tensor:
+        """[N, width], what is beyond a part's length being padding, to [B, width]."""
+        return tf.tensor_scatter_nd_update(
+            tf.gather(parts, self._first), self.in_rows, tf.gather_nd(parts, self.in_pairs)
+        )
+
+    def parted(self, rows: tf.Tensor) -> tf.Tensor:
+        """[B, width] to [N, width]; what is beyond a part's length is no matter."""
+        return tf.tensor_scatter_nd_update(tf.gather(rows, self.row), self.in_pairs, tf.gather_nd(rows, self.in_rows))
 
 
 def _predictions(masking: Masking, seq_len: int, max_predictions: int) -> int:
@@ -75,35 +71,31 @@ def _maker(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int, rows: int
 ) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
     row_predictions = _predictions(masking, seq_len, max_predictions)
-    choose = chooser(vocabulary, masking, seq_len, max_predictions)
+    # Of one pair: there may be room for more than it can have.
+    most = max(prediction_numbers(masking.rate, seq_len, max_predictions))
+    choose = chooser(vocabulary, masking, seq_len, most)
     replace = replacer(vocabulary, masking, seq_len, row_predictions)
 
     def make(pairs: Assembled, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
-        tokens, starts = _joined(pairs.lengths, spans.place, rows, seq_len, seq_len)
-        there = tokens.which < PAIRS_A_ROW
-
-        def in_rows(values: tf.Tensor, padding: int) -> tf.Tensor:
-            return tf.where(there, tf.gather(tf.reshape(values, [-1]), tokens.index), padding)
-
-        # Each token has the number of its position in the row; what is behind a pair's last is not looked at.
-        row = tf.cast(spans.place // PAIRS_A_ROW, tf.int32)
-        position = tf.minimum(starts[:, None] + tf.range(seq_len), seq_len - 1)
-        chosen = choose(
-            pairs.ids, pairs.lengths, tf.gather(tf.reshape(choice, [-1]), row[:, None] * seq_len + position)
-        )
-        counts = tf.math.count_nonzero(chosen < seq_len, axis=1, dtype=tf.int32)
-        predicted, _ = _joined(counts, spans.place, rows, max_predictions, row_predictions)
-        in_row = tf.gather(tf.reshape(chosen + starts[:, None], [-1]), predicted.index)
-        positions = tf.where(predicted.which < PAIRS_A_ROW, in_row, seq_len)
+        tokens = _Joining(spans.place, pairs.lengths, seq_len)
+        # Each token has the number of its position in the row.
+        chosen = choose(pairs.ids, pairs.lengths, tokens.parted(choice))
+        used = chosen < seq_len
+        in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)
+        unused = tf.fill([tf.shape(chosen)[0], row_predictions - most], seq_len)
+        predictions = _Joining(spans.place, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), most)
+        positions = predictions.joined(tf.concat([in_row, unused], axis=1))
+        is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
+        number = tf.cast(spans.place % PAIRS_A_ROW + 1, tf.int32)
         labels = tf.tensor_scatter_nd_update(
             tf.fill([rows * PAIRS_A_ROW], -1), spans.place[:, None], tf.cast(spans.label, tf.int32)
         )
         return {
-            **parts(replace(in_rows(pairs.ids, vocabulary.pad_id), positions, others)),
-            "segment_ids": in_rows(pairs.segment_ids, 0),
-            "sequence_ids": tf.where(there, tokens.which + 1, 0),
-            "position_ids": tokens.offset,
+            **parts(replace(tokens.joined(pairs.ids), positions, others)),
+            "segment_ids": tokens.joined(pairs.segment_ids),
+            "sequence_ids": tokens.joined(number[:, None] * is_token),
+            "position_ids": tokens.joined(tf.range(seq_len) * is_token),
             "next_sentence_labels": tf.reshape(labels, [rows, PAIRS_A_ROW]),
         }
 
