@@ -57,6 +57,7 @@ class Scale:
       base, large: sizes of models.
       pretraining: `FILE:ARGUMENTS` without size and corpus.
       overrides: of pre-training.
+      of_pairs: overrides of those that have sentence pairs; rows without are full anyway.
       phases: tokens of each phase, and the length of its rows.
       vocab_size: pieces, about, for estimates.
       steps_along: of pre-training, whose checkpoints Figure 5 takes.
@@ -77,6 +78,7 @@ class Scale:
     large: str
     pretraining: str
     overrides: tuple[str, ...]
+    of_pairs: tuple[str, ...]
     phases: tuple[tuple[float, int], ...]
     vocab_size: int
     steps_along: tuple[int, ...]
@@ -122,6 +124,7 @@ _SCALES = {
         large="large",
         pretraining="pretrain:phases=2",
         overrides=(),
+        of_pairs=(),
         phases=((900_000 * 131_072, 128), (100_000 * 131_072, 512)),
         vocab_size=30_522,
         steps_along=(30_000, 50_000, 100_000, 200_000, 400_000, 600_000, 800_000, 1_000_000),
@@ -159,6 +162,8 @@ _SCALES = {
         large="L4_H192",
         pretraining="pretrain_cpu:steps=30000",
         overrides=("--config.optimizer.learning_rate=1e-3", "--config.long_phase.seq_len=128"),
+        # So that models with and without pairs see as many tokens.
+        of_pairs=("--config.data.packing=true",),
         phases=((27_000 * 1024, 64), (3_000 * 1024, 128)),
         vocab_size=4096,
         steps_along=tuple(range(3750, 30_001, 3750)),
@@ -265,6 +270,7 @@ def pretraining(
     kept = scale.kept if name in ("bert", "ltr") else ()
     model = _model(scale, size, overrides)
     every = "--config.data.objective=lm" in overrides
+    pairs = () if any(one.startswith("--config.data.objective=") for one in overrides) else scale.of_pairs
     flops = sum(
         tokens * flops_per_token(model, length, length - 2 if every else round(0.15 * length))
         for tokens, length in scale.phases
@@ -272,7 +278,7 @@ def pretraining(
     return Run(
         name=f"pretrain/{name}-{seed}",
         config=f"{scale.pretraining},size={size},corpus={data['corpus'] or 'CORPUS'}",
-        overrides=(f"--config.seed={seed}", *scale.overrides, *kept, *overrides),
+        overrides=(f"--config.seed={seed}", *scale.overrides, *pairs, *kept, *overrides),
         flops=flops,
         lacks="" if data["corpus"] else "a corpus of `bertjax prepare`, given with corpus=",
     )
