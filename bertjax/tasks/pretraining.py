@@ -9,7 +9,14 @@ from typing import Any
 from bertjax.corpus.local_copy import open_anywhere
 from bertjax.corpus.store import Corpus
 from bertjax.corpus.vocabulary_files import vocabulary_files
-from bertjax.data.pretraining.settings import PAIRS_A_ROW, SHORTEST_ROW, Masking, Phase, packed_predictions
+from bertjax.data.pretraining.settings import (
+    PACKED_BATCH,
+    PAIRS_A_ROW,
+    SHORTEST_ROW,
+    Masking,
+    Phase,
+    packed_predictions,
+)
 from bertjax.data.pretraining.showing import format_example
 from bertjax.data.share import WHOLE, Share
 from bertjax.errors import UsageError
@@ -220,8 +227,9 @@ def build(settings: Settings, train: bool = True) -> Task:
     size = vocabulary.size if vocabulary else settings.model["vocab_size"] or DEFAULT_VOCAB_SIZE
     model = settings.model_config(size)
     computed, _ = _OBJECTIVES[settings.data.objective]
+    objective = computed.objective(model)
     return Task(
-        objective=computed.objective(model, settings.data.packing),
+        objective=dataclasses.replace(objective, schema=PACKED_BATCH) if settings.data.packing else objective,
         schedule=Schedule(
             steps=settings.steps,
             warmup_steps=settings.optimizer.warmup_steps,
@@ -262,7 +270,7 @@ def _baseline(settings: Settings, corpus: Corpus | None) -> dict[str, float]:
     _needed(corpus).verification.verify_all()
     computed, _ = _OBJECTIVES[settings.data.objective]
     model = settings.model_config(_needed(corpus).vocabulary().size)
-    losses = computed.objective(model, settings.data.packing).losses
+    losses = computed.objective(model).losses
     names = [loss.removesuffix("_loss") for loss in losses if loss != "nsp_loss"]
     return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, WHOLE), names)
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
+from bertjax.model.attention.resolver import longest_row
 from bertjax.model.config import ModelConfig
 from bertjax.settings.cluster import ClusterConfig
 from bertjax.settings.fields import at_least, limited
@@ -83,6 +84,12 @@ class RunSettings:
         if seq_len > self.model["max_positions"]:
             raise UsageError(
                 f"rows of {seq_len} tokens do not fit config.model.max_positions={self.model['max_positions']}"
+            )
+        name = self.model["attention"]
+        if (most := longest_row(name)) and seq_len > most:
+            raise UsageError(
+                f"config.model.attention={name} takes rows of {most} tokens at most, these have {seq_len}; give "
+                "config.model.attention=auto"
             )
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:

@@ -1,6 +1,7 @@
 """The pair plan on disk: repeatable, found again, and rebuilt where it is damaged."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -47,9 +48,10 @@ def test_a_stored_plan_is_used_again(corpus):
     np.testing.assert_array_equal(first.records, second.records)
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header", "changed header"])
 def test_a_damaged_plan_is_made_again(corpus, damage):
-    good = np.array(pair_plan(corpus, "train", 64, 0, 2).records)
+    made = pair_plan(corpus, "train", 64, 0, 2)
+    good = np.array(made.records)
     by_suffix = {file.suffix: file for file in files(corpus).values()}
     data = bytearray(by_suffix[".bin"].read_bytes())
     if damage == "changed":
@@ -59,9 +61,16 @@ def test_a_damaged_plan_is_made_again(corpus, damage):
         by_suffix[".bin"].write_bytes(data[:-1])
     elif damage == "no header":
         by_suffix[".json"].unlink()
+    elif damage == "changed header":
+        # Passes end elsewhere, and all else fits.
+        header = json.loads(by_suffix[".json"].read_text())
+        header["pass_ends"][0] -= 1
+        by_suffix[".json"].write_text(json.dumps(header))
     else:
         by_suffix[".json"].write_text('{"pass_ends": [')
-    np.testing.assert_array_equal(pair_plan(corpus, "train", 64, 0, 2).records, good)
+    again = pair_plan(corpus, "train", 64, 0, 2)
+    np.testing.assert_array_equal(again.records, good)
+    np.testing.assert_array_equal(again.pass_ends, made.pass_ends)
     assert by_suffix[".bin"].stat().st_size == good.nbytes
 
 

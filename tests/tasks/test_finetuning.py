@@ -173,6 +173,10 @@ def test_files_of_another_form_are_refused_in_a_line(spoil, says, letters, tmp_p
         (["--config.data.batch_size=0"], "data.batch_size is 0"),
         (["--config.data.task=ax"], "ax has no training set"),
         (["--config.data.seq_len=600"], "do not fit config.model.max_positions=512"),
+        (
+            ["--config.data.seq_len=600", "--config.model.max_positions=600", "--config.model.attention=fused"],
+            "config.model.attention=fused takes rows of 512 tokens at most, these have 600",
+        ),
     ],
 )
 def test_wrong_use_is_refused_in_a_line(arguments, says, glue, letters, tmp_path, capfd):

@@ -25,7 +25,9 @@ CONFIG = ModelConfig(
     attention_dropout=0.0,
     initializer_range=0.3,
 )
-PHASE = Phase(seq_len=24, batch_size=4, max_predictions=3, start_step=0, stop_step=1, spans_a_row=3, row_predictions=5)
+PHASE = Phase(
+    seq_len=24, batch_size=4, max_predictions=3, start_step=0, stop_step=1, spans_a_row=3, packed_row_predictions=5
+)
 
 
 def packed_batch() -> dict[str, np.ndarray]:

@@ -172,8 +172,7 @@ def _assembler(
     """Makes the function of (spans of the `runs` of rows, position of the global batch's first row) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
-    rows = sum(stop - start for start, stop in runs)
-    predict = source.prediction.maker(vocabulary, masking, seq_len, max_predictions, rows)
+    predict = source.prediction.maker(vocabulary, masking, seq_len, max_predictions)
     mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
     row_uniforms = source.prediction.uniforms(masking, seq_len, max_predictions)
     # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.

@@ -162,19 +162,19 @@ def _choose_words(
 
 
 def _maker(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int, rows: int
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
 ) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
     mask = masker(vocabulary, masking, seq_len, max_predictions)
 
     def make(assembled: Assembled, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         masked = mask(assembled.ids, assembled.lengths, uniforms)
-        return {**one_a_row(assembled), **parts(masked), "next_sentence_labels": tf.cast(spans.label, tf.int32)}
+        return {**one_a_row(assembled), **fields_of(masked), "next_sentence_labels": tf.cast(spans.label, tf.int32)}
 
     return make
 
 
-def parts(masked: Masked) -> dict[str, tf.Tensor]:
-    """Those of a batch."""
+def fields_of(masked: Masked) -> dict[str, tf.Tensor]:
+    """The fields of a batch that masking makes."""
     return {
         "input_ids": masked.input_ids,
         "masked_lm_positions": masked.positions,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from bertjax.corpus.store import Corpus
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.data.pretraining.assembly import Assembled
-from bertjax.data.pretraining.masking import chooser, parts, replacer
+from bertjax.data.pretraining.masking import chooser, fields_of, replacer
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pairs, pair_lookup, stream_key
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
@@ -68,7 +68,7 @@ def _predictions(masking: Masking, seq_len: int, max_predictions: int) -> int:
 
 
 def _maker(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int, rows: int
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
 ) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
     row_predictions = _predictions(masking, seq_len, max_predictions)
     # Of one pair: there may be room for more than it can have.
@@ -89,14 +89,14 @@ def _maker(
         is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
         number = tf.cast(spans.place % PAIRS_A_ROW + 1, tf.int32)
         labels = tf.tensor_scatter_nd_update(
-            tf.fill([rows * PAIRS_A_ROW], -1), spans.place[:, None], tf.cast(spans.label, tf.int32)
+            tf.fill([tf.shape(uniforms)[0] * PAIRS_A_ROW], -1), spans.place[:, None], tf.cast(spans.label, tf.int32)
         )
         return {
-            **parts(replace(tokens.joined(pairs.ids), positions, others)),
+            **fields_of(replace(tokens.joined(pairs.ids), positions, others)),
             "segment_ids": tokens.joined(pairs.segment_ids),
             "sequence_ids": tokens.joined(number[:, None] * is_token),
             "position_ids": tokens.joined(tf.range(seq_len) * is_token),
-            "next_sentence_labels": tf.reshape(labels, [rows, PAIRS_A_ROW]),
+            "next_sentence_labels": tf.reshape(labels, [-1, PAIRS_A_ROW]),
         }
 
     return make

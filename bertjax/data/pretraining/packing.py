@@ -20,7 +20,7 @@ def packed(lengths: np.ndarray, room: int, most: int, rng: np.random.Generator) 
     # The longest first, those of one length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # Rows with some room left, by how much: a stack each, as (row, pairs in it).
+    # Numbers of the rows that take another pair, by the room that is left in them.
     open_rows: list[list[np.ndarray]] = [[] for _ in range(room + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
@@ -42,26 +42,16 @@ def packed(lengths: np.ndarray, room: int, most: int, rng: np.random.Generator) 
             if not waiting.size:
                 break
         if waiting.size:
-            made = np.arange(rows, rows + waiting.size)
-            rows += waiting.size
+            # Those that fit into no row open new ones, several of them in each where they are short.
+            made = rows + np.arange(waiting.size) // min(room // length, most)
             row_of[waiting] = made
-            counts[made] = 1
-            # Two of one length may fit into one row.
-            if room - length >= length:
-                per = min(room // length, most)
-                made_rows = -(-waiting.size // per)
-                row_of[waiting] = made[0] + np.arange(waiting.size) // per
-                rows = int(made[0]) + made_rows
-                counts[made] = 0
-                filled = np.bincount(row_of[waiting] - made[0], minlength=made_rows)
-                counts[made[0] : rows] = filled
-                for number in np.unique(filled):
-                    chosen = made[0] + np.flatnonzero(filled == number)
-                    remaining = room - number * length
-                    if number < most and remaining:
-                        open_rows[remaining].append(chosen)
-            elif room > length and most > 1:
-                open_rows[room - length].append(made)
+            filled = np.bincount(made - rows)
+            counts[rows : rows + filled.size] = filled
+            for number in np.unique(filled):
+                left = room - number * length
+                if number < most and left:
+                    open_rows[left].append(rows + np.flatnonzero(filled == number))
+            rows += filled.size
     first = np.full(rows, lengths.size, np.int64)
     np.minimum.at(first, row_of, np.arange(lengths.size))
     numbers = np.bincount(row_of, minlength=rows)

@@ -113,13 +113,13 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
     raise BertjaxError(f"cannot store the pair plan ({'; '.join(problems)}); free some space or set TMPDIR")
 
 
-def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int = 1) -> None:
+def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> None:
     """Holds the plan that `pair_plan` gave for these arguments against its checksums; nothing where it gave none.
 
     Raises:
       BertjaxError: a block is damaged.
     """
-    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes, pairs_a_row)):
+    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes, 1)):
         if corpus.verification.has(place.with_suffix(".bin")):
             corpus.verification.verify(place.with_suffix(".bin"))
 
@@ -163,7 +163,7 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
         if header["settings"] != settings or records.stat().st_size != size or rows.sum() != ends[-1]:
             return None
         table = read_whole(path.with_suffix(".crc32"), size)
-        if hashlib.sha256(table).hexdigest() != header["checksums_sha256"]:
+        if _checksum(table, header["pass_ends"], header["runs"]) != header["sha256"]:
             return None
         remedy = "remove it, it is made again"
         checksums = np.frombuffer(table, CHECKSUM_DTYPE)
@@ -206,8 +206,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                 ends.append(rows)
         table = checksums_of(unfinished).blocks.tobytes()
     write_whole(path.with_suffix(".crc32"), table)
-    checksum = hashlib.sha256(table).hexdigest()
-    header = {"settings": settings, "pass_ends": ends, "runs": runs, "checksums_sha256": checksum}
+    header = {"settings": settings, "pass_ends": ends, "runs": runs, "sha256": _checksum(table, ends, runs)}
     write_whole(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
 
 
@@ -221,6 +220,11 @@ def _in_rows(
     lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], room) + SPECIAL_TOKENS
     order, numbers = packed(lengths, seq_len, pairs_a_row, rng)
     return records[order], np.concatenate([[0], numbers])
+
+
+def _checksum(table: bytes, ends: list[int], runs: list[list[int]]) -> str:
+    """Of what says where rows are; the records are held against the checksums in `table`."""
+    return hashlib.sha256(table + json.dumps([ends, runs]).encode()).hexdigest()
 
 
 def _write_all(file: Any, data: memoryview) -> None:

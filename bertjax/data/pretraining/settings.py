@@ -45,7 +45,7 @@ class Phase:
       max_predictions: positions that are predicted at most, of a row, or of each span of a packed one.
       start_step, stop_step: steps `start_step <= step < stop_step` belong to the phase.
       spans_a_row: at most; more than 1 are packed.
-      row_predictions: positions a packed row at most that are predicted; `max_predictions` where rows are of one span.
+      packed_row_predictions: positions that are predicted at most, of a packed row.
 
     Raises:
       UsageError: a value is out of its range.
@@ -57,17 +57,20 @@ class Phase:
     start_step: int
     stop_step: int
     spans_a_row: int = 1
-    row_predictions: int = 0
+    packed_row_predictions: int = 0
 
     def __post_init__(self) -> None:
-        if not self.row_predictions:
-            object.__setattr__(self, "row_predictions", self.max_predictions)
         check_shape(self.seq_len, self.batch_size, self.max_predictions)
         if not 0 <= self.start_step <= self.stop_step:
             raise UsageError(
                 f"a phase of steps {self.start_step} to {self.stop_step}: its start must be 0 or more and not after "
                 "its stop"
             )
+
+    @property
+    def row_predictions(self) -> int:
+        """Positions of a row that are predicted at most."""
+        return self.packed_row_predictions if self.spans_a_row > 1 else self.max_predictions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,13 +28,13 @@ class Prediction:
     Attributes:
       schema: of a batch.
       uniforms: (masking, tokens a row, predictions a span) to how many random numbers a row takes.
-      maker: (vocabulary, masking, tokens a row, predictions a span, rows) to a function of (spans as rows of their own,
-        the spans, uniforms float32 [B, uniforms]) to a batch.
+      maker: (vocabulary, masking, tokens a row, predictions a span) to a function of (spans as rows of their own, the
+        spans, uniforms float32 [B, uniforms]) to a batch.
     """
 
     schema: Schema
     uniforms: Callable[[Masking, int, int], int]
-    maker: Callable[[Vocabulary, Masking, int, int, int], Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]]
+    maker: Callable[[Vocabulary, Masking, int, int], Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)

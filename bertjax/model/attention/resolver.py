@@ -96,6 +96,11 @@ def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -
     return able[0].function
 
 
+def longest_row(name: str) -> int:
+    """Tokens a row at most of the implementation that a layout names; 0 is any number."""
+    return 0 if name == "auto" else _IMPLEMENTATIONS[name].longest_row
+
+
 def _platform() -> str:
     """Of the mesh in force, which may be of devices that are not here; else of this machine."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)

@@ -17,7 +17,7 @@ from bertjax.tasks.task import Batch, Objective, Outputs, Sums
 _NAMES, _STEPS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
-def objective(model: ModelConfig, packed: bool = False) -> Objective:
+def objective(model: ModelConfig) -> Objective:
     """The next piece of text, or the one before, at every position; the loss is the sum of the directions' means."""
     names = tuple(_NAMES[direction] for direction in model.reads)
     return Objective(

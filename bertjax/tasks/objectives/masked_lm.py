@@ -18,7 +18,7 @@ METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
 LOSSES = ("mlm_loss", "nsp_loss")
 
 
-def objective(model: ModelConfig, packed: bool = False) -> Objective:
+def objective(model: ModelConfig) -> Objective:
     """Masked LM and next sentence, the loss being the sum of both means (section A.2 of the paper)."""
     return Objective(
         model=PretrainingModel(model),
@@ -26,7 +26,7 @@ def objective(model: ModelConfig, packed: bool = False) -> Objective:
         losses=LOSSES,
         denominators=denominators,
         compute=compute,
-        schema=PACKED_BATCH if packed else MASKED_LM_BATCH,
+        schema=MASKED_LM_BATCH,
     )
 
 
