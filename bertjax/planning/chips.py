@@ -1,4 +1,4 @@
-"""TPU generations: what a chip of each can do, as its maker says."""
+"""TPU generations: what a chip of each can do, as its maker says, and the memory that its compiler grants."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ class Chip:
     Attributes:
       name: in a topology such as `v5e:16x16`, and in what is printed.
       flops_per_second: dense bf16 peak.
-      hbm_bytes: main memory.
+      hbm_bytes: main memory, less what the compiler (libtpu 0.0.42) keeps from programs.
       hbm_bytes_per_second: to and from it.
       ici_bytes_per_second: that a chip sends to its neighbours, over all links together.
       dcn_bytes_per_second: a chip's share of the network between slices; None where no figure is published.
@@ -34,19 +34,26 @@ class Chip:
     source: str
 
 
+_GIB = 2**30
 _PEAKS = dict(PEAK_FLOPS)
 _LINKS_V2_V3 = "links: Norrie et al., IEEE Micro 41(2), 2021, 4 x {} Gbit/s each way"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", _PEAKS["TPU v2"], 16 * 2**30, 700e9, 4 * 62e9, None, 2, 2, f"{_PAGE}v2; {_LINKS_V2_V3.format(496)}"),
-        Chip("v3", _PEAKS["TPU v3"], 32 * 2**30, 900e9, 4 * 82e9, None, 2, 2, f"{_PAGE}v3; {_LINKS_V2_V3.format(656)}"),
         Chip(
-            *("v4", _PEAKS["TPU v4"], 32 * 2**30, 1200e9, 6 * 50e9, None, 1, 3),
+            *("v2", _PEAKS["TPU v2"], 2 * 7.48 * _GIB, 700e9, 4 * 62e9, None, 2, 2),
+            f"{_PAGE}v2; {_LINKS_V2_V3.format(496)}",
+        ),
+        Chip(
+            *("v3", _PEAKS["TPU v3"], 2 * 15.48 * _GIB, 900e9, 4 * 82e9, None, 2, 2),
+            f"{_PAGE}v3; {_LINKS_V2_V3.format(656)}",
+        ),
+        Chip(
+            *("v4", _PEAKS["TPU v4"], 30.75 * _GIB, 1200e9, 6 * 50e9, None, 1, 3),
             f"{_PAGE}v4; links: Jouppi et al., ISCA 2023, 6 x 50 GB/s each way",
         ),
-        Chip("v5e", _PEAKS["TPU v5e"], 16e9, 819e9, 200e9, 25e9 / 8, 1, 2, f"{_PAGE}v5e"),
-        Chip("v5p", _PEAKS["TPU v5p"], 95e9, 2765e9, 600e9, 50e9 / 8, 1, 3, f"{_PAGE}v5p"),
-        Chip("v6e", _PEAKS["TPU v6"], 32e9, 1638e9, 400e9, 100e9 / 8, 1, 2, f"{_PAGE}v6e"),
+        Chip("v5e", _PEAKS["TPU v5e"], 15.75 * _GIB, 819e9, 200e9, 25e9 / 8, 1, 2, f"{_PAGE}v5e"),
+        Chip("v5p", _PEAKS["TPU v5p"], 95.74 * _GIB, 2765e9, 600e9, 50e9 / 8, 1, 3, f"{_PAGE}v5p"),
+        Chip("v6e", _PEAKS["TPU v6"], 31.25 * _GIB, 1638e9, 400e9, 100e9 / 8, 1, 2, f"{_PAGE}v6e"),
     )
 }

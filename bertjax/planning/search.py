@@ -122,11 +122,11 @@ def _largest(
 
 def _next(tried: dict[int, CompiledStep], limit: float) -> int:
     """The rows that should just fit; 0 where not one does."""
-    points = sorted((rows, step.memory.total, step.memory.limit or limit) for rows, step in tried.items())
+    points = sorted((rows, step.memory.total) for rows, step in tried.items())
     fixed = points[0][1] - tried[points[0][0]].memory.temporaries
-    (first, low, _), (last, high, most) = points[0], points[-1]
+    (first, low), (last, high) = points[0], points[-1]
     slope = (high - low) / (last - first) if last > first else (low - fixed) / first
-    rows = int(last + (most - high) / max(slope, 1))
+    rows = int(last + (limit - high) / max(slope, 1))
     fitting = [each for each, step in tried.items() if step.fits]
     failing = [each for each, step in tried.items() if not step.fits]
     rows = min(rows, _MOST_ROWS, *(each - 1 for each in failing))

@@ -18,7 +18,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
     across = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
     lines = [
         f"{plan['chips']:,} chips of {chip['name']}{across}: {chip['flops_per_second'] / 1e12:.0f} TFLOP/s, "
-        f"{chip['hbm_bytes'] / _GIB:.1f} GiB at {chip['hbm_bytes_per_second'] / 1e9:,.0f} GB/s, "
+        f"{chip['hbm_bytes'] / _GIB:.2f} GiB at {chip['hbm_bytes_per_second'] / 1e9:,.0f} GB/s, "
         f"{chip['ici_bytes_per_second'] / 1e9:.0f} GB/s to neighbours"
         + (f", {chip['dcn_bytes_per_second'] / 1e9:.2f} GB/s between slices" if chip["dcn_bytes_per_second"] else "")
         + f" ({chip['source']})",
@@ -45,7 +45,7 @@ def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> li
     lines = [
         f"phase {number}: {phase['steps']:,} steps of {phase['rows']:,} rows of {length}, "
         f"{phase['rows'] / plan['chips']:g} a chip; compiled in {phase['compile_seconds']:.0f} s",
-        f"  memory a chip: {phase['peak_memory_bytes'] / _GIB:.2f} of {plan['memory_bytes_a_chip'] / _GIB:.1f} GiB, "
+        f"  memory a chip: {phase['peak_memory_bytes'] / _GIB:.2f} of {plan['memory_bytes_a_chip'] / _GIB:.2f} GiB, "
         f"{'fits' if phase['fits'] else 'DOES NOT FIT'} ("
         + ", ".join(f"{name} {memory[name] / _GIB:.2f}" for name in parts)
         + ")",

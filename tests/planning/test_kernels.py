@@ -1,4 +1,4 @@
-"""The attention kernel, compiled for TPUs that are not here."""
+"""The attention kernel and memory, as the compiler has them for TPUs that are not here."""
 
 import functools
 
@@ -46,9 +46,14 @@ def kernels_of(topology: str, rows: int, length: int, heads: int) -> dict[str, t
 
 
 @pytest.fixture(scope="module")
-def compiler():
+def process():
     with worker_pool(1, functools.partial(AssertionError, "the TPU compiler crashed"), use_tpu_compiler) as process:
-        yield lambda *arguments: process.submit(kernels_of, *arguments).result()
+        yield process
+
+
+@pytest.fixture(scope="module")
+def compiler(process):
+    return lambda *arguments: process.submit(kernels_of, *arguments).result()
 
 
 @pytest.mark.slow
@@ -60,3 +65,32 @@ def test_the_kernels_compile_and_say_what_they_cost(compiler, topology, rows, le
     product, states = 2 * rows * heads * length**2 * 64, 2 * rows * length * heads * 64
     # Forwards two products and four arrays, backwards five and seven.
     assert found == {"forward": (2 * product, 4 * states), "backward": (5 * product, 7 * states)}
+
+
+def memory_of(rows: int) -> tuple[int, int]:
+    """Bytes that a program starts with, and that it has at its peak, whether it fits or not; on v5e."""
+    import jax
+    import jax.numpy as jnp
+
+    from bertjax.planning.compiled import needed_bytes, peak_bytes
+
+    def double(states, kernel):
+        # The given states are there beside those in between, and give their place to the result.
+        return states + jnp.tanh(states @ kernel) @ kernel
+
+    place = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:2x2", 1)[0])
+    shapes = (rows, 4096), (4096, 4096)
+    given = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in shapes]
+    lowered = jax.jit(double, donate_argnums=0).lower(*given)
+    held = sum(2 * array.size for array in given)
+    try:
+        return held, peak_bytes(lowered.compile())
+    except jax.errors.JaxRuntimeError as error:
+        return held, needed_bytes(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1 << 18, 1 << 21])
+def test_memory_is_what_lies_there_at_once_whether_it_fits_or_not(process, rows):
+    held, peak = process.submit(memory_of, rows).result()
+    assert peak == pytest.approx(held + 2 * rows * 4096, rel=0.01)

@@ -32,7 +32,7 @@ def tried(monkeypatch):
         calls.append((policy, rows))
         if policy not in ROW_BYTES:
             raise CompilerError("crashed")
-        memory = Memory(FIXED // 2, FIXED // 4, FIXED // 4, rows * ROW_BYTES[policy], LIMIT)
+        memory = Memory(FIXED // 2, FIXED // 4, FIXED // 4, rows * ROW_BYTES[policy])
         work = (Work(rows * ROW_FLOPS[policy], 0, 1, ""),)
         return CompiledStep(memory, memory.total <= LIMIT, work, (), 1.0)
 
