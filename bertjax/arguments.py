@@ -209,7 +209,14 @@ def parser() -> argparse.ArgumentParser:
         "bertjax table 5 --results runs/tables",
     )
     sub.add_argument("number", nargs="+", help="1 to 8, figure3 or figure5")
-    sub.add_argument("--results", required=True, metavar="DIR", help="of `bertjax reproduce`, or what --keep wrote")
+    sub.add_argument(
+        "--results",
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="of `bertjax reproduce`, or what --keep wrote; given again, what runs that are not in the first are "
+        "looked up in",
+    )
     sub.add_argument("--markdown", action="store_true", help="instead of columns for a terminal")
     sub.add_argument("--plot", metavar="FILE", help="draw figure5 there, as PNG")
     sub.add_argument("--keep", metavar="FILE", help="write the results behind these tables into one JSON file")

@@ -196,14 +196,16 @@ def reproduce(args: argparse.Namespace) -> None:
 def table(args: argparse.Namespace) -> None:
     from etils import epath
 
-    from bertjax.reproduction.outcomes import keep, read
+    from bertjax.reproduction.outcomes import keep, read, together
     from bertjax.reproduction.reproducing import experiment_of_table, load_table
     from bertjax.reproduction.showing import as_markdown, as_text, draw_figure, shown
     from bertjax.terminal import say
 
-    results = read(args.results)
-    if not epath.Path(results.place).exists():
-        say(f"there is nothing at {args.results} yet")
+    places = [read(path) for path in args.results]
+    for path, found in zip(args.results, places, strict=True):
+        if not epath.Path(found.place).exists():
+            say(f"there is nothing at {path} yet")
+    results = together(places)
     tables = {name: results.tables.get(name) or experiment_of_table(name) for name in args.number}
     loaded = {name: load_table(config) for name, config in tables.items()}
     for name, found in loaded.items():

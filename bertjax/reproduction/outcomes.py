@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,42 +41,53 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """A folder of results, or a file in which they are kept.
+    """A folder of results, or a file in which they are kept, perhaps with others behind it.
 
     Attributes:
       place: of either.
       tables: number or name to the `FILE:ARGUMENTS` it was last asked for with.
       seconds: that a run took, of those that were not interrupted.
       kept: of a file, the outcomes by the runs' names; None of a folder.
+      others: what the runs that are not here are looked up in, such as results of another machine.
     """
 
     place: str
     tables: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     kept: dict[str, Outcome] | None = None
+    others: tuple["Results", ...] = ()
 
     def outcome(self, run: Run) -> Outcome | None:
         """What a run came to; None where it has not been run to its end.
 
-          Raises:
-            UsageError: its results are of other settings than the table asks for.
-        BertjaxError: they are damaged, or started from other parameters.
+        Raises:
+          UsageError: its results are of other settings than the table asks for.
+          BertjaxError: they are damaged, or started from other parameters.
         """
-        found = self._read(run) if self.kept is None else self.kept.get(run.name)
-        if found is None:
+        there = self._found(run)
+        if there is None:
             return None
+        place, found = f"{there[0].place}/{run.name}", there[1]
         if len(found.metrics) != max(run.seeds, 1):
             raise BertjaxError(
-                f"{self.place}/{run.name} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; "
-                "choose other --results, or move that folder away"
+                f"{place} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; choose other "
+                "--results, or move that folder away"
             )
         before = self.outcome(run.start) if run.start and not run.start_step else None
         if before and before.fingerprint and found.started_from != before.fingerprint:
             raise BertjaxError(
-                f"{self.place}/{run.name} started from other parameters than {run.start.name} ended with; move that "
-                "folder away, and it is run again"
+                f"{place} started from other parameters than {run.start.name} ended with; move that folder away, and "
+                "it is run again"
             )
         return found
+
+    def _found(self, run: Run) -> tuple["Results", Outcome] | None:
+        """Where the results of a run are, and what it came to."""
+        for one in (self, *self.others):
+            outcome = one._read(run) if one.kept is None else one.kept.get(run.name)
+            if outcome:
+                return one, outcome
+        return None
 
     def _read(self, run: Run) -> Outcome | None:
         folder = epath.Path(self.place) / run.name
@@ -110,6 +121,14 @@ def read(path: str) -> Results:
         raise BertjaxError(
             f"{asked} is damaged ({first_line(error)}); remove it, and `bertjax reproduce` writes it again"
         ) from error
+
+
+def together(results: Sequence[Results]) -> Results:
+    """Those of several places as one; a run that several have is that of the first."""
+    first, *others = results
+    tables = {name: config for one in reversed(results) for name, config in one.tables.items()}
+    seconds = {name: taken for one in reversed(results) for name, taken in one.seconds.items()}
+    return dataclasses.replace(first, tables=tables, seconds=seconds, others=tuple(others))
 
 
 def _kept(file: epath.Path) -> Results:

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import statistics
 import sys
+from pathlib import Path
 
 import pytest
 from finetuning_data import glue_files
@@ -137,6 +138,31 @@ def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results,
     )
     (tmp_path / "kept.json").write_text("{}")
     assert "is no file of results" in refused(capfd, "table", "5", f"--results={tmp_path}/kept.json")
+
+
+def test_results_of_several_places_are_put_together(results, tmp_path, capfd):
+    alone, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/all.json")
+    content = json.loads((tmp_path / "all.json").read_text())
+    for name in content["runs"]:
+        part = {key: value for key, value in content.items() if key != "seal"}
+        part["runs"] = {name: content["runs"][name]}
+        (tmp_path / f"{Path(name).parts[0]}.json").write_text(json.dumps(sealed(part)))
+    first, second = f"--results={tmp_path}/pretrain.json", f"--results={tmp_path}/cola.json"
+    for one in (first, second):
+        half, _ = printed(capfd, "table", "5", one)
+        assert "What is missing" in half
+    for both in ((first, second), (second, first)):
+        out, _ = printed(capfd, "table", "5", *both, f"--keep={tmp_path}/again.json")
+        assert out.splitlines()[:-1] == alone.splitlines()[:-1]
+        assert json.loads((tmp_path / "again.json").read_text()) == content
+    # Fine-tuned from another pre-training than the one that is looked up first.
+    other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
+    other.pop("seal")
+    (tmp_path / "other.json").write_text(json.dumps(sealed(other)))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["table", "5", f"--results={tmp_path}/other.json", second])
+    assert end.value.code == 1
+    assert f"{tmp_path}/cola.json/cola/first started from other parameters" in capfd.readouterr().err
 
 
 @pytest.mark.slow
