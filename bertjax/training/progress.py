@@ -161,8 +161,10 @@ class Progress:
         prefixed = {f"eval_{name}": value for name, value in values.items()}
         self._write(METRICS, step, {**prefixed, **self._seen(step, fill)})
         self.flush()
-        if self._writers:
-            draw_curves(read_lines(self._workdir / METRICS), self._workdir / CURVES)
+        lines = read_lines(self._workdir / METRICS) if self._writers else []
+        # The first alone is a point, and no curve.
+        if len(lines) > 1:
+            draw_curves(lines, self._workdir / CURVES)
 
     def evaluation_at(self, step: int) -> dict[str, float]:
         """What was measured after a step; {} where nothing was."""

@@ -12,6 +12,7 @@ So a part of the cases is run with the program itself, `Program`, which is used 
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -275,7 +277,11 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _import_everything() -> None:
-    import tensorflow  # noqa: F401
+    """What takes long and starts no threads: no device is used before a child does."""
+    for name in ("flax.linen", "matplotlib.figure", "optax", "orbax.checkpoint", "tensorflow"):
+        importlib.import_module(name)
+    # JAX warns of forks, which harm where its devices are in use.
+    warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
 
 
 if __name__ == "__main__":
