@@ -10,12 +10,10 @@ demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile
-# What is not about devices: programs for one of them compile faster.
-ON_ONE_DEVICE = tests/inference tests/interop tests/reproduction tests/tasks
-
 test: lint
-	$(PYTEST) -m "not slow and not beam" $(addprefix --ignore=,$(ON_ONE_DEVICE))
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not slow and not beam" $(ON_ONE_DEVICE)
+	$(PYTEST) -m "devices and not slow and not beam"
+	# Programs for one device compile faster.
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam"
 
 test-all: lint $(VENV)/.installed-parity
 	$(PYTEST)

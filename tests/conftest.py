@@ -1,7 +1,7 @@
 """Set before JAX is imported anywhere: fake devices on the CPU, quick compilation, and a quiet TensorFlow.
 
-Programs for one device compile in two thirds of the time that those for eight take; `make test` runs what is not about
-devices on one, `make test-all` all on eight.
+Programs for one device compile in two thirds of the time that those for eight take; `make test` runs what is not marked
+`devices` on one, `make test-all` all on eight.
 """
 
 import os

@@ -59,6 +59,7 @@ def test_what_is_public_is_there_and_nothing_is_imported_for_it():
     assert done.stdout == "\n"
 
 
+@pytest.mark.devices
 def test_all_formats_and_meshes_give_the_same(folders):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     found = [bertjax.load(folders[name]).encode(TEXTS) for name in FORMATS]
@@ -133,6 +134,7 @@ def test_a_pair_may_be_a_tuple(folders):
         classifier.predict([("a ||| b", "c")])
 
 
+@pytest.mark.devices
 def test_a_mesh_with_explicit_axes_is_taken_as_one_without(folders):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
     found, expected = (bertjax.load(folders["bertjax"], each).fill("a [MASK] c", top=3) for each in (mesh, None))

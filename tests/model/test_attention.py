@@ -74,6 +74,7 @@ def test_another_token_moves_the_states_that_may_see_it_and_no_other(direction, 
     assert set(np.flatnonzero(np.any(before != after, axis=-1))) == {*moved}
 
 
+@pytest.mark.devices
 def test_an_implementation_is_taken_for_what_it_can_and_gets_the_mesh(monkeypatch):
     calls = []
 

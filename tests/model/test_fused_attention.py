@@ -94,6 +94,7 @@ def test_each_row_head_and_key_has_draws_of_its_own():
     assert np.concatenate(kept).mean() == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
 def test_any_mesh_gives_the_same_bits(sizes):
     arrays = inputs(8, 16, 4, 8)

@@ -47,6 +47,7 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
 
+@pytest.mark.devices
 def test_a_state_comes_back_bit_for_bit_on_another_mesh(tmp_path):
     state = saved(tmp_path, sizes=(2, 2, 2))
     for sizes in (ONE, (4, 2, 1)):

@@ -86,6 +86,7 @@ def test_names_and_shapes_count():
     assert len({fingerprint(each) for each in (tree, swapped, reshaped)}) == 3
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("spec", [(), ("x",), (None, "y"), ("x", "y")])
 def test_it_is_the_same_on_any_mesh_and_on_the_host_in_slices(spec, monkeypatch):
     tree = {"matrix": made()["matrix"]}

@@ -119,6 +119,7 @@ def _one_layer(seed: int, scale: float) -> dict:
     return {"attention": {"query": {"kernel": array(16, 4, 4), "bias": array(4, 4)}}, "norm": {"scale": array(16)}}
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2), (1, 8, 1)], ids=str)
 def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
     weights = [_one_layer(0, 1.0), _one_layer(1, 1.0), jax.tree.map(jnp.zeros_like, _one_layer(2, 1.0))]

@@ -65,6 +65,7 @@ def assert_same_numbers(alone: list[dict[str, float]], found: dict[str, list[dic
             np.testing.assert_allclose(values, list(expected.values()), rtol=2e-6, atol=1e-7, err_msg=mesh)
 
 
+@pytest.mark.devices
 def test_tensor_shards_of_two_processes_get_the_same_rows(corpus, tmp_path, alone):
     meshes = {"tensor": {"data": 1, "tensor": 2}}
     assert_same_numbers(alone, metrics(corpus, tmp_path, processes=2, devices=1, meshes=meshes))

@@ -67,6 +67,7 @@ def test_what_does_not_fit_the_chips_is_refused_with_its_numbers(config, named, 
         arranged(config, chips(2, (4, 4)), monkeypatch)
 
 
+@pytest.mark.devices
 def test_devices_that_are_no_tpus_are_cut_into_slices_in_order():
     mesh = make_mesh(MeshConfig(fsdp=2, slices=2))
     assert [device.id for device in mesh.devices.flat] == [device.id for device in jax.devices()]

@@ -91,6 +91,7 @@ def assert_states_close(a, b, atol: float = 2e-6):
         np.testing.assert_allclose(b.sums[name], [total, weight], rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("mesh_sizes", MESHES)
 def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
     state = run(mesh_sizes, 1, CONFIG)
@@ -109,6 +110,7 @@ def test_any_mesh_trains_the_same_language_model(config, mesh_sizes):
     assert_states_close(jax.device_get(run((1, 1, 1), 1, config)), run(mesh_sizes, 1, config))
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("mesh_sizes", MESHES)
 def test_a_step_gathers_no_table_no_batch_and_weights_once_forwards_and_once_backwards(mesh_sizes):
     data, _, tensor = mesh_sizes
@@ -127,6 +129,7 @@ def test_a_step_gathers_no_table_no_batch_and_weights_once_forwards_and_once_bac
     assert sum(times for size, times in gathered if size == layer) == (8 if mesh_sizes[1] > 1 else 0)
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_accumulated_gradients_are_those_of_the_whole_batch(accumulate):
     config = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
@@ -142,6 +145,7 @@ def test_a_mean_of_micro_batch_means_would_be_something_else():
     assert halves[0] != halves[1]
 
 
+@pytest.mark.devices
 def test_state_shapes_are_known_without_computing():
     mesh = make_mesh(MeshConfig(2, 2, 2))
     abstract = abstract_state(masked_lm.objective(CONFIG), OPTIMIZER, mesh)
