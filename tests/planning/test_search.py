@@ -41,6 +41,7 @@ def tried(monkeypatch):
     return calls
 
 
+@pytest.mark.devices
 def test_the_largest_batch_of_each_policy_is_found_in_three_compilations(tried, capsys):
     found = search.search(settings_with, "v5e:2x2", 1)
     # 0.9 of the memory for rows, in steps of eight.

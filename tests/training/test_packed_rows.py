@@ -73,7 +73,7 @@ def initial(config):
     return nn.unbox(objective.model.init(jax.random.key(0), zeros)["params"])
 
 
-@pytest.mark.parametrize("direction", ["both", "left"])
+@pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_the_pairs_one_a_row(direction):
     config = dataclasses.replace(CONFIG, attention_direction=direction)
     packed = packed_batch()
