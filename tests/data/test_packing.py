@@ -45,8 +45,9 @@ def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[lis
     [
         ([10, 10], 4, [[0], [1]]),
         ([4, 6, 5, 5], 4, [[0, 1], [2, 3]]),
-        # 3 goes where it leaves the least room: beside 7, not beside 6.
         ([6, 7, 3, 4], 4, [[0, 3], [1, 2]]),
+        # 4 goes where it leaves the least room: beside 6, not beside 5.
+        ([6, 5, 4], 4, [[0, 2], [1]]),
         ([3, 3, 3], 4, [[0, 1, 2]]),
         ([2, 2, 2, 2], 2, [[0, 1], [2, 3]]),
         ([7, 2, 2, 2, 2], 4, [[0, 1], [2, 3, 4]]),
