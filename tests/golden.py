@@ -36,6 +36,7 @@ PRETRAINING = {
     "pairs at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true",
     "pairs at 512": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,seq_len=512",
     "packed pairs": "pretrain.py:size=L1_H16,corpus={corpus},quick=true --config.data.packing=true",
+    "packed pairs at 512": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,seq_len=512 --config.data.packing=true",
     "spans at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,objective=none",
     "whole words": "pretrain.py:size=L1_H16,corpus={corpus},quick=true --config.data.masking.whole_word=true",
     "two phases": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,phases=2 --config.data.seq_len=32",

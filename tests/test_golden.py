@@ -9,6 +9,7 @@ BATCHES = {
     "pairs at 128": "80972983eaee36a0",
     "pairs at 512": "a5d8fc80f774c90e",
     "packed pairs": "9775b343db8f4b05",
+    "packed pairs at 512": "dbf3be5310658817",
     "spans at 128": "6a85a742f67c58a6",
     "whole words": "334adb8c330f6942",
     "two phases": "0b6fe21c77e1104e",

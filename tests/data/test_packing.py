@@ -212,3 +212,19 @@ def test_room_for_more_predictions_than_a_pair_can_have_changes_no_mask(traced):
     assert some.keys() == more.keys()
     for name in some:
         np.testing.assert_array_equal(some[name], more[name], err_msg=name)
+
+
+def test_pairs_of_a_row_are_masked_independently(traced):
+    batches = train(traced, 40)
+    rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    both = either = 0
+    for row, positions, weights in zip(
+        rows["sequence_ids"], rows["masked_lm_positions"], rows["masked_lm_weights"], strict=True
+    ):
+        sets = [
+            {position - np.argmax(row == pair) for position in positions[weights > 0] if row[position] == pair}
+            for pair in (1, 2)
+        ]
+        both, either = both + len(sets[0] & sets[1]), either + min(len(sets[0]), len(sets[1]))
+    # The same place of both: as often as a place is masked at all, and always if they had the same random numbers.
+    assert either > 100 and both < 0.35 * either

@@ -159,8 +159,10 @@ def test_results_of_several_places_are_put_together(results, tmp_path, capfd):
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     other.pop("seal")
     (tmp_path / "other.json").write_text(json.dumps(sealed(other)))
+    out, _ = printed(capfd, "table", "5", first, f"--results={tmp_path}/other.json", second)
+    assert out.splitlines() == alone.splitlines()[:-1]
     with pytest.raises(SystemExit) as end:
-        cli.main(["table", "5", f"--results={tmp_path}/other.json", second])
+        cli.main(["table", "5", f"--results={tmp_path}/other.json", first, second])
     assert end.value.code == 1
     assert f"{tmp_path}/cola.json/cola/first started from other parameters" in capfd.readouterr().err
 
