@@ -208,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
         "Prints tables of the paper beside our results, and the commands that fill what is missing.",
         "bertjax table 5 --results runs/tables",
     )
-    sub.add_argument("number", nargs="+", help="1 to 8, figure3 or figure5")
+    sub.add_argument("number", nargs="+", help="1 to 8, figure3, figure5, or a name of your own")
     sub.add_argument(
         "--results",
         action="append",

@@ -18,7 +18,8 @@ from bertjax.terminal import is_first, show
 def experiment_of(args: argparse.Namespace) -> str:
     """What is given with --config."""
     if not args.config:
-        raise UsageError(f"`bertjax {args.command}` needs --config, such as experiments/pretrain.py:size=base")
+        example = "tables/table5" if args.command == "reproduce" else "experiments/pretrain.py:size=base"
+        raise UsageError(f"`bertjax {args.command}` needs --config, such as {example}")
     return args.config
 
 
@@ -201,6 +202,8 @@ def table(args: argparse.Namespace) -> None:
     from bertjax.reproduction.showing import as_markdown, as_text, draw_figure, shown
     from bertjax.terminal import say
 
+    if args.plot and "figure5" not in args.number:
+        raise UsageError(f"--plot draws figure5, and {' '.join(args.number)} is asked for")
     places = [read(path) for path in args.results]
     for path, found in zip(args.results, places, strict=True):
         if not epath.Path(found.place).exists():
@@ -210,7 +213,7 @@ def table(args: argparse.Namespace) -> None:
     loaded = {name: load_table(config) for name, config in tables.items()}
     for name, found in loaded.items():
         show((as_markdown if args.markdown else as_text)(shown(found, results)) + "\n")
-        if args.plot and name.startswith("figure"):
+        if args.plot and name == "figure5":
             draw_figure(found, results, Path(args.plot))
     if args.keep:
         runs = [run for found in loaded.values() for run in found.runs()]

@@ -21,7 +21,7 @@ from bertjax.tasks.task import Task
 from bertjax.terminal import say
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.evaluation import mesh_and_params
-from bertjax.training.identity import sealed
+from bertjax.training.identity import CONFIG, sealed
 from bertjax.training.loop import predict
 from bertjax.training.progress import RESULTS
 
@@ -46,11 +46,13 @@ def ensemble(
       What `results.json` holds; without metrics where the examples have no labels.
 
     Raises:
-      UsageError: the members do not fit together, or the task has no predictions.
+      UsageError: the members do not fit together, the task has no predictions, or the folder is a workdir.
       BertjaxError: the folder cannot be written.
     """
     if len(checkpoints) < 2:
         raise UsageError("an ensemble is of two checkpoints at least; give --checkpoint once for each")
+    if (Path(folder) / CONFIG).exists():
+        raise UsageError(f"{folder} is the workdir of a run, whose {RESULTS} would be lost; name another folder")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
     for index, fingerprint in enumerate(fingerprints):
         if fingerprint in fingerprints[:index]:

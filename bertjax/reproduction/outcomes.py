@@ -21,7 +21,9 @@ from bertjax.training.workdir import other_numbers, place
 
 # In a folder of results: which tables were asked for, and how long runs took.
 ASKED = "reproduce.json"
-_TABLES, _SECONDS, _RUNS = "tables", "seconds", "runs"
+_TABLES, _SECONDS, _RUNS, _ASKED = "tables", "seconds", "runs", "asked"
+# Arguments of experiments that say where data lies.
+_PLACES = ("corpus", "path", "train", "dev", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +34,13 @@ class Outcome:
       metrics: of each seed, on dev or on held-out text.
       started_from: fingerprint of the parameters that it started from; "" where they were random.
       fingerprint: of the parameters it ended with; "" of several seeds.
+      members: of an ensemble, the fingerprints of theirs.
     """
 
     metrics: tuple[dict[str, float], ...]
     started_from: str = ""
     fingerprint: str = ""
+    members: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +51,14 @@ class Results:
       place: of either.
       tables: number or name to the `FILE:ARGUMENTS` it was last asked for with.
       seconds: that a run took, of those that were not interrupted.
-      kept: of a file, the outcomes by the runs' names; None of a folder.
+      kept: of a file, what was asked of each run by `_asked`, and what it came to; None of a folder.
       others: what the runs that are not here are looked up in, such as results of another machine.
     """
 
     place: str
     tables: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    kept: dict[str, Outcome] | None = None
+    kept: dict[str, tuple[list[str], Outcome]] | None = None
     others: tuple["Results", ...] = ()
 
     def outcome(self, run: Run) -> Outcome | None:
@@ -79,15 +83,29 @@ class Results:
                 f"{place} started from other parameters than {run.start.name} ended with; move that folder away, and "
                 "it is run again"
             )
+        members = [outcome.fingerprint for member in run.members if (outcome := self.outcome(member))]
+        if len(found.members) != len(run.members) or not set(members) <= set(found.members):
+            raise BertjaxError(
+                f"{place} is of other members than the table asks for; move that folder away, and it is run again"
+            )
         return found
 
     def _found(self, run: Run) -> tuple["Results", Outcome] | None:
         """Where the results of a run are, and what it came to."""
         for one in (self, *self.others):
-            outcome = one._read(run) if one.kept is None else one.kept.get(run.name)
+            outcome = one._read(run) if one.kept is None else one._kept_of(run)
             if outcome:
                 return one, outcome
         return None
+
+    def _kept_of(self, run: Run) -> Outcome | None:
+        asked, outcome = self.kept.get(run.name, (None, None))
+        if outcome and asked != _asked(run):
+            raise UsageError(
+                f"{self.place} has {run.name} of other settings than the table asks for ({' '.join(asked)}); leave "
+                "that file out, or ask for what it has"
+            )
+        return outcome
 
     def _read(self, run: Run) -> Outcome | None:
         folder = epath.Path(self.place) / run.name
@@ -96,8 +114,11 @@ class Results:
         if not (folder / RESULTS).exists():
             return None
         results = read_results(folder)
-        if not run.members:
-            _check_config(run, folder, results["config"], {})
+        if ("members" in results) != bool(run.members):
+            raise BertjaxError(f"{folder / RESULTS} is of something else than {run.name}; move that folder away")
+        if run.members:
+            return Outcome((_numbers(results),), members=tuple(each["fingerprint"] for each in results["members"]))
+        _check_config(run, folder, results["config"], {})
         return Outcome((_numbers(results),), results.get("started_from", ""), results.get("parameters_fingerprint", ""))
 
 
@@ -135,7 +156,10 @@ def _kept(file: epath.Path) -> Results:
     try:
         content = unsealed(read_object(file))
         outcomes = {
-            name: Outcome(tuple(kept["metrics"]), kept["started_from"], kept["fingerprint"])
+            name: (
+                kept[_ASKED],
+                Outcome(tuple(kept["metrics"]), kept["started_from"], kept["fingerprint"], tuple(kept["members"])),
+            )
             for name, kept in content[_RUNS].items()
         }
         return Results(os.fspath(file), dict(content[_TABLES]), dict(content[_SECONDS]), outcomes)
@@ -155,13 +179,29 @@ def write_asked(results: Results) -> None:
 
 
 def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
-    """Writes what finished runs came to into one file that `read` takes; returns how many they are."""
-    found = {run.name: results.outcome(run) for run in runs}
-    there = {name: dataclasses.asdict(outcome) for name, outcome in sorted(found.items()) if outcome}
+    """Writes what finished runs came to into one file that `read` takes; returns how many they are.
+
+    Raises:
+      UsageError: there is a file that is of something else.
+    """
+    if file.exists():
+        _kept(epath.Path(file))
+    there = {
+        run.name: {_ASKED: _asked(run), **dataclasses.asdict(outcome)}
+        for run in sorted(runs, key=lambda run: run.name)
+        if (outcome := results.outcome(run))
+    }
     seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
     content = sealed({_TABLES: tables, _SECONDS: seconds, _RUNS: there})
     write_whole(file, json.dumps(content, indent=1) + "\n")
     return len(there)
+
+
+def _asked(run: Run) -> list[str]:
+    """What a run is asked for, wherever its data lies."""
+    file, _, given = run.config.partition(":")
+    kept = [item for item in given.split(",") if item and item.partition("=")[0] not in _PLACES]
+    return [Path(file).stem, *kept, *run.overrides]
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: dict[str, Any]) -> None:
@@ -193,7 +233,10 @@ def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
         raise BertjaxError(
             f"{folder / SWEEP} is damaged ({first_line(error)}); remove it, and the sweep writes it again"
         ) from error
-    found = [read_results(folder / TRIALS / name_of(trial)) for trial in trials]
+    folders = [folder / TRIALS / name_of(trial) for trial in trials]
+    if not all((each / RESULTS).exists() for each in folders):
+        return None
+    found = [read_results(each) for each in folders]
     for trial, results in zip(trials, found, strict=True):
         _check_config(run, folder, results["config"], trial)
     outcomes = [outcome_of(*each) for each in zip(trials, found, strict=True)]

@@ -3,6 +3,8 @@
 import dataclasses
 import runpy
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -98,12 +100,17 @@ def plan(table: Table, results: Results) -> Plan:
     """What there is to do, and about how long it takes: by runs that are finished, or by what is usual here."""
     runs = table.runs()
     done = frozenset(run.name for run in runs if results.outcome(run))
+    return Plan(tuple(runs), done, *_rate(runs, results))
+
+
+def _rate(runs: Sequence[Run], results: Results) -> tuple[float, str]:
+    """FLOP/s to reckon with, and where that comes from."""
     timed = [run for run in runs if run.name in results.seconds and run.flops]
     if timed:
         rate = sum(run.flops for run in timed) / sum(results.seconds[run.name] for run in timed)
-        return Plan(tuple(runs), done, rate, f"as {len(timed)} finished runs took")
+        return rate, f"as {len(timed)} finished runs took"
     peak, source = peak_flops_per_second(jax.devices())
-    return Plan(tuple(runs), done, _USUAL_UTILISATION * (peak or 1e12), f"{_USUAL_UTILISATION:.0%} of {source}")
+    return _USUAL_UTILISATION * (peak or 1e12), f"{_USUAL_UTILISATION:.0%} of {source}"
 
 
 def describe_plan(plan: Plan, results: str) -> str:
@@ -151,7 +158,9 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
     first = jax.process_index() == 0
     if results.kept is not None:
         raise UsageError(f"--results {path} is a file of kept results; give a folder")
-    results.tables[table.number] = config
+    file, colon, given = config.partition(":")
+    # A file of the user's own, to be found from any folder.
+    results.tables[table.number] = f"{Path(file).absolute() if Path(file).exists() else file}{colon}{given}"
     if first:
         write_asked(results)
     runs = table.runs()
@@ -163,7 +172,7 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
             failed[run.name] = f"{missing[0]} failed"
             continue
         if first:
-            seconds = sum(map(plan(table, results).seconds, left[number - 1 :]))
+            seconds = sum(one.flops for one in left[number - 1 :]) / _rate(runs, results)[0]
             say(f"run {number} of {len(left)}: {run.name}; about {_time(seconds)} left\n{run.command(path)}")
         # One that was begun before takes less than it should.
         whole = from_first(lambda run=run: not (epath.Path(results.place) / run.name).exists())

@@ -116,7 +116,10 @@ def shown(table: Table, results: Results) -> Shown:
 
 
 def _name_of(number: str) -> str:
-    return f"Table {number}" if number.isdigit() else f"{number[:6].capitalize()} {number[6:]}"
+    """`5` is Table 5, `figure3` Figure 3; a table of one's own has the name it was given."""
+    if number.isdigit():
+        return f"Table {number}"
+    return f"Figure {number[6:]}" if number.startswith("figure") else number
 
 
 def _printed(table: Table) -> PaperTable | None:

@@ -74,8 +74,8 @@ class PretrainingData:
       corpus: folder of a prepared corpus.
       seq_len: tokens a row, special tokens included.
       batch_size: rows of the global batch.
-      max_predictions: masked positions a row at most; 0 is `masking.rate` of `seq_len`, rounded up (20 at 128, 77 at
-        512).
+      max_predictions: masked positions at most, of a row or of each pair of a packed one; 0 is `masking.rate` of
+        `seq_len`, rounded up (20 at 128, 77 at 512).
       objective: `nsp`, masked LM with next-sentence prediction; `none`, masked LM alone; or `lm`, every piece from
         those on one side of it, for models that see no other: `model.attention_direction=left` (LTR & No NSP of Table
         5) or `right`, or `model.encoder=lstm`, which does both.

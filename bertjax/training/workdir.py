@@ -46,6 +46,9 @@ _MAY_CHANGE = (
     # Where the data lies, under whatever name, is no matter: its hash is compared.
     "data.corpus",
     "data.path",
+    "data.train_file",
+    "data.dev_file",
+    "data.test_file",
     "data.vocabulary",
 )
 _SHOWN_DIFFERENCES = 5

@@ -15,6 +15,7 @@ from several import WORKER, started
 from bertjax import cli
 from bertjax.files import write_whole
 from bertjax.reproduction import outcomes, reproducing
+from bertjax.reproduction.table import Run
 from bertjax.training.identity import sealed
 
 TABLE = """
@@ -136,6 +137,15 @@ def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results,
     assert "is a file of kept results" in refused(
         capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/kept.json"
     )
+    (tmp_path / "text.txt").write_text("mine")
+    assert "is no file of results" in refused(
+        capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
+    )
+    assert (tmp_path / "text.txt").read_text() == "mine"
+    content = {name: value for name, value in kept.items() if name != "seal"}
+    content["runs"]["pretrain/first"]["asked"][-1] += "0"
+    (tmp_path / "kept.json").write_text(json.dumps(sealed(content)))
+    assert "pretrain/first of other settings" in refused(capfd, "table", "5", f"--results={tmp_path}/kept.json")
     (tmp_path / "kept.json").write_text("{}")
     assert "is no file of results" in refused(capfd, "table", "5", f"--results={tmp_path}/kept.json")
 
@@ -192,8 +202,9 @@ def test_what_is_missing_is_named_with_commands_that_fill_it(table, whole, tmp_p
 
 @pytest.fixture
 def executed(monkeypatch):
-    """Names of the runs that were begun, none of which takes any time; `stops` and `fails` are names of such as do."""
-    calls, done, ends = [], {}, {"stops": set(), "fails": set()}
+    """Names of the runs that were begun, none of which takes any time; `stops` and `fails` are names of such as do, and
+    `odd` of such whose results are refused."""
+    calls, done, ends = [], {}, {"stops": set(), "fails": set(), "odd": set()}
 
     def execute(run, place):
         calls.append(run.name)
@@ -205,8 +216,13 @@ def executed(monkeypatch):
         done[place, run.name] = outcomes.Outcome(({},))
         return {"stopped": False}
 
+    def outcome(results, run):
+        if run.name in ends["odd"] and run.name in calls:
+            raise outcomes.UsageError(f"{run.name} has results of other settings")
+        return done.get((results.place, run.name))
+
     monkeypatch.setattr(reproducing, "_execute", execute)
-    monkeypatch.setattr(outcomes.Results, "outcome", lambda results, run: done.get((results.place, run.name)))
+    monkeypatch.setattr(outcomes.Results, "outcome", outcome)
     return calls, ends
 
 
@@ -234,6 +250,35 @@ def test_one_that_fails_does_not_keep_the_others_from_being_run(table, tmp_path,
     assert told["failed"] == {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}
     assert told["done"] == ["cola/first", "cola/first-1", "cola/seed1", "pretrain/first"]
     assert "cola/both" not in calls
+
+
+def test_nor_does_one_whose_results_are_refused(table, tmp_path, capfd, executed):
+    calls, ends = executed
+    ends["odd"] = {"cola/first"}
+    with pytest.raises(SystemExit) as end:
+        cli.main(["reproduce", f"--config={table}:whole", f"--results={tmp_path}"])
+    assert end.value.code == 1
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert told["failed"] == {"cola/first": "cola/first has results of other settings"}
+    assert calls == ["pretrain/first", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
+
+
+@pytest.mark.parametrize(("members", "fits"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
+def test_an_ensemble_is_of_the_members_that_the_table_asks_for(members, fits):
+    one, two = Run("one", "glue"), Run("two", "glue")
+    both = Run("both", members=(one, two))
+    found = {
+        one.name: outcomes.Outcome(({},), fingerprint="a"),
+        two.name: outcomes.Outcome(({},), fingerprint="b"),
+        both.name: outcomes.Outcome(({},), members=tuple(members)),
+    }
+    asked = {"one": ["glue"], "two": ["glue"], "both": [""]}
+    results = outcomes.Results("place", kept={name: (asked[name], found[name]) for name in found})
+    if fits:
+        assert results.outcome(both) == found["both"]
+        return
+    with pytest.raises(outcomes.BertjaxError, match="place/both is of other members"):
+        results.outcome(both)
 
 
 def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, capfd, executed):
@@ -264,6 +309,11 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     del sweep["seal"]
     (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sealed({**sweep, "left": 1})))
     assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
+    shutil.rmtree(tmp_path / "r/cola/first")
+    shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
+    shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
+    assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
+    assert "--plot draws figure5, and 5 is" in refused(capfd, "table", "5", f"--results={tmp_path}/r", "--plot=a.png")
     other = sealed({"perplexity": 1.0})
     write_whole(tmp_path / "r/pretrain/first/results.json", json.dumps({**other, "perplexity": 2.0}))
     with pytest.raises(SystemExit) as end:

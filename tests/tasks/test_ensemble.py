@@ -95,6 +95,8 @@ def test_members_that_do_not_fit_are_refused(cola, glue, letters, tmp_path, capf
     assert "two checkpoints at least" in refused(capfd, *command)
     shutil.copytree(cola, tmp_path / "copy")
     assert "has the same parameters as another member" in refused(capfd, *command, f"--checkpoint={tmp_path}/copy")
+    into = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
+    assert f"{tmp_path}/copy is the workdir of a run" in refused(capfd, *into)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
     assert "other data than the first member (task: cola -> rte)" in refused(
         capfd, *command, f"--checkpoint={tmp_path}/rte"

@@ -41,7 +41,7 @@ def format_example(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabu
     lines = []
     sequences = int(sequence_ids.max(initial=0))
     if "sequence_ids" in batch:
-        lines.append(f"{sequences} pairs, {length} tokens + {padding} padding")
+        lines.append(f"{sequences} {'pair' if sequences == 1 else 'pairs'}, {length} tokens + {padding} padding")
     for number, label in enumerate(np.atleast_1d(batch["next_sentence_labels"][row])[: max(1, sequences)], 1):
         here = np.flatnonzero(sequence_ids == number)
         behind = "" if "sequence_ids" in batch else f" + {padding} padding"
