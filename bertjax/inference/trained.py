@@ -27,6 +27,7 @@ from bertjax.model.upper import Upper
 from bertjax.settings.mesh import MeshConfig
 from bertjax.tasks.finetuning.output_layer import SPANS, TAGS, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.compiler_options import quick_compilation
 from bertjax.training.parameters import load_whole, nested
 from bertjax.training.sharding import batch_shards, make_mesh, parameter_shardings, put_batch, replicated
 from bertjax.training.step import in_mesh
@@ -103,14 +104,20 @@ class TrainedModel:
             table = params["encoder"]["embeddings"]["token"]
             return jax.nn.softmax(MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, table))
 
-        return self.compiled(probabilities)
+        # Who fills in a word waits for the first answer more than for the following ones.
+        return self.compiled(probabilities, quick_compilation(self.mesh))
 
-    def compiled(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[dict[str, np.ndarray]], Any]:
+    def compiled(
+        self, function: Callable[[Any, dict[str, jax.Array]], Any], options: dict[str, bool | int | str] | None = None
+    ) -> Callable[[dict[str, np.ndarray]], Any]:
         """A function of parameters and a batch, compiled for the mesh, as one of batches on the host to arrays there.
 
         A batch has any number of rows: those that are needed to split it over the mesh are added, and left out again.
+
+        Args:
+          options: of the compiler.
         """
-        traced = jax.jit(in_mesh(function, self.mesh), out_shardings=replicated(self.mesh))
+        traced = jax.jit(in_mesh(function, self.mesh), out_shardings=replicated(self.mesh), compiler_options=options)
         shards = batch_shards(self.mesh)
 
         def run(batch: dict[str, np.ndarray]) -> Any:

@@ -50,3 +50,13 @@ def compiler_options(mesh: Mesh) -> dict[str, bool | int | str] | None:
         return None
     several = len({getattr(device, "slice_index", None) or 0 for device in devices}) > 1
     return {option.name: option.value for option in TPU_OPTIONS if several or not option.several_slices}
+
+
+def quick_compilation(mesh: Mesh) -> dict[str, bool | int | str] | None:
+    """For programs that run once or twice, on a mesh; None is the defaults.
+
+    On CPUs the forward pass of BASE compiles in a quarter of the time and takes a tenth longer.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        return None
+    return {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
