@@ -10,9 +10,10 @@ demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile
+
+# Programs for one device compile faster than those for eight.
 test: lint
 	$(PYTEST) -m "devices and not slow and not beam"
-	# Programs for one device compile faster.
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam"
 
 test-all: lint $(VENV)/.installed-parity

@@ -30,6 +30,8 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import abstract_params
 from bertjax.training.parameters import load_params
 
+# The loop itself, its shares of batches and its checkpoints, on several devices.
+pytestmark = pytest.mark.devices
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Logged every 3 steps and saved every 4: most checkpoints fall between two log lines.
 SCHEDULE = {
