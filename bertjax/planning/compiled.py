@@ -147,9 +147,9 @@ def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> C
 def peak_bytes(compiled: Any) -> int:
     """Of a program for TPUs, on a device, with what it starts with and with the program itself.
 
-    The compiler has no such figure, but two that are not below it: one counts buffers that are not there at the same
-    time, the other memory nearer than the main one. Their lesser is what `--xla_dump_to` has in a program's
-    memory-usage-report, up to 0.1 % for LARGE and 5 MiB for a model of 4 million parameters.
+    The compiler has no such figure, but two that are too large at times: one counts buffers that are not there at the
+    same time, the other memory nearer than the main one. Their lesser, with the program, is above what `--xla_dump_to`
+    has in the memory-usage-report: by 0.1 % for LARGE, and by 8 MiB for a model of 4 million parameters.
     """
     found = compiled.memory_analysis()
     lesser = min(found.argument_size_in_bytes + found.temp_size_in_bytes, found.peak_memory_in_bytes)
