@@ -182,15 +182,19 @@ def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Pa
     """Writes what finished runs came to into one file that `read` takes; returns how many they are.
 
     Raises:
-      UsageError: there is a file that is of something else.
+      UsageError: there is a file that is of something else, or has runs that would be lost.
     """
-    if file.exists():
-        _kept(epath.Path(file))
     there = {
         run.name: {_ASKED: _asked(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
+    lost = sorted(_kept(epath.Path(file)).kept.keys() - there.keys()) if file.exists() else []
+    if lost:
+        raise UsageError(
+            f"--keep {file} has {len(lost)} runs that would be lost, such as {lost[0]}; name another file, or give "
+            "this one with --results too and all of its tables"
+        )
     seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
     content = sealed({_TABLES: tables, _SECONDS: seconds, _RUNS: there})
     write_whole(file, json.dumps(content, indent=1) + "\n")

@@ -158,9 +158,7 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
     first = jax.process_index() == 0
     if results.kept is not None:
         raise UsageError(f"--results {path} is a file of kept results; give a folder")
-    file, colon, given = config.partition(":")
-    # A file of the user's own, to be found from any folder.
-    results.tables[table.number] = f"{Path(file).absolute() if Path(file).exists() else file}{colon}{given}"
+    results.tables[table.number] = _from_anywhere(config, table.number)
     if first:
         write_asked(results)
     runs = table.runs()
@@ -194,6 +192,16 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
             write_asked(results)
     lacking = {run.name: run.lacking for run in runs if run.lacking}
     return {"stopped": False, "done": sorted(done), "failed": failed, "lacking": lacking}
+
+
+def _from_anywhere(config: str, number: str) -> str:
+    """A config by a name that holds in any folder, and for a table that comes with the program on any machine."""
+    file, colon, given = config.partition(":")
+    if (number in table_names() or number == OWN) and Path(experiment_file(file)).samefile(
+        experiment_file(experiment_of_table(number))
+    ):
+        return f"{experiment_of_table(number)}{colon}{given}"
+    return f"{Path(experiment_file(file)).absolute()}{colon}{given}"
 
 
 def _execute(run: Run, place: str) -> dict[str, Any]:

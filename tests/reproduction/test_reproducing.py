@@ -142,6 +142,10 @@ def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results,
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
+    assert "has 2 runs that would be lost, such as cola/first" in refused(
+        capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/kept.json"
+    )
+    assert json.loads((tmp_path / "kept.json").read_text()) == kept
     content = {name: value for name, value in kept.items() if name != "seal"}
     content["runs"]["pretrain/first"]["asked"][-1] += "0"
     (tmp_path / "kept.json").write_text(json.dumps(sealed(content)))
@@ -240,27 +244,24 @@ def test_a_run_that_is_stopped_goes_on_and_what_is_finished_is_not_repeated(tabl
     assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
 
 
-def test_one_that_fails_does_not_keep_the_others_from_being_run(table, tmp_path, capfd, executed):
+@pytest.mark.parametrize(
+    ("how", "which", "failed"),
+    [
+        ("fails", "cola/seed0", {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}),
+        ("odd", "cola/first", {"cola/first": "cola/first has results of other settings"}),
+    ],
+)
+def test_one_that_fails_or_is_refused_does_not_keep_the_others_from_being_run(
+    table, tmp_path, capfd, executed, how, which, failed
+):
     calls, ends = executed
-    ends["fails"] = {"cola/seed0"}
+    ends[how] = {which}
     with pytest.raises(SystemExit) as end:
         cli.main(["reproduce", f"--config={table}:whole", f"--results={tmp_path}"])
     assert end.value.code == 1
     told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told["failed"] == {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}
-    assert told["done"] == ["cola/first", "cola/first-1", "cola/seed1", "pretrain/first"]
-    assert "cola/both" not in calls
-
-
-def test_nor_does_one_whose_results_are_refused(table, tmp_path, capfd, executed):
-    calls, ends = executed
-    ends["odd"] = {"cola/first"}
-    with pytest.raises(SystemExit) as end:
-        cli.main(["reproduce", f"--config={table}:whole", f"--results={tmp_path}"])
-    assert end.value.code == 1
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told["failed"] == {"cola/first": "cola/first has results of other settings"}
-    assert calls == ["pretrain/first", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
+    assert told["failed"] == failed and told["done"] == sorted(set(NAMES) - failed.keys())
+    assert ("cola/both" in calls) == ("cola/both" not in failed)
 
 
 @pytest.mark.parametrize(("members", "fits"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
@@ -321,6 +322,14 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     assert end.value.code == 1 and "results.json is damaged" in capfd.readouterr().err
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
     assert "has results of other settings than the table asks for (steps: 3 -> 2)" in error
+
+
+def test_a_table_is_remembered_by_a_name_that_holds_in_any_folder(table, monkeypatch):
+    monkeypatch.chdir(table.parent)
+    assert reproducing._from_anywhere("table.py:steps=3", "mine") == f"{table}:steps=3"
+    for shipped in ("tables/table5", f"{EXPERIMENTS}/tables/table5.py"):
+        assert reproducing._from_anywhere(f"{shipped}:scale=small", "5") == "tables/table5:scale=small"
+    assert reproducing._from_anywhere("table.py", "5") == str(table)
 
 
 @pytest.mark.parametrize(
