@@ -111,7 +111,7 @@ _PAPER_GLUE = {
 _RATE, _LOW_RATE = "--config.optimizer.learning_rate=3e-4", "--config.optimizer.learning_rate=1e-4"
 
 _SQUAD = (
-    *(_RATE, _FLOAT32, "--config.data.train_share=0.05", "--config.epochs=2"),
+    *(_RATE, _FLOAT32, "--config.data.train_share=0.03", "--config.epochs=2"),
     *("--config.data.seq_len=128", "--config.data.doc_stride=64", "--config.data.max_query_len=32"),
     "--config.eval_every=1000000",
 )
@@ -157,17 +157,17 @@ _SCALES = {
     ),
     SMALL: Scale(
         name=SMALL,
-        told="BASE is 2 layers of 128 and 2 heads, pre-trained in float32 on 30.7 million tokens in rows of 64 and 128",
+        told="BASE is 2 layers of 128 and 2 heads, pre-trained in float32 on 12.3 million tokens in rows of 64 and 128",
         base="L2_H128",
         large="L4_H192",
-        pretraining="pretrain_cpu:steps=30000",
+        pretraining="pretrain_cpu:steps=12000",
         overrides=("--config.optimizer.learning_rate=1e-3", "--config.long_phase.seq_len=128"),
         # So that models with and without pairs see as many tokens.
         of_pairs=("--config.data.packing=true",),
-        phases=((27_000 * 1024, 64), (3_000 * 1024, 128)),
+        phases=((10_800 * 1024, 64), (1_200 * 1024, 128)),
         vocab_size=4096,
-        steps_along=tuple(range(3750, 30_001, 3750)),
-        kept=("--config.checkpoint_every=3750", "--config.keep_checkpoints=8"),
+        steps_along=tuple(range(1500, 12_001, 1500)),
+        kept=("--config.checkpoint_every=1500", "--config.keep_checkpoints=8"),
         members=3,
         pretrainings=2,
         seeds=3,
@@ -201,16 +201,16 @@ _SCALES = {
                 "squad",
                 "",
                 # And a third of those that are evaluated.
-                4_400 * 450 + 10_570 * 450 / 3 / 2,
+                2_600 * 450 + 10_570 * 450 / 3 / 2,
                 2,
                 _SQUAD,
             ),
-            "squad2": FineTuning("squad:version=2.0", "squad2", "", 6_500 * 256, 2, (_SQUAD)),
-            "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 4_500 * 256, 2, _SQUAD),
+            "squad2": FineTuning("squad:version=2.0", "squad2", "", 3_900 * 256, 2, (_SQUAD)),
+            "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 2_700 * 256, 2, _SQUAD),
             "swag": FineTuning("swag", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32)),
             "ner": FineTuning("ner", "ner", "eng.train", 350_000, 3, (_RATE, _FLOAT32, "--config.data.seq_len=128")),
         },
-        feature_epochs=5,
+        feature_epochs=3,
     ),
 }
 
