@@ -4,7 +4,8 @@
 #   launch/local_pod.sh -n 4 -d 2 -- bertjax train --distributed --config pretrain:size=tiny,corpus=runs/corpus ...
 #
 # -n PROCESSES (2), -d DEVICES of each (1). Each line of process I begins with [I]. SIGINT and SIGTERM are SIGTERM to all
-# of them. The pod ends with the exit code of a process that failed, else with 43, 42 or 0, the largest there is.
+# of them; five seconds after one has failed, the others get it too. The pod ends with the exit code of the first that
+# failed, else with 43, 42 or 0, the largest there is.
 set -euo pipefail
 # Each process is a group of its own, which Ctrl-C in a terminal does not reach by itself.
 set -m
@@ -39,19 +40,29 @@ for ((index = 0; index < processes; index++)); do
 done
 
 ((${#pids[@]})) || exit 143
-worst=0 failed=''
-for pid in "${pids[@]}"; do
-  code=0
-  # A signal ends `wait`, not the process, whose own exit code counts.
-  while true; do
-    asked=''
+worst=0 failed='' left=("${pids[@]}")
+while ((${#left[@]})); do
+  # A signal ends `wait`, not the process.
+  wait -n "${left[@]}" || true
+  running=()
+  for pid in "${left[@]}"; do
+    if kill -0 "$pid" 2> /dev/null; then
+      running+=("$pid")
+      continue
+    fi
     wait "$pid" && code=0 || code=$?
-    [[ -n $asked ]] || break
+    if ((code != 0 && code != 42 && code != 43)); then
+      failed=${failed:-$code}
+    elif ((code > worst)); then
+      worst=$code
+    fi
   done
-  if ((code != 0 && code != 42 && code != 43)); then
-    failed=${failed:-$code}
-  elif ((code > worst)); then
-    worst=$code
+  left=("${running[@]}")
+  # Those that have found each other see it for themselves; one that waits for the others to come does not.
+  if [[ -n $failed && -z ${ending:-} ]] && ((${#left[@]})); then
+    (sleep 5 && kill -TERM "${left[@]}") 2> /dev/null &
+    ending=$!
   fi
 done
+[[ -z ${ending:-} ]] || kill -- "-$ending" 2> /dev/null || true
 exit "${failed:-$worst}"

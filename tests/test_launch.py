@@ -49,3 +49,8 @@ def test_a_request_to_stop_reaches_all_and_their_answer_counts():
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=30)
     assert process.returncode == 3 and sorted(rest.splitlines()) == ["[0] saved", "[1] saved"]
+
+
+def test_one_that_fails_ends_those_that_wait_for_it():
+    done = pod("-n", "3", "--", "bash", "-c", "((JAX_PROCESS_ID == 1)) && exit 5; exec sleep 50")
+    assert done.returncode == 5
