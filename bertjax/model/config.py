@@ -8,7 +8,6 @@ from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-ATTENTIONS = ("auto", "plain", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +21,10 @@ class Layout:
         attention (`attention`), all but the large matrix products (`elementwise`), also those of queries, keys, values
         and attention's output (`projections`), or each layer (`full`).
       attention: `plain`, by XLA; `fused`, a TPU kernel that keeps scores and dropout out of memory, for rows of up to
-        512; or `auto`, which takes the fastest that can compute what is asked for on the devices at hand. The same
-        numbers and the same dropout, either way.
+        512; `splash`, JAX's own TPU kernel, without dropout, for rows of any multiple of 128; `cudnn`, for GPUs, of
+        bfloat16 without dropout; `package.module.function`, an `AttentionFn` of your own; or `auto`, which takes the
+        fastest of the first three that can compute what is asked for on the devices at hand. The same numbers and the
+        same dropout, either way.
 
     Raises:
       UsageError: there is no such value.
@@ -35,7 +36,7 @@ class Layout:
     attention: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("remat", REMAT_POLICIES), ("attention", ATTENTIONS)):
+        for name, known in (("dtype", DTYPES), ("remat", REMAT_POLICIES)):
             if getattr(self, name) not in known:
                 raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
 

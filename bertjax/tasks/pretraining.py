@@ -154,7 +154,7 @@ class Settings(RunSettings):
         self.model_config(self.model["vocab_size"] or 1)
         self._check_model()
         for phase in self.phases:
-            self.check_length(phase.seq_len)
+            self.check_rows(phase.seq_len, self.data.packing)
             self.check_batch(phase.batch_size, phase.seq_len)
 
     def _check_model(self) -> None:

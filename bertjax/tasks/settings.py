@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
-from bertjax.model.attention.resolver import longest_row
+from bertjax.model.attention.resolver import resolve
 from bertjax.model.config import ModelConfig
 from bertjax.settings.cluster import ClusterConfig
 from bertjax.settings.fields import at_least, limited
@@ -79,18 +79,13 @@ class RunSettings:
             raise UsageError(f"config.model.vocab_size is {given}, the vocabulary has {vocab_size} pieces")
         return ModelConfig(**{**self.model, "vocab_size": vocab_size})
 
-    def check_length(self, seq_len: int) -> None:
-        """Raises a UsageError if rows of `seq_len` tokens are too long for the model."""
+    def check_rows(self, seq_len: int, several_sequences: bool = False) -> None:
+        """Raises a UsageError if the model cannot take rows of `seq_len` tokens, of several sequences perhaps."""
         if seq_len > self.model["max_positions"]:
             raise UsageError(
                 f"rows of {seq_len} tokens do not fit config.model.max_positions={self.model['max_positions']}"
             )
-        name = self.model["attention"]
-        if (most := longest_row(name)) and seq_len > most:
-            raise UsageError(
-                f"config.model.attention={name} takes rows of {most} tokens at most, these have {seq_len}; give "
-                "config.model.attention=auto"
-            )
+        resolve(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:
         """Raises a UsageError if a batch is too large to count, or does not split into micro-batches."""

@@ -38,6 +38,7 @@ def platform(name: str) -> jax.sharding.AbstractMesh:
         ("auto", "cpu", 512, "plain"),
         ("auto", "gpu", 512, "plain"),
         ("auto", "tpu", 513, "plain"),
+        ("auto", "tpu", 640, "plain"),
         ("plain", "tpu", 512, "plain"),
         ("fused", "cpu", 512, "fused"),
     ],
@@ -48,8 +49,51 @@ def test_auto_takes_the_fastest_of_the_devices_of_the_mesh(asked, on, length, ta
     assert found is resolver._IMPLEMENTATIONS[taken].function
 
 
+def test_without_dropout_long_rows_are_splash_attentions_where_it_takes_them():
+    config = dataclasses.replace(MODEL, attention_dropout=0.0)
+    for on, length, taken in [("tpu", 640, "splash"), ("tpu", 600, "plain"), ("cpu", 640, "plain")]:
+        with jax.sharding.use_abstract_mesh(platform(on)):
+            assert resolve(config, length) is resolver._IMPLEMENTATIONS[taken].function
+
+
+@pytest.mark.parametrize(
+    ("changes", "on", "why"),
+    [
+        ({"attention": "cudnn"}, "gpu", "attention_dropout=0.1"),
+        ({"attention": "cudnn", "attention_dropout": 0.0}, "gpu", "dtype=float32, only bfloat16"),
+        ({"attention": "cudnn", "attention_dropout": 0.0, "dtype": "bfloat16"}, "cpu", "devices that are cpu"),
+        ({"attention": "splash", "attention_dropout": 0.0}, "tpu", "rows of 100 tokens, only multiples of 128"),
+        ({"attention": "flash"}, "tpu", "'flash'; known: auto, plain, fused, splash, cudnn, and package"),
+        ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; known"),
+        ({"attention": "math.nosuch"}, "tpu", "no attribute 'nosuch'; known"),
+    ],
+)
+def test_what_an_implementation_does_not_take_is_named(changes, on, why):
+    with jax.sharding.use_abstract_mesh(platform(on)), pytest.raises(UsageError, match=f"model.attention.*{why}"):
+        resolve(dataclasses.replace(MODEL, **changes), 100)
+
+
+def test_cudnn_is_taken_where_it_can():
+    config = dataclasses.replace(MODEL, attention="cudnn", attention_dropout=0.0, dtype="bfloat16")
+    with jax.sharding.use_abstract_mesh(platform("gpu")):
+        assert resolve(config, 100) is resolver._IMPLEMENTATIONS["cudnn"].function
+
+
+def seeing_nothing(query, key, value, mask, **options):
+    return 0 * value
+
+
+def test_a_function_of_the_users_own_is_taken_by_its_path():
+    config = dataclasses.replace(MODEL, attention=f"{__name__}.seeing_nothing")
+    ids, ones = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
+    encoder = Encoder(config)
+    params = encoder.init(jax.random.key(0), ids, 0 * ids, ones)
+    before, after = (encoder.apply(params, tokens, 0 * ids, ones)[0][0] for tokens in (ids, ids.at[0, 3].set(15)))
+    assert set(np.flatnonzero(np.any(before != after, axis=-1))) == {3}
+
+
 def test_a_row_that_is_too_long_for_what_is_asked_for_is_refused():
-    with pytest.raises(UsageError, match="model.attention=fused has no rows of 513 tokens, 512 at most; give model"):
+    with pytest.raises(UsageError, match="model.attention=fused takes no rows of 513 tokens, 512 at most"):
         resolve(dataclasses.replace(MODEL, attention="fused"), 513)
 
 
@@ -98,7 +142,7 @@ def test_an_implementation_is_taken_for_what_it_can_and_gets_the_mesh(monkeypatc
             # Past the check of configs, to which it is not known.
             named = dataclasses.replace(asked)
             object.__setattr__(named, "attention", "narrow")
-            with pytest.raises(UsageError, match="model.attention=narrow has no (attention_d|several sequences)"):
+            with pytest.raises(UsageError, match="model.attention=narrow takes no (attention_d|several sequences)"):
                 resolve(named, 6, several)
 
     mesh = make_mesh(MeshConfig(data=8))

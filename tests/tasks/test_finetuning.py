@@ -175,7 +175,7 @@ def test_files_of_another_form_are_refused_in_a_line(spoil, says, letters, tmp_p
         (["--config.data.seq_len=600"], "do not fit config.model.max_positions=512"),
         (
             ["--config.data.seq_len=600", "--config.model.max_positions=600", "--config.model.attention=fused"],
-            "config.model.attention=fused takes rows of 512 tokens at most, these have 600",
+            "config.model.attention=fused takes no rows of 600 tokens, 512 at most",
         ),
     ],
 )

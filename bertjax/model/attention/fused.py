@@ -10,17 +10,15 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import PartitionSpec
 
+from bertjax.model.attention.devices import on_each_device
 from bertjax.model.attention.mask import NOT_SEEN, AttentionMask, allowed
 from bertjax.model.dropout import BITS, hashed, kept_scale, seeds_of, threshold
-from bertjax.model.placement import fitting
 
 # Columns of a register: what is read of the hidden size is a multiple of them, or all of it.
 _LANES = 128
@@ -77,16 +75,14 @@ def fused_attention(
 
     # As they lie: heads beside each other in the hidden size.
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
-    if not mesh.empty and mesh.size > 1:
-        batch, of_heads = fitting(nn.logical_to_mesh_axes(("batch", "heads")), (rows, heads), mesh.shape)
-        states, ids, per_head = (PartitionSpec(batch, *rest) for rest in ((None, of_heads), (None,), (of_heads,)))
-        of_device = jax.shard_map(
-            of_device,
-            mesh=mesh,
-            in_specs=(states, states, states, ids, per_head, per_head),
-            out_specs=states,
-            check_vma=False,
-        )
+    states, per_head = ("batch", None, "heads"), ("batch", "heads")
+    of_device = on_each_device(
+        of_device,
+        mesh,
+        {"batch": rows, "heads": heads},
+        (states, states, states, ("batch", None), per_head, per_head),
+        states,
+    )
     return of_device(*flat, mask.sequence_ids, *seeds).reshape(query.shape)
 
 

@@ -1,6 +1,8 @@
 """Which implementation of attention a model is computed with; nothing else chooses one."""
 
 import dataclasses
+import functools
+import importlib
 from typing import Any, Protocol
 
 import jax
@@ -27,11 +29,15 @@ class AttentionFn(Protocol):
     ) -> jax.Array: ...
 
 
-def _fused_attention(*arrays: jax.Array, **options: Any) -> jax.Array:
+def _called(path: str, *arrays: jax.Array, **options: Any) -> jax.Array:
     # Imported where it is used: kernels take a quarter of a second.
-    from bertjax.model.attention.fused import fused_attention
+    return _imported(path)(*arrays, **options)
 
-    return fused_attention(*arrays, **options)
+
+def _imported(path: str) -> Any:
+    """What `package.module.function` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +50,10 @@ class Implementation:
       dropout: whether it takes a dropout rate above 0.
       several_sequences: whether a row may hold more than one.
       longest_row: tokens of a row at most; 0 is any number.
+      row_multiple: of which the tokens of a row are one.
+      dtypes: of the computation; () are all.
       made_for: platforms that it is fast on; on others `auto` does not take it. () are all.
+      anywhere: it runs, slowly, on other platforms too.
     """
 
     function: AttentionFn
@@ -52,13 +61,16 @@ class Implementation:
     dropout: bool
     several_sequences: bool
     longest_row: int = 0
+    row_multiple: int = 1
+    dtypes: tuple[str, ...] = ()
     made_for: tuple[str, ...] = ()
+    anywhere: bool = True
 
 
 _IMPLEMENTATIONS = {
     "plain": Implementation(plain_attention, DIRECTIONS, dropout=True, several_sequences=True),
     "fused": Implementation(
-        _fused_attention,
+        functools.partial(_called, "bertjax.model.attention.fused.fused_attention"),
         DIRECTIONS,
         dropout=True,
         several_sequences=True,
@@ -66,9 +78,26 @@ _IMPLEMENTATIONS = {
         longest_row=512,
         made_for=("tpu",),
     ),
+    "splash": Implementation(
+        functools.partial(_called, "bertjax.model.attention.splash.splash_attention"),
+        DIRECTIONS,
+        dropout=False,
+        several_sequences=True,
+        row_multiple=128,
+        made_for=("tpu",),
+    ),
+    "cudnn": Implementation(
+        functools.partial(_called, "bertjax.model.attention.cudnn.cudnn_attention"),
+        ("both", "left"),
+        dropout=False,
+        several_sequences=False,
+        dtypes=("bfloat16",),
+        made_for=("gpu",),
+        anywhere=False,
+    ),
 }
-# `auto` takes the first that can.
-_BY_SPEED = ("fused", "plain")
+# `auto` takes the first that can. Not cuDNN's, which nobody has timed against XLA's here.
+_BY_SPEED = ("fused", "splash", "plain")
 
 
 def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -> AttentionFn:
@@ -80,13 +109,18 @@ def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -
       several_sequences: rows hold more than one.
 
     Raises:
-      UsageError: the one that the layout names cannot compute what the architecture or training asks for.
+      UsageError: the one that the layout names cannot compute what the architecture or training asks for, or is not
+        to be found.
     """
-    if config.attention != "auto":
-        if lacking := _lacking(_IMPLEMENTATIONS[config.attention], config, length, several_sequences):
-            raise UsageError(f"model.attention={config.attention} has no {lacking}; give model.attention=auto")
-        return _IMPLEMENTATIONS[config.attention].function
     platform = _platform()
+    if config.attention != "auto":
+        implementation = _IMPLEMENTATIONS.get(config.attention) or _given(config.attention)
+        lacking = _lacking(implementation, config, length, several_sequences)
+        if not implementation.anywhere and platform not in implementation.made_for:
+            lacking = f"devices that are {platform}; they are to be {implementation.made_for[0]}"
+        if lacking:
+            raise UsageError(f"config.model.attention={config.attention} takes no {lacking}; `auto` takes what can")
+        return implementation.function
     able = [
         implementation
         for implementation in map(_IMPLEMENTATIONS.__getitem__, _BY_SPEED)
@@ -96,9 +130,15 @@ def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -
     return able[0].function
 
 
-def longest_row(name: str) -> int:
-    """Tokens a row at most of the implementation that a layout names; 0 is any number."""
-    return 0 if name == "auto" else _IMPLEMENTATIONS[name].longest_row
+def _given(path: str) -> Implementation:
+    """A user's own `package.module.function`, which computes all that it is asked for, or says that it does not."""
+    known = f"known: {', '.join(('auto', *_IMPLEMENTATIONS))}, and package.module.function of your own"
+    if "." not in path.strip("."):
+        raise UsageError(f"config.model.attention is {path!r}; {known}")
+    try:
+        return Implementation(_imported(path), DIRECTIONS, dropout=True, several_sequences=True)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"config.model.attention={path}: {error}; {known}") from error
 
 
 def _platform() -> str:
@@ -117,4 +157,8 @@ def _lacking(implementation: Implementation, config: ModelConfig, length: int, s
         return "several sequences a row"
     if implementation.longest_row and length > implementation.longest_row:
         return f"rows of {length} tokens, {implementation.longest_row} at most"
+    if length % implementation.row_multiple:
+        return f"rows of {length} tokens, only multiples of {implementation.row_multiple}"
+    if implementation.dtypes and config.dtype not in implementation.dtypes:
+        return f"dtype={config.dtype}, only {', '.join(implementation.dtypes)}"
     return ""

@@ -52,7 +52,7 @@ def model_of(settings: FinetuningSettings, vocabulary: Vocabulary) -> ModelConfi
     Raises:
       UsageError: it does not.
     """
-    settings.check_length(settings.data.seq_len)
+    settings.check_rows(settings.data.seq_len)
     return settings.model_config(vocabulary.size)
 
 

@@ -145,7 +145,7 @@ class FinetuningSettings(RunSettings):
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"config.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1")
         if self.model["hidden_size"]:
-            self.check_length(self.data.seq_len)
+            self.check_rows(self.data.seq_len)
             self.model_config(self.model["vocab_size"] or 1)
 
     def refuse(self, why: str, *names: str) -> None:

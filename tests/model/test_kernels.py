@@ -1,4 +1,4 @@
-"""The kernel against the plain function: values, gradients and dropout's draws, also where devices share the work."""
+"""Kernels against the plain function: values, gradients and dropout's draws, also where devices share the work."""
 
 import functools
 
@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.model.attention.cudnn import cudnn_attention
 from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.attention.plain import plain_attention
+from bertjax.model.attention.splash import splash_attention
 from bertjax.settings.mesh import MeshConfig
 from bertjax.training.sharding import make_mesh, replicated
 from bertjax.training.step import in_mesh
@@ -103,3 +105,57 @@ def test_any_mesh_gives_the_same_bits(sizes):
     on_mesh = jax.jit(in_mesh(functools.partial(results.__wrapped__, fused_attention, "both", 0.1), mesh))
     for found, expected in zip(on_mesh(*jax.device_put(arrays, replicated(mesh))), alone, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+# What cuDNN computes, without it.
+by_length = functools.partial(cudnn_attention, implementation="xla")
+
+
+def assert_same_where_there_are_tokens(found: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...], direction: str):
+    query, key, value, gradient, ids = arrays
+    context, *gradients = found
+    expected, *expected_gradients = results(plain_attention, direction, 0.0, query, key, value, gradient, ids)
+    assert np.isfinite(context).all()
+    there = np.asarray(ids != 0)
+    np.testing.assert_allclose(np.asarray(context)[there], np.asarray(expected)[there], atol=3e-6)
+    for one, wanted in zip(gradients, expected_gradients, strict=True):
+        assert np.abs(wanted).max() > 0.1
+        np.testing.assert_allclose(one, wanted, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("attention", "length", "direction"),
+    [
+        # Two blocks, and one.
+        (splash_attention, 384, "both"),
+        (splash_attention, 384, "left"),
+        (splash_attention, 256, "right"),
+        (by_length, 40, "both"),
+        (by_length, 40, "left"),
+    ],
+)
+def test_those_without_dropout_compute_what_the_plain_function_computes(attention, length, direction):
+    query, key, value, gradient, ids = inputs(3, length, 2, 16)
+    if attention is by_length:
+        ids = jnp.minimum(ids, 1)
+    # What comes out where there is padding is nobody's.
+    gradient = jnp.where((ids != 0)[..., None, None], gradient, 0)
+    arrays = query, key, value, gradient, ids
+    assert_same_where_there_are_tokens(results(attention, direction, 0.0, *arrays), arrays, direction)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("attention", [splash_attention, by_length])
+def test_devices_share_the_work_of_those_without_dropout(attention):
+    query, key, value, gradient, ids = inputs(4, 128, 2, 16)
+    ids = jnp.minimum(ids, 1)
+    arrays = query, key, value, jnp.where((ids != 0)[..., None, None], gradient, 0), ids
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    on_mesh = jax.jit(in_mesh(functools.partial(results.__wrapped__, attention, "left", 0.0), mesh))
+    assert_same_where_there_are_tokens(on_mesh(*jax.device_put(arrays, replicated(mesh))), arrays, "left")
+
+
+@pytest.mark.parametrize("attention", [splash_attention, cudnn_attention])
+def test_those_without_dropout_do_not_pass_over_it(attention):
+    with pytest.raises(ValueError, match="no dropout"):
+        results(attention, "both", 0.1, *inputs(2, 128, 2, 16))
