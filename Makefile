@@ -9,11 +9,12 @@ DEMO := runs/demo
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
 
-PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile
+# In the order of files, of which those that take longest come first, not those with the most tests.
+PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # Programs for one device compile faster than those for eight.
 test: lint
-	$(PYTEST) -m "devices and not slow and not beam"
+	$(PYTEST) -m "devices and not slow and not beam" $$(grep -rl mark.devices tests)
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam"
 
 test-all: lint $(VENV)/.installed-parity

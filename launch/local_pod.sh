@@ -4,7 +4,7 @@
 #   launch/local_pod.sh -n 4 -d 2 -- bertjax train --distributed --config pretrain:size=tiny,corpus=runs/corpus ...
 #
 # -n PROCESSES (2), -d DEVICES of each (1). Each line of process I begins with [I]. SIGINT and SIGTERM are SIGTERM to all
-# of them; five seconds after one has failed, the others get it too. The pod ends with the exit code of the first that
+# of them; two seconds after one has failed, the others get it too. The pod ends with the exit code of the first that
 # failed, else with 43, 42 or 0, the largest there is.
 set -euo pipefail
 # Each process is a group of its own, which Ctrl-C in a terminal does not reach by itself.
@@ -60,7 +60,7 @@ while ((${#left[@]})); do
   left=("${running[@]}")
   # Those that have found each other see it for themselves; one that waits for the others to come does not.
   if [[ -n $failed && -z ${ending:-} ]] && ((${#left[@]})); then
-    (sleep 5 && kill -TERM "${left[@]}") 2> /dev/null &
+    (sleep 2 && kill -TERM "${left[@]}") 2> /dev/null &
     ending=$!
   fi
 done

@@ -18,8 +18,11 @@ from sandbox import Sandbox
 from zygote import Started, output_files
 
 SEED = 0
-INVOCATIONS, DAMAGES = 26, 13
-TRAINED = ("checkpoint of a run that goes on", "numbers of a run")
+INVOCATIONS, DAMAGES = 22, 11
+# Pieces of the sandbox that are runs of their own.
+COSTLY = ("glue2", "ner", "squad", "swag", "text", "sharded", "swept", "predictions", "reproduced", "converted")
+# What is damaged where runs have to be made first, or to go on to notice it.
+TRAINED, MADE_BY_RUNS = ("checkpoint of a run that goes on", "numbers of a run"), ("results that are kept",)
 KILLED = ("train", "prepare", "convert to huggingface", "predict")
 
 
@@ -56,7 +59,8 @@ def by_turns(cases: Sequence[Case], count: int) -> list[Case]:
 def test_wrong_invocations_end_with_one_line(sandbox):
     cases = [case for case in invocations(SEED) if not case.endless]
     assert len(cases) >= 300
-    chosen = by_turns(cases, INVOCATIONS)
+    cheap_first = sorted(cases, key=lambda case: sum(f"{{{name}}}" in " ".join(case.argv) for name in COSTLY))
+    chosen = by_turns(cheap_first, INVOCATIONS)
     assert {case.row for case in chosen} == {case.row for case in cases}
     attack(sandbox, chosen)
 
@@ -65,6 +69,8 @@ def test_wrong_invocations_end_with_one_line(sandbox):
 def test_damaged_files_are_noticed_or_make_no_difference(sandbox, count):
     cases = damage.damages(1000, SEED, damage.References())
     # Training has a turn where nothing else reads what is damaged.
+    if count == DAMAGES:
+        cases = [case for case in cases if case.reader[0] != "train" and case.row not in MADE_BY_RUNS]
     quick = [case for case in cases if case.reader[0] != "train" or case.row in TRAINED]
     chosen = by_turns(quick, count)
     assert len({case.row for case in chosen}) == count
