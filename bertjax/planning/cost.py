@@ -18,6 +18,8 @@ _FREE = (
 )
 # What the TPU compiler writes as a call and is none.
 _NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
+# Matrix products of [L, K] by [K, L] in kernels of JAX's own, which say nothing of their cost.
+_SPLASH_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 _COLLECTIVE = re.compile(r"all-(gather|reduce|to-all)|reduce-scatter|collective-")
 
 
@@ -30,12 +32,14 @@ class Work:
       hbm_bytes: read from and written to the main memory.
       times: how often it is carried out.
       source: the operation of the traced function that it came from.
+      name: of its result, as the compiler has it.
     """
 
     flops: float
     hbm_bytes: float
     times: int
     source: str
+    name: str = ""
 
 
 def work_of(program: Program) -> list[Work]:
@@ -46,6 +50,7 @@ def work_of(program: Program) -> list[Work]:
             times * _hbm_bytes(program, computation, instruction),
             times,
             instruction.source,
+            instruction.name,
         )
         for computation, instruction, times in program.scheduled()
         if instruction.opcode not in _FREE
@@ -59,7 +64,7 @@ def _flops(program: Program, computation: Computation, instruction: Instruction)
     if instruction.opcode == "convolution":
         return _convolution_flops(computation, instruction)
     if instruction.opcode == "custom-call":
-        return _estimate(instruction, "flops") or 0.0
+        return _estimate(instruction, "flops") or _splash_flops(computation, instruction)
     if instruction.opcode in CALLERS:
         return 0.0
     return sum(
@@ -68,6 +73,18 @@ def _flops(program: Program, computation: Computation, instruction: Instruction)
         for inner in [program.computations[name]]
         for one in inner.instructions.values()
     )
+
+
+def _splash_flops(computation: Computation, instruction: Instruction) -> float:
+    """Of splash attention, of all blocks, those that one direction leaves out included; 0 of anything else."""
+    for name, products in _SPLASH_PRODUCTS.items():
+        if instruction.name.startswith(name):
+            given = (
+                array.shape for operand in instruction.operands for array in computation.instructions[operand].arrays
+            )
+            rows, heads, length, size = next(shape for shape in given if len(shape) == 4)
+            return 2.0 * products * rows * heads * length**2 * size
+    return 0.0
 
 
 def _dot_flops(computation: Computation, instruction: Instruction) -> float:

@@ -8,15 +8,18 @@ from bertjax.planning.topology import tpu_devices, use_tpu_compiler
 from bertjax.workers import worker_pool
 
 
-def kernels_of(topology: str, rows: int, length: int, heads: int) -> dict[str, tuple[float, float]]:
-    """Name of each kernel of attention and its gradient to FLOPs and bytes, by the estimate that planning reads."""
+def kernels_of(
+    topology: str, rows: int, length: int, heads: int, implementation: str = "fused"
+) -> dict[str, tuple[float, float]]:
+    """Name of each kernel of attention and its gradient to FLOPs and bytes, as planning has them."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax.sharding import Mesh
 
-    from bertjax.model.attention.fused import fused_attention
     from bertjax.model.attention.mask import AttentionMask
+    from bertjax.model.attention.resolver import resolve
+    from bertjax.model.config import ModelConfig
     from bertjax.planning.cost import work_of
     from bertjax.planning.program import read_program
     from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
@@ -24,11 +27,14 @@ def kernels_of(topology: str, rows: int, length: int, heads: int) -> dict[str, t
 
     mesh = Mesh(np.array(tpu_devices(topology, 1)[:1]).reshape(1, 1, 1), MESH_AXES)
 
+    rate = 0.1 if implementation == "fused" else 0.0
+    model = ModelConfig(vocab_size=1, attention=implementation, attention_dropout=rate)
+
     def attend(query, key, value, ids, gradient, dropout_key):
         def forward(query, key, value):
-            mask = AttentionMask("both", ids)
-            mesh = jax.sharding.get_abstract_mesh()
-            return fused_attention(query, key, value, mask, dropout_rate=0.1, dropout_key=dropout_key, mesh=mesh)
+            mask, mesh = AttentionMask("both", ids), jax.sharding.get_abstract_mesh()
+            attention = resolve(model, length, several_sequences=True)
+            return attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
 
         context, back = jax.vjp(forward, query, key, value)
         return context, back(gradient)
@@ -38,6 +44,9 @@ def kernels_of(topology: str, rows: int, length: int, heads: int) -> dict[str, t
     key = jax.eval_shape(lambda: jax.random.key(0))
     jitted = jax.jit(in_mesh(attend, mesh), out_shardings=replicated(mesh))
     program = read_program(jitted.lower(states, states, states, ids, states, key).compile().as_text())
+    if implementation == "splash":
+        work = {one.name: one for one in work_of(program) if one.name.startswith("splash")}
+        return {name.split("_")[2]: (one.flops, one.hbm_bytes) for name, one in work.items()}
     return {
         one.source.rpartition("attention_")[2].partition("/")[0]: (one.flops, one.hbm_bytes)
         for one in work_of(program)
@@ -65,6 +74,15 @@ def test_the_kernels_compile_and_say_what_they_cost(compiler, topology, rows, le
     product, states = 2 * rows * heads * length**2 * 64, 2 * rows * length * heads * 64
     # Forwards two products and four arrays, backwards five and seven.
     assert found == {"forward": (2 * product, 4 * states), "backward": (5 * product, 7 * states)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+@pytest.mark.parametrize(("rows", "length"), [(8, 1024), (4, 640)])
+def test_the_kernels_of_splash_attention_compile_and_what_they_compute_is_counted(compiler, topology, rows, length):
+    found = compiler(topology, rows, length, 12, "splash")
+    product = 2 * rows * 12 * length**2 * 64
+    assert {name: flops / product for name, (flops, _) in found.items()} == {"fwd": 2, "dq": 3, "dkv": 4}
 
 
 def memory_of(rows: int) -> tuple[int, int]:
