@@ -14,7 +14,7 @@ from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
 from bertjax.model.placement import placed
 from bertjax.model.upper import CACHED, Upper, represented
 
-_INPUTS = ("input_ids", "input_mask", "segment_ids", CACHED)
+_INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED)
 
 
 class MaskedLmHead(nn.Module):
@@ -141,7 +141,8 @@ class SequenceModel(nn.Module):
     """An encoder, what is above it, and one new layer over a row's summary (paper, Figure 4 a and b).
 
     With nothing between, there is the pooler. Rows of several sequences, [B, C, L], are choices: one score each, [B, C]
-    (section 4.4).
+    (section 4.4). Rows that K examples share have `sequence_ids` and `position_ids` [B, L] for the mask; K is the width
+    of their `labels`, and there are [B, K, outputs].
     """
 
     config: ModelConfig
@@ -155,7 +156,10 @@ class SequenceModel(nn.Module):
         *leading, length = batch["input_ids"].shape
         flat = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
         hidden = represented(config, upper, flat, deterministic, partial(self.make_rng, "dropout"))
-        whole = summary(upper.reads(config), hidden, flat["input_mask"])
+        if "sequence_ids" in flat:
+            whole = summaries(upper.reads(config), hidden, flat["sequence_ids"], batch["labels"].shape[1])
+        else:
+            whole = summary(upper.reads(config), hidden, flat["input_mask"])
         if not upper.is_there:
             whole = Pooler(config, name="pooler")(whole)
         whole = dropout(whole, config.hidden_dropout, None if deterministic else self.make_rng("dropout"))

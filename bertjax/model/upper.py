@@ -88,13 +88,17 @@ def represented(config: ModelConfig, upper: Upper, batch: dict[str, Any], determ
       config: of the encoder.
       upper: of what is above it.
       batch: `input_ids`, `input_mask`, `segment_ids` [B, L] int32; and with features perhaps CACHED, float32
-        [B, L, C, D], the states of `upper.layers`, by which the encoder is not computed.
+        [B, L, C, D], the states of `upper.layers`, by which the encoder is not computed. Rows of several sequences have
+        `sequence_ids` and `position_ids` for the mask, and nothing is above the encoder.
       deterministic: no dropout.
       key: makes a key for each dropout.
 
     Returns:
       [B, L, `upper.width`], in the config's dtype.
     """
+    if "sequence_ids" in batch:
+        given = (batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids"))
+        return Encoder(config, name=ENCODER)(*given, deterministic=deterministic)[0]
     ids, mask, segments = (batch[name] for name in ("input_ids", "input_mask", "segment_ids"))
     if not upper.features:
         hidden, _ = Encoder(config, name=ENCODER)(ids, segments, mask, deterministic=deterministic)

@@ -90,6 +90,7 @@ class Settings(FinetuningSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse("squad has places in a passage, not classes", "label_smoothing", "data.class_weights")
+        self.refuse("rows of squad are full", "data.examples_per_row")
 
 
 def build(settings: Settings, train: bool = True) -> Task:

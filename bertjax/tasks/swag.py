@@ -41,6 +41,7 @@ class Settings(FinetuningSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse("swag has choices, not classes", "data.class_weights")
+        self.refuse("a row of swag is four", "data.examples_per_row")
 
 
 def build(settings: Settings, train: bool = True) -> Task:

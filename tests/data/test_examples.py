@@ -5,15 +5,14 @@ import pytest
 
 from bertjax.data.finetuning.examples import (
     Batching,
-    TrainPlan,
     encode_pair,
     eval_batches,
     in_input_order,
     joined,
     make_examples,
-    train_batches,
     truncated_lengths,
 )
+from bertjax.data.finetuning.plan import TrainPlan, train_batches
 from bertjax.data.share import WHOLE, Share
 
 CLS, SEP = 1, 2
@@ -55,7 +54,7 @@ def test_like_lengths_share_a_batch():
     examples = made(lengths_of(320))
     plan = TrainPlan(examples, Batching(8, 32, 128), seed=0)
     used = sum(examples.lengths)
-    padded = sum(length * steps * 8 for length, steps in plan.row_lengths(plan.steps_per_epoch).items())
+    padded = sum(rows * length * steps for (rows, length), steps in plan.shapes(plan.steps_per_epoch).items())
     # At best half a bucket of padding a row is left; a random order would pad to the longest of eight.
     assert padded / used < 1.5
 
@@ -63,9 +62,11 @@ def test_like_lengths_share_a_batch():
 def test_work_is_counted_as_done():
     plan = TrainPlan(made(lengths_of(70)), Batching(8, 32, 128), seed=3)
     for step in (0, 1, 8, 9, 10, 20):
-        counted = plan.row_lengths(step)
+        counted = plan.shapes(step)
         assert sum(counted.values()) == step
-        assert sum(length * steps for length, steps in counted.items()) == sum(plan.batch(s)[1] for s in range(step))
+        assert sum(length * steps for (_, length), steps in counted.items()) == sum(
+            plan.batch(s)[1] for s in range(step)
+        )
 
 
 @pytest.mark.parametrize("parts", [2, 4])

@@ -8,7 +8,6 @@ computes the same thing, only slower.
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -52,9 +51,12 @@ class Examples:
         return digest.hexdigest()
 
 
-_GROUP_TOKENS = 32
-# How positions past a sequence's end and rows past the last example are filled, where not with 0.
 _FILL = padding_of((*EXAMPLE, TOKEN_LABELS))
+
+
+def padding(name: str) -> int:
+    """What an array of a batch holds past a sequence's end, and in rows past the last example."""
+    return _FILL.get(name, 0)
 
 
 def make_examples(
@@ -119,11 +121,13 @@ class Batching:
       batch_size: examples of the global batch.
       bucket: rows are padded to a multiple of this; 0 pads to `seq_len`.
       seq_len: the maximum.
+      examples_per_row: that may share a row at most; divides `batch_size`.
     """
 
     batch_size: int
     bucket: int
     seq_len: int
+    examples_per_row: int = 1
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -132,64 +136,16 @@ class Batching:
             raise UsageError(f"data.bucket is {self.bucket}; it must be 0 (none) or more")
         if self.seq_len < 8:
             raise UsageError(f"data.seq_len is {self.seq_len}; a row needs at least 8 tokens")
+        if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
+            raise UsageError(
+                f"data.examples_per_row is {self.examples_per_row}; it must divide data.batch_size={self.batch_size}"
+            )
 
     def padded(self, length: int) -> int:
         """Tokens of a row of a batch whose longest example has `length`."""
         if not self.bucket:
             return self.seq_len
         return min(self.seq_len, max(1, -(-length // self.bucket)) * self.bucket)
-
-
-class TrainPlan:
-    """Which examples each step takes: all of them once an epoch, batches of like length in random order.
-
-    The examples of an epoch are drawn in a random order that (seed, epoch) fixes, put in order of length but for what
-    the order of draw decides, and cut into batches; the batches come in random order. The last one cut may be short.
-    """
-
-    def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
-        self._lengths, self._batching, self._seed = examples.lengths, batching, seed
-        # The same groups whatever the padding, so that the padding changes nothing but the speed.
-        self._groups = -(-self._lengths // _GROUP_TOKENS)
-        self.steps_per_epoch = -(-len(examples) // batching.batch_size)
-        self._epoch = lru_cache(maxsize=2)(self._draw)
-
-    def _draw(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        rng = np.random.default_rng([self._seed, epoch])
-        order = rng.permutation(len(self._lengths))
-        order = order[np.argsort(self._groups[order], kind="stable")]
-        size = self._batching.batch_size
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        batches = [batches[index] for index in rng.permutation(len(batches))]
-        tokens = [self._batching.padded(int(self._lengths[batch].max())) for batch in batches]
-        return batches, np.array(tokens, np.int64)
-
-    def batch(self, step: int) -> tuple[np.ndarray, int]:
-        """Examples of a step, and the tokens of its rows."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        batches, tokens = self._epoch(epoch)
-        return batches[index], int(tokens[index])
-
-    def row_lengths(self, step: int) -> dict[int, int]:
-        """How many of the steps before `step` have rows of each number of tokens."""
-        # Every epoch has the same lengths, in another order.
-        epochs, rest = divmod(step, self.steps_per_epoch)
-        _, whole = self._epoch(0) if epochs else (None, np.zeros(0, np.int64))
-        _, part = self._epoch(epochs) if rest else (None, np.zeros(0, np.int64))
-        counts: dict[int, int] = {}
-        for tokens, times in ((whole, epochs), (part[:rest], 1)):
-            for length, count in zip(*np.unique(tokens, return_counts=True), strict=True):
-                counts[int(length)] = counts.get(int(length), 0) + times * int(count)
-        return counts
-
-
-def train_batches(
-    examples: Examples, batching: Batching, plan: TrainPlan, steps: int, start_step: int, share: Share
-) -> Iterator[dict[str, np.ndarray]]:
-    """One process's rows of the batches of steps `start_step` to `steps - 1`."""
-    for step in range(start_step, steps):
-        chosen, length = plan.batch(step)
-        yield assemble(examples, chosen, length, batching.batch_size, share)
 
 
 def eval_batches(examples: Examples, batching: Batching, share: Share) -> Iterator[dict[str, np.ndarray]]:
@@ -227,12 +183,12 @@ def assemble(
 
     batch = {"input_mask": padded(inside.astype(np.int32), rows * choices).reshape(shape)}
     for name, flat in examples.tokens.items():
-        fill, inner = _FILL.get(name, 0), flat.shape[1:]
+        fill, inner = padding(name), flat.shape[1:]
         values = np.where(inside.reshape(*inside.shape, *(1 for _ in inner)), flat[positions], fill)
         batch[name] = padded(values.astype(flat.dtype), rows * choices, fill).reshape(*shape, *inner)
     for name, values in examples.rows.items():
         batch[name] = padded(values[mine], rows)
-    batch["example"] = padded(mine.astype(np.int32), rows, _FILL["example"])
+    batch["example"] = padded(mine.astype(np.int32), rows, padding("example"))
     batch["weights"] = padded(np.ones(len(mine), np.float32), rows)
     return batch
 

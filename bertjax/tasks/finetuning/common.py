@@ -12,7 +12,8 @@ import numpy as np
 
 from bertjax.corpus.tokenizer import Vocabulary
 from bertjax.corpus.vocabulary_files import open_vocabulary, vocabulary_files
-from bertjax.data.finetuning.examples import Batching, Examples, TrainPlan, eval_batches, train_batches
+from bertjax.data.finetuning.examples import Batching, Examples, eval_batches
+from bertjax.data.finetuning.plan import TrainPlan, train_batches
 from bertjax.data.finetuning.showing import format_row
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.share import WHOLE
@@ -52,7 +53,7 @@ def model_of(settings: FinetuningSettings, vocabulary: Vocabulary) -> ModelConfi
     Raises:
       UsageError: it does not.
     """
-    settings.check_rows(settings.data.seq_len)
+    settings.check_rows(settings.data.seq_len, settings.data.examples_per_row > 1)
     return settings.model_config(vocabulary.size)
 
 
@@ -107,7 +108,7 @@ def make_task(
         raise UsageError(
             f"the rows have {segments} segments, config.model.num_segments is {settings.model['num_segments']}"
         )
-    batching = Batching(data.batch_size, data.bucket, data.seq_len)
+    batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
     evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)
     batch_sizes: tuple[int, ...] = (data.eval_batch_size,)
     if train is None:
@@ -118,7 +119,8 @@ def make_task(
         schedule = _schedule(settings, plan.steps_per_epoch)
         batches = partial(train_batches, train, batching, plan, schedule.steps)
         work = partial(_work, plan, objective.model, batching.batch_size, train.choices)
-        batch_sizes = (data.batch_size, *batch_sizes)
+        # Others have a multiple of the rows that the fullest have.
+        batch_sizes = (data.batch_size // data.examples_per_row, *batch_sizes)
         if not is_evaluated:
             schedule = dataclasses.replace(schedule, eval_every=0)
     nothing = "nothing: the checkpoint is the last one"
@@ -216,8 +218,8 @@ def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
 
 def _work(plan: TrainPlan, model: Any, batch_size: int, choices: int, step: int) -> Work:
     positions, flops, attention = 0, 0.0, 0.0
-    for length, steps in plan.row_lengths(step).items():
-        here = steps * batch_size * choices * length
+    for (rows, length), steps in plan.shapes(step).items():
+        here = steps * rows * choices * length
         positions += here
         flops += here * flops_per_token(model.config, length, upper=model.upper)
         attention += here * attention_flops_per_token(model.config, length, model.upper)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from bertjax.data.finetuning.examples import Batching
 from bertjax.errors import UsageError
-from bertjax.model.architecture import ARCHITECTURE_FIELDS
+from bertjax.model.architecture import ARCHITECTURE_FIELDS, LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.upper import ENCODER, Upper
 from bertjax.settings.fields import at_least, limited, one_of
@@ -42,6 +42,8 @@ class FinetuningData:
       batch_size: rows of the global batch.
       eval_batch_size: the same, of an evaluation.
       bucket: rows are padded to a multiple of so many tokens; 0 is to `seq_len`.
+      examples_per_row: so many at most share a training row, each with positions and attention of its own, where they
+        are short; a batch has the same examples, in fewer rows. It divides `batch_size`; not for SQuAD and SWAG.
     """
 
     path: str = ""
@@ -56,11 +58,12 @@ class FinetuningData:
     batch_size: int = limited(32, 1 << 20)
     eval_batch_size: int = limited(64, 1 << 20)
     bucket: int = 32
+    examples_per_row: int = 1
 
     def __post_init__(self) -> None:
         at_least(self, "config.data", batch_size=1, eval_batch_size=1, dev_seed=0)
         one_of(self, "config.data", eval_split=(*SPLITS, NONE))
-        Batching(self.batch_size, self.bucket, self.seq_len)
+        Batching(self.batch_size, self.bucket, self.seq_len, self.examples_per_row)
         if not 0 < self.train_share <= 1:
             raise UsageError(f"config.data.train_share is {self.train_share}; it must be above 0 and at most 1")
         if not 0 <= self.dev_share < 1:
@@ -144,8 +147,15 @@ class FinetuningSettings(RunSettings):
             )
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"config.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1")
+        if shared := self.data.examples_per_row > 1:
+            self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
+            if self.upper.is_there or self.model["encoder"] == LSTM:
+                raise UsageError(
+                    f"config.data.examples_per_row is {self.data.examples_per_row}, and what reads a row word by word "
+                    "(config.upper, config.model.encoder=lstm) takes one; leave it out"
+                )
         if self.model["hidden_size"]:
-            self.check_rows(self.data.seq_len)
+            self.check_rows(self.data.seq_len, shared)
             self.model_config(self.model["vocab_size"] or 1)
 
     def refuse(self, why: str, *names: str) -> None:
@@ -153,14 +163,15 @@ class FinetuningSettings(RunSettings):
 
         Args:
           why: what the task has instead, for the user.
-          names: of those of `label_smoothing` and `data.class_weights` that make no sense.
+          names: of those of `label_smoothing`, `data.class_weights` and `data.examples_per_row` that make no sense.
 
         Raises:
           UsageError: one of them is given.
         """
         values = {"label_smoothing": self.label_smoothing, "data.class_weights": self.data.class_weights}
+        values["data.examples_per_row"] = self.data.examples_per_row
         for name in names:
-            if values[name]:
+            if values[name] not in (0, "", 1):
                 raise UsageError(f"config.{name} is {values[name]!r}, and {why}; leave it out")
 
     @property

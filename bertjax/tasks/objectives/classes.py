@@ -116,7 +116,7 @@ def _valued(batch: Batch) -> dict[str, jax.Array]:
 
 
 def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
-    values, weights = apply(model, params, batch, dropout_key)[:, 0], known(batch["labels"], batch["weights"])
+    values, weights = apply(model, params, batch, dropout_key)[..., 0], known(batch["labels"], batch["weights"])
     errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
     sums = {"squared_error": weighted(errors, weights)}
     return sums, {"example": batch["example"], "logits": values}

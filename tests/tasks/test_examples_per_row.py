@@ -1,0 +1,69 @@
+"""Runs whose examples share rows learn what runs with one a row learn."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finetuning_data import conll_files
+from running import EXPERIMENTS, overrides, refused, train
+
+SHARED = {"data__examples_per_row": 4, "data__bucket": 8}
+
+
+def losses(workdir: Path) -> list[dict]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    names = ("loss", "cross_entropy", "squared_error", "binary_cross_entropy", "accuracy", "word_accuracy", "grad_norm")
+    return [{name: line[name] for name in ("step", *names) if name in line} for line in lines]
+
+
+@pytest.mark.parametrize("task", ["cola", "stsb", "ner", "multilabel"])
+def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_path, task):
+    rows = [
+        {"text": text, "label": labels} for text, labels in (("ba ke", ["a"]), ("lo", ["a", "b"]), ("mi ro na", []))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 6))
+    experiment = {
+        "ner": f"ner.py:path={conll_files(tmp_path / 'ner')}",
+        "multilabel": f"text.py:train={tmp_path}/rows.jsonl,dev={tmp_path}/rows.jsonl,kind=multilabel",
+    }.get(task, f"glue.py:task={task},path={glue}")
+    found = []
+    for name, fields in (("alone", {}), ("shared", SHARED)):
+        given = {"steps": 6, "log_every": 1, "data__batch_size": 32, "data__seq_len": 64, **fields}
+        results = train(experiment, tmp_path / name, letters, **given)
+        timing = [json.loads(line) for line in (tmp_path / name / "timing.jsonl").read_text().splitlines()]
+        found.append((losses(tmp_path / name), {k: v for k, v in results.items() if isinstance(v, float)}, timing))
+    (alone, results, before), (shared, same, after) = found
+    assert len(alone) == len(shared) >= 7
+    for line, other in zip(alone, shared, strict=True):
+        assert line.keys() == other.keys() and len(line) > 2
+        np.testing.assert_allclose([*other.values()], [*line.values()], rtol=2e-5, atol=2e-6)
+    assert same == pytest.approx(results, rel=1e-4)
+    fills = [np.mean([line["fill"] for line in lines if "fill" in line]) for lines in (before, after)]
+    assert fills[1] > 1.1 * fills[0]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "fields", "says"),
+    [
+        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide data.batch_size=32"),
+        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 4, "upper__lstm_layers": 1}, "word by word"),
+        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 32, "accumulate": 2}, "does not split"),
+        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 4, "model__attention": "cudnn"}, "no several seq"),
+        ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are full"),
+        ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "a row of swag is four"),
+    ],
+)
+def test_what_cannot_share_rows_is_refused(capfd, letters, tmp_path, experiment, fields, says):
+    given = overrides(letters, **{"model__attention_dropout": 0.0, **fields})
+    assert says in refused(capfd, "train", f"--config={EXPERIMENTS}/{experiment}", f"--workdir={tmp_path}/run", *given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_row_is_shown_with_all_its_examples(glue, letters, capfd):
+    from bertjax import cli
+
+    given = overrides(letters, data__examples_per_row=4, data__batch_size=8, data__bucket=8)
+    cli.main(["inspect", f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16", "--rows=1", *given])
+    shown = capfd.readouterr().out
+    assert "4 examples, " in shown and "example 3, " in shown and "labels [" in shown
