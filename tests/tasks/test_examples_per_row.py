@@ -11,10 +11,8 @@ from running import EXPERIMENTS, overrides, refused, train
 SHARED = {"data__examples_per_row": 4, "data__bucket": 8}
 
 
-def losses(workdir: Path) -> list[dict]:
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    names = ("loss", "cross_entropy", "squared_error", "binary_cross_entropy", "accuracy", "word_accuracy", "grad_norm")
-    return [{name: line[name] for name in ("step", *names) if name in line} for line in lines]
+def metrics(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("task", ["cola", "stsb", "ner", "multilabel"])
@@ -31,16 +29,17 @@ def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_pa
     for name, fields in (("alone", {}), ("shared", SHARED)):
         given = {"steps": 6, "log_every": 1, "data__batch_size": 32, "data__seq_len": 64, **fields}
         results = train(experiment, tmp_path / name, letters, **given)
-        timing = [json.loads(line) for line in (tmp_path / name / "timing.jsonl").read_text().splitlines()]
-        found.append((losses(tmp_path / name), {k: v for k, v in results.items() if isinstance(v, float)}, timing))
-    (alone, results, before), (shared, same, after) = found
-    assert len(alone) == len(shared) >= 7
+        found.append((metrics(tmp_path / name), {k: v for k, v in results.items() if isinstance(v, float)}))
+    (alone, results), (shared, same) = found
+    assert same == pytest.approx(results, rel=1e-4, abs=1e-4)
+    # An equal number of tokens, in fewer positions.
+    fills = [np.mean([line.pop("fill") for line in lines if "fill" in line]) for lines in (alone, shared)]
+    positions = [sum(line.pop("positions", 0) for line in lines) for lines in (alone, shared)]
+    assert fills[1] > 1.3 * fills[0] and positions[1] < 0.8 * positions[0]
+    assert [line.keys() for line in shared] == [line.keys() for line in alone]
+    assert sum("grad_norm" in line for line in alone) == 6
     for line, other in zip(alone, shared, strict=True):
-        assert line.keys() == other.keys() and len(line) > 2
         np.testing.assert_allclose([*other.values()], [*line.values()], rtol=2e-5, atol=2e-6)
-    assert same == pytest.approx(results, rel=1e-4)
-    fills = [np.mean([line["fill"] for line in lines if "fill" in line]) for lines in (before, after)]
-    assert fills[1] > 1.1 * fills[0]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_pa
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide data.batch_size=32"),
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 4, "upper__lstm_layers": 1}, "word by word"),
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 32, "accumulate": 2}, "does not split"),
-        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 4, "model__attention": "cudnn"}, "no several seq"),
         ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are full"),
         ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "a row of swag is four"),
     ],

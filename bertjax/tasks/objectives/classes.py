@@ -96,7 +96,7 @@ def class_sums(
     Args:
       logits: float32 [B, ..., C].
       labels: int32 [B, ...], -1 where unknown.
-      weights: float32 [B], 0 for padding.
+      weights: float32 [B], or [B, K] where K examples share a row, 0 for padding.
     """
     there = known(labels, weights)
     labels = jnp.maximum(labels, 0)
@@ -106,9 +106,9 @@ def class_sums(
 
 
 def known(labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """float32 like the labels: a row's weight where there is a label, else 0."""
+    """float32 like the labels: the weight of a row, or of an example in it, where there is a label, else 0."""
     there = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
-    return there * weights.reshape(weights.shape + (1,) * (labels.ndim - 1))
+    return there * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
 
 
 def _valued(batch: Batch) -> dict[str, jax.Array]:
