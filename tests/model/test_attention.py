@@ -66,6 +66,7 @@ def test_without_dropout_long_rows_are_splash_attentions_where_it_takes_them():
         ({"attention": "flash"}, "tpu", "'flash'; known: auto, plain, fused, splash, cudnn, and package"),
         ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; known"),
         ({"attention": "math.nosuch"}, "tpu", "no attribute 'nosuch'; known"),
+        ({"attention": "math.pi"}, "tpu", "is no function, but float; known"),
     ],
 )
 def test_what_an_implementation_does_not_take_is_named(changes, on, why):

@@ -136,9 +136,13 @@ def _given(path: str) -> Implementation:
     if "." not in path.strip("."):
         raise UsageError(f"config.model.attention is {path!r}; {known}")
     try:
-        return Implementation(_imported(path), DIRECTIONS, dropout=True, several_sequences=True)
-    except (ImportError, AttributeError, ValueError) as error:
+        function = _imported(path)
+    # Whatever the user's own module raises.
+    except Exception as error:
         raise UsageError(f"config.model.attention={path}: {error}; {known}") from error
+    if not callable(function):
+        raise UsageError(f"config.model.attention={path} is no function, but {type(function).__name__}; {known}")
+    return Implementation(function, DIRECTIONS, dropout=True, several_sequences=True)
 
 
 def _platform() -> str:
