@@ -97,7 +97,9 @@ def settings_of(config: ConfigDict) -> RunSettings:
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
-    """The model of a checkpoint: the architecture that is sealed into it, all else as in its workdir's config.
+    """The model of a checkpoint: the architecture that is sealed into it, and how its workdir's config has it computed.
+
+    But for attention, which is what the devices at hand do best: texts have other lengths than training rows had.
 
     Raises:
       UsageError: its config does not tell.
@@ -105,7 +107,7 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     """
     config = checkpoint_config(checkpoint, [])
     try:
-        return ModelConfig(**{**config.model, **vars(architecture_of(read_meta(checkpoint)))})
+        return ModelConfig(**{**config.model, **vars(architecture_of(read_meta(checkpoint))), "attention": "auto"})
     except TypeError as error:
         raise UsageError(f"{workdir_of(checkpoint) / CONFIG} does not tell the model: {error}") from error
 

@@ -18,7 +18,8 @@ from bertjax.training.trainable import Frozen, check_frozen, trainable_count
 def _abstract_params(task: Task) -> Any:
     model = task.objective.model
     model = model.clone(config=dataclasses.replace(model.config, vocab_multiple=1))
-    return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), task.objective.abstract_row())["params"])
+    objective = dataclasses.replace(task.objective, model=model)
+    return nn.unbox(jax.eval_shape(objective.initial, jax.random.key(0)))
 
 
 def parameter_counts(task: Task) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax.data.finetuning.examples import Examples
@@ -46,9 +47,13 @@ class Objective:
     compute: Callable[[nn.Module, Any, Batch, jax.Array | None], tuple[Sums, Outputs]]
     schema: Schema
 
-    def abstract_row(self) -> Batch:
-        """Shapes of the smallest batch the model takes, to initialise it with."""
-        return abstract_batch(self.schema, 1, **_SMALLEST)
+    def initial(self, key: jax.Array) -> Any:
+        """Parameters of the model, boxed with logical axes; no batch and no implementation of attention changes them."""
+        shapes = abstract_batch(self.schema, 1, **_SMALLEST)
+        batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+        # One that takes so short a row.
+        config = dataclasses.replace(self.model.config, attention="plain")
+        return self.model.clone(config=config).init(key, batch)["params"]
 
 
 @dataclasses.dataclass(frozen=True)

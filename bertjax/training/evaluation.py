@@ -22,7 +22,7 @@ from bertjax.training.starting_point import check_output_layer, check_vocabulary
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
     """Shapes and shardings of a model's parameters on a mesh over this machine's devices."""
-    boxed = jax.eval_shape(objective.model.init, jax.random.key(0), objective.abstract_row())["params"]
+    boxed = jax.eval_shape(objective.initial, jax.random.key(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         nn.unbox(boxed),

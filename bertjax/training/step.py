@@ -70,8 +70,7 @@ def _init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[j
 
 
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
-    batch = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), objective.abstract_row())
-    params = objective.model.init(key, batch)["params"]
+    params = objective.initial(key)
     check_frozen(params, optimizer.frozen)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

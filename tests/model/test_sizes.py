@@ -64,7 +64,7 @@ OTHER_VOCABULARIES = {
 
 def counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
     made = objective(ModelConfig(**size_fields(size), vocab_size=vocab_size, vocab_multiple=1))
-    params = nn.unbox(jax.eval_shape(made.model.init, jax.random.key(0), made.abstract_row())["params"])
+    params = nn.unbox(jax.eval_shape(made.initial, jax.random.key(0)))
 
     def count(tree: dict) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(tree))

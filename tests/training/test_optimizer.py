@@ -158,7 +158,7 @@ def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
 def test_what_is_called_layers_is_what_the_model_stacks(objective):
     """The optimizer tells stacks by their path; the model by the logical name of their axis."""
     objective = objective(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
-    boxed = jax.eval_shape(objective.model.init, jax.random.key(0), objective.abstract_row())["params"]
+    boxed = jax.eval_shape(objective.initial, jax.random.key(0))
     for path, box in flatten_dict(boxed).items():
         assert is_stacked(path) == ("layers" in box.names), path
         assert not is_stacked(path) or box.unbox().shape[0] == 2

@@ -68,9 +68,7 @@ def losses_and_gradients(batch, config=CONFIG):
 
 
 def initial(config):
-    objective = masked_lm.objective(config)
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), objective.abstract_row())
-    return nn.unbox(objective.model.init(jax.random.key(0), zeros)["params"])
+    return nn.unbox(masked_lm.objective(config).initial(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
