@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
-from bertjax.model.attention.resolver import resolve
+from bertjax.model.attention.resolver import check
 from bertjax.model.config import ModelConfig
 from bertjax.settings.cluster import ClusterConfig
 from bertjax.settings.fields import at_least, limited
@@ -85,7 +85,7 @@ class RunSettings:
             raise UsageError(
                 f"rows of {seq_len} tokens do not fit config.model.max_positions={self.model['max_positions']}"
             )
-        resolve(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
+        check(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:
         """Raises a UsageError if a batch is too large to count, or does not split into micro-batches."""

@@ -48,7 +48,7 @@ class Objective:
     schema: Schema
 
     def initial(self, key: jax.Array) -> Any:
-        """Parameters of the model, boxed with logical axes; no batch and no implementation of attention changes them."""
+        """Parameters of the model, with logical axes; no batch and no implementation of attention changes them."""
         shapes = abstract_batch(self.schema, 1, **_SMALLEST)
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
         # One that takes so short a row.

@@ -101,7 +101,7 @@ _BY_SPEED = ("fused", "splash", "plain")
 
 
 def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -> AttentionFn:
-    """The implementation for a model.
+    """The implementation for a model, on the devices at hand.
 
     Args:
       config: its architecture and layout.
@@ -109,17 +109,14 @@ def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -
       several_sequences: rows hold more than one.
 
     Raises:
-      UsageError: the one that the layout names cannot compute what the architecture or training asks for, or is not
-        to be found.
+      UsageError: as `check`; or the one that the layout names does not run on these devices.
     """
     platform = _platform()
     if config.attention != "auto":
-        implementation = _IMPLEMENTATIONS.get(config.attention) or _given(config.attention)
-        lacking = _lacking(implementation, config, length, several_sequences)
+        implementation = check(config, length, several_sequences)
         if not implementation.anywhere and platform not in implementation.made_for:
-            lacking = f"devices that are {platform}; they are to be {implementation.made_for[0]}"
-        if lacking:
-            raise UsageError(f"config.model.attention={config.attention} takes no {lacking}; `auto` takes what can")
+            needed = " or ".join(implementation.made_for)
+            raise _refused(config, f"devices that are {platform}; they are to be {needed}")
         return implementation.function
     able = [
         implementation
@@ -128,6 +125,26 @@ def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -
         and (not implementation.made_for or platform in implementation.made_for)
     ]
     return able[0].function
+
+
+def check(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
+    """The implementation that a layout names, None if it leaves the choice; asks nothing of any device.
+
+    Several processes must have found each other before the first of them does.
+
+    Raises:
+      UsageError: it cannot compute what the architecture or training asks for, or is not to be found.
+    """
+    if config.attention == "auto":
+        return None
+    implementation = _IMPLEMENTATIONS.get(config.attention) or _given(config.attention)
+    if lacking := _lacking(implementation, config, length, several_sequences):
+        raise _refused(config, lacking)
+    return implementation
+
+
+def _refused(config: ModelConfig, what: str) -> UsageError:
+    return UsageError(f"config.model.attention={config.attention} takes no {what}; `auto` takes what can")
 
 
 def _given(path: str) -> Implementation:
