@@ -16,7 +16,7 @@ from bertjax.terminal import show
 # Of an error; what is listed in one is bounded where it is made.
 _MOST_CHARACTERS = 2000
 # Arguments that are text, whatever is in it.
-_TEXTS = ("context",)
+_TEXTS = ("context", "text")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,7 +53,10 @@ def _run(arguments: list[str]) -> None:
         if unknown:
             raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {args.command} --help`")
         args.overrides = overrides
-        addresses = [value for name, value in vars(args).items() if name not in _TEXTS and is_address(value)]
+        given = (value for name, value in vars(args).items() if name not in _TEXTS)
+        addresses = [
+            one for value in given for one in (value if isinstance(value, list) else [value]) if is_address(one)
+        ]
         for address in addresses:
             check_answer(address)
         args.run(args)

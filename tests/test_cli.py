@@ -232,6 +232,8 @@ def test_storage_that_cannot_be_reached_is_one_line(capfd, monkeypatch):
     monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", fails)
     error = refused(capfd, *command, code=1)
     assert "cannot use gs://nosuch/run (Could not resolve host); check its name, the network" in error
+    # Also of an argument that may be given several times.
+    assert refused(capfd, "table", "5", "--results=runs", "--results=gs://nosuch/run", code=1) == error
     # The same while a command works on it.
     monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", lambda _: True)
     monkeypatch.setattr("bertjax.commands.evaluate", fails)
