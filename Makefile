@@ -14,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reord
 
 # Programs for one device compile faster than those for eight.
 test: lint
-	$(PYTEST) -m "devices and not slow and not beam" $$(grep -rl mark.devices tests)
+	$(PYTEST) -m "devices and not slow and not beam" $$(grep -rl --include='*.py' mark.devices tests)
 	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam"
 
 test-all: lint $(VENV)/.installed-parity

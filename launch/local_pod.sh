@@ -10,6 +10,8 @@ set -euo pipefail
 # Each process is a group of its own, which Ctrl-C in a terminal does not reach by itself.
 set -m
 
+((BASH_VERSINFO[0] >= 5)) || { echo "launch/local_pod.sh: this is bash $BASH_VERSION; 5 or newer is needed" >&2; exit 1; }
+
 processes=2 devices=1
 usage() { echo "usage: launch/local_pod.sh [-n PROCESSES] [-d DEVICES] -- COMMAND ..." >&2; exit 2; }
 [[ ${1:-} != --help && ${1:-} != -h ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; }

@@ -52,5 +52,5 @@ def test_a_request_to_stop_reaches_all_and_their_answer_counts():
 
 
 def test_one_that_fails_ends_those_that_wait_for_it():
-    done = pod("-n", "3", "--", "bash", "-c", "((JAX_PROCESS_ID == 1)) && exit 5; exec sleep 50")
+    done = pod("-n", "3", "--", "bash", "-c", "((JAX_PROCESS_ID == 1)) && exit 5; exec sleep 100")
     assert done.returncode == 5

@@ -1,6 +1,8 @@
 """Settings and configs: one is made of the other, each field is checked, and each is documented."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,19 @@ def test_the_defaults_of_every_task_are_settings_a_run_can_have():
         given, of_checkpoint = (settings_of(finetuning_config(task, size)) for size in ("tiny", ""))
         assert given.model["hidden_size"] == 128 and not of_checkpoint.model["hidden_size"]
         assert of_checkpoint.model["hidden_dropout"] == given.model["hidden_dropout"] == 0.1
+
+
+@pytest.mark.parametrize("attention", ["auto", "fused"])
+def test_a_config_is_checked_without_asking_for_devices(attention):
+    # Several processes have to find each other before one of them does, and the config says how.
+    script = f"""
+from bertjax.building import settings_of
+from bertjax.experiment import finetuning_config, pretraining_config
+for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
+    config.model.attention = "{attention}"
+    config.data.update({{"task": "cola"}} if config.task == "glue" else {{}})
+    settings_of(config)
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1])

@@ -23,8 +23,8 @@ class Layout:
       attention: `plain`, by XLA; `fused`, a TPU kernel that keeps scores and dropout out of memory, for rows of up to
         512; `splash`, JAX's own TPU kernel, without dropout, for rows of any multiple of 128; `cudnn`, for GPUs, of
         bfloat16 without dropout; `package.module.function`, an `AttentionFn` of your own; or `auto`, which takes the
-        fastest of the first three that can compute what is asked for on the devices at hand. The same numbers and the
-        same dropout, either way.
+        fastest of the first three that can compute what is asked for on the devices at hand. All but your own compute
+        the same numbers, with the same dropout where they have any.
 
     Raises:
       UsageError: there is no such value.

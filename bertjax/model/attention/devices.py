@@ -1,5 +1,6 @@
-"""A kernel knows one device: on a mesh, each device computes its own rows and heads."""
+"""A kernel knows one device, and one kind of it: on a mesh, each computes its own rows and heads."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
@@ -31,3 +32,16 @@ def on_each_device(
     axes = dict(zip(names, fitting(nn.logical_to_mesh_axes(names), tuple(sizes.values()), mesh.shape), strict=True))
     *of_inputs, of_output = (PartitionSpec(*(axes.get(name) for name in each)) for each in (*inputs, output))
     return jax.shard_map(function, mesh=mesh, in_specs=tuple(of_inputs), out_specs=of_output, check_vma=False)
+
+
+def tpu_kernel(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The function of arrays and `interpret`, interpreted as JAX operations wherever there is no TPU."""
+
+    def of_device(*arrays: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(
+            *arrays,
+            tpu=functools.partial(function, interpret=False),
+            default=functools.partial(function, interpret=True),
+        )
+
+    return of_device

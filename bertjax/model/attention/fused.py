@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.model.attention.devices import on_each_device
+from bertjax.model.attention.devices import on_each_device, tpu_kernel
 from bertjax.model.attention.mask import NOT_SEEN, AttentionMask, allowed
 from bertjax.model.dropout import BITS, hashed, kept_scale, seeds_of, threshold
 
@@ -65,19 +65,11 @@ def fused_attention(
     seeds = seeds_of(dropout_key, (rows, heads)) if rate else (jnp.zeros((rows, heads), jnp.uint32),) * 2
     device = getattr(mesh, "abstract_device", None)
     wide = device is not None and device.device_kind in _WIDE_PRODUCTS
-
-    def of_device(*arrays: jax.Array) -> jax.Array:
-        return jax.lax.platform_dependent(
-            *arrays,
-            tpu=functools.partial(_of_device, mask.direction, rate, wide, False),
-            default=functools.partial(_of_device, mask.direction, rate, wide, True),
-        )
-
     # As they lie: heads beside each other in the hidden size.
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
     states, per_head = ("batch", None, "heads"), ("batch", "heads")
     of_device = on_each_device(
-        of_device,
+        tpu_kernel(functools.partial(_of_device, mask.direction, rate, wide)),
         mesh,
         {"batch": rows, "heads": heads},
         (states, states, states, ("batch", None), per_head, per_head),
@@ -90,13 +82,14 @@ def _of_device(
     direction: str,
     rate: float,
     wide: bool,
-    interpret: bool,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     sequence_ids: jax.Array,
     first: jax.Array,
     second: jax.Array,
+    *,
+    interpret: bool,
 ) -> jax.Array:
     rows, length, width = query.shape
     heads = first.shape[1]

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from bertjax.model.attention.devices import on_each_device
+from bertjax.model.attention.devices import on_each_device, tpu_kernel
 from bertjax.model.attention.mask import AttentionMask
 
 # Rows are cut into blocks of so many tokens, the most that divides them; the kernel takes multiples of the least.
@@ -37,17 +37,13 @@ def splash_attention(
     if dropout_rate and dropout_key is not None:
         raise ValueError("splash attention has no dropout")
     rows, _, heads, size = query.shape
-
-    def of_device(*arrays: jax.Array) -> jax.Array:
-        return jax.lax.platform_dependent(
-            *arrays,
-            tpu=functools.partial(_of_device, mask.direction, False),
-            default=functools.partial(_of_device, mask.direction, True),
-        )
-
     states = ("batch", "heads", None, None)
     of_device = on_each_device(
-        of_device, mesh, {"batch": rows, "heads": heads}, (states, states, states, ("batch", None)), states
+        tpu_kernel(functools.partial(_of_device, mask.direction)),
+        mesh,
+        {"batch": rows, "heads": heads},
+        (states, states, states, ("batch", None)),
+        states,
     )
     # The kernel does not scale.
     by_head = [array.transpose(0, 2, 1, 3) for array in (query * size**-0.5, key, value)]
@@ -55,7 +51,7 @@ def splash_attention(
 
 
 def _of_device(
-    direction: str, interpret: bool, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array
+    direction: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array, *, interpret: bool
 ) -> jax.Array:
     """Of arrays [B, H, L, K] and [B, L]. A position of padding sees padding, itself at least."""
     heads, length = query.shape[1:3]

@@ -168,11 +168,15 @@ class FinetuningSettings(RunSettings):
         Raises:
           UsageError: one of them is given.
         """
-        values = {"label_smoothing": self.label_smoothing, "data.class_weights": self.data.class_weights}
-        values["data.examples_per_row"] = self.data.examples_per_row
+        given = {
+            "label_smoothing": (self.label_smoothing, 0.0),
+            "data.class_weights": (self.data.class_weights, ""),
+            "data.examples_per_row": (self.data.examples_per_row, 1),
+        }
         for name in names:
-            if values[name] not in (0, "", 1):
-                raise UsageError(f"config.{name} is {values[name]!r}, and {why}; leave it out")
+            value, usual = given[name]
+            if value != usual:
+                raise UsageError(f"config.{name} is {value!r}, and {why}; leave it out")
 
     @property
     def has_data(self) -> bool:
