@@ -240,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
         config=True,
     )
     sub.add_argument(
-        "given",
+        "texts",
         nargs="*",
         metavar="text",
         help="a sentence, words to tag, a question, or, with ||| between, a pair, or a beginning and its endings",
@@ -291,7 +291,7 @@ def parser() -> argparse.ArgumentParser:
         "Fills each [MASK] of a text with the most probable pieces.",
         'bertjax fill --checkpoint runs/mini "Paris is the [MASK] of France."',
     )
-    sub.add_argument("text", nargs="+")
+    sub.add_argument("texts", nargs="+", metavar="text")
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
     sub.add_argument("--top", type=int, default=5, help="pieces a mask")
 
@@ -301,7 +301,7 @@ def parser() -> argparse.ArgumentParser:
         "Shows contextual embeddings of texts, and writes them.",
         'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
     )
-    sub.add_argument("text", nargs="*", help="a text, or a pair with ||| between")
+    sub.add_argument("texts", nargs="*", metavar="text", help="a text, or a pair with ||| between")
     sub.add_argument("--checkpoint", required=True, metavar="CKPT", help=_ANY_CHECKPOINT)
     sub.add_argument("--input", metavar="FILE", help="more texts, one a line; - reads standard input")
     sub.add_argument("--layers", default="-1", help="0 is the embeddings, -1 the last layer: --layers=-1,-2")

@@ -21,7 +21,7 @@ def predict(args: argparse.Namespace) -> None:
     from bertjax.inference.predictions import write_predictions
     from bertjax.tasks.run import build_task
 
-    if args.given or args.text:
+    if args.texts or args.text:
         _predict_texts(args)
         return
     if not args.output:
@@ -49,13 +49,13 @@ def _predict_texts(args: argparse.Namespace) -> None:
     for name in ("config", "output", "split", "columns"):
         if getattr(args, name) or (name == "config" and args.overrides):
             raise UsageError(f"--{name} is for predictions of the task's data, not of texts")
-    if "" in args.given:
+    if "" in args.texts:
         raise UsageError("a text is empty; give one, or a file of them with --text")
     if args.context and args.context_file:
         raise UsageError("--context and --context_file exclude each other")
-    if args.given == [STANDARD_INPUT]:
-        args.given, args.text = [], STANDARD_INPUT
-    texts: Iterable[str] = chain(args.given, lines_of(args.text) if args.text else ())
+    if args.texts == [STANDARD_INPUT]:
+        args.texts, args.text = [], STANDARD_INPUT
+    texts: Iterable[str] = chain(args.texts, lines_of(args.text) if args.text else ())
     context = "\n".join(lines_of(args.context_file)) if args.context_file else args.context
     trained = load_trained(args.checkpoint, tell=say)
     check_model(trained, context)
@@ -96,9 +96,9 @@ def fill(args: argparse.Namespace) -> None:
     from bertjax.loading import load_trained
     from bertjax.terminal import say
 
-    check_texts(args.text, args.top)
+    check_texts(args.texts, args.top)
     trained = load_trained(args.checkpoint, tell=say)
-    for text in args.text:
+    for text in args.texts:
         show(text)
         for pieces in run(trained, text, args.top):
             show("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
@@ -114,12 +114,12 @@ def features(args: argparse.Namespace) -> None:
     from bertjax.loading import load_trained
     from bertjax.terminal import say
 
-    if not args.text and not args.input:
+    if not args.texts and not args.input:
         raise UsageError("give texts, or a file of them with --input")
     if not 0 <= args.show <= sys.maxsize:
         raise UsageError(f"--show is {args.show}; it must be at least 0, and a number that fits in 64 bits")
     layers = parse_layers(args.layers)
-    texts = chain(args.text, lines_of(args.input) if args.input else ())
+    texts = chain(args.texts, lines_of(args.input) if args.input else ())
     trained = load_trained(args.checkpoint, tell=say)
     most = trained.config.max_positions if args.seq_len is None else args.seq_len
     request = Request(trained, layers, most)

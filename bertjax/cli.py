@@ -16,7 +16,7 @@ from bertjax.terminal import show
 # Of an error; what is listed in one is bounded where it is made.
 _MOST_CHARACTERS = 2000
 # Arguments that are text, whatever is in it.
-_TEXTS = ("context", "text")
+_TEXTS = ("context", "texts")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -240,6 +240,12 @@ def test_storage_that_cannot_be_reached_is_one_line(capfd, monkeypatch):
     assert refused(capfd, *command, code=1) == error
 
 
+@pytest.mark.parametrize("command", ["fill", "features", "predict"])
+def test_a_text_that_is_an_address_is_a_text(capfd, tmp_path, command):
+    error = refused(capfd, command, "--checkpoint", tmp_path / "nosuch", "gs://nosuch/run")
+    assert "cannot use" not in error and ("there is nothing at" in error or "no [MASK] in 'gs://nosuch/run'" in error)
+
+
 def test_storage_that_does_not_answer_is_not_waited_for(capfd, monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", lambda _: answer.wait())

@@ -26,7 +26,7 @@ _VALUES = {
     "workdir": "out",
     "checkpoint": "{pretrained}",
     "predictions": "{predictions}",
-    "text": "bana [MASK]",
+    "texts": "bana [MASK]",
     "source": "{pretrained}",
     "destination": "out",
 }
@@ -35,7 +35,7 @@ _VALUES_OF: dict[str, dict[str, str | tuple[str, ...]]] = {
     "table": {"number": "5", "results": "{reproduced}"},
     "ensemble": {"checkpoint": ("{glue}", "{glue2}")},
     "prepare": {"vocab_size": "70", "workers": "1"},
-    "predict": {"checkpoint": "{glue}", "given": "", "output": "out"},
+    "predict": {"checkpoint": "{glue}", "texts": "", "output": "out"},
     "bench step": {"steps": "1"},
     "bench input": {"seconds": "0.1"},
 }
@@ -217,7 +217,7 @@ def _sound(row: str, actions: Sequence[argparse.Action]) -> dict[str, tuple[str,
     sound: dict[str, tuple[str, ...]] = {}
     for action in actions:
         value = _VALUES_OF.get(row, {}).get(action.dest)
-        if value is None and (action.required or action.dest == "text"):
+        if value is None and (action.required or action.dest == "texts"):
             if action.dest not in _VALUES:
                 raise KeyError(f"`bertjax {row}` needs {action.dest}; give a sound value of it in _VALUES")
             value = _VALUES[action.dest]
@@ -236,7 +236,7 @@ def _values(row: str, action: argparse.Action) -> Iterator[tuple[str, dict[str, 
         yield from ((value, refused) for value in _WRONG_NUMBERS[action.type])
         endless = {"endless": (row, action.dest) in _ENDLESS}
         yield from ((value, endless) for value in _ODD_NUMBERS[action.type])
-    elif action.metavar is None:
+    elif action.metavar is None or action.dest == "texts":
         yield from ((value, {}) for value in ("", *_ODD_WORDS))
     else:
         yield "", {} if action.dest in _UNREAD else refused
