@@ -29,13 +29,17 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
+def order(module: str) -> str:
+    """By name and not by place, so that the rows and their split are the same on every machine."""
+    return digest(module[module.index("site-packages") :])
+
+
 def main(output: Path) -> None:
-    names = sorted((name for name in docstrings.modules() if library(name) in LIBRARIES), key=digest)
+    names = sorted((name for name in docstrings.modules() if library(name) in LIBRARIES), key=order)
     rows: dict[str, dict[str, list[str]]] = {"train": {}, "dev": {}}
     seen: set[str] = set()
     for name in names:
-        # By name and not by place, so that the split is the same on every machine.
-        split = "dev" if int(digest(name[name.index("site-packages") :]), 16) % 5 == 0 else "train"
+        split = "dev" if int(order(name), 16) % 5 == 0 else "train"
         label = library(name)
         for document in docstrings.documents([name], Counter()):
             for paragraph in document.split("\n"):

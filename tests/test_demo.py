@@ -1,0 +1,13 @@
+"""The demo's labelled text is the same wherever the libraries that it is from are installed."""
+
+import runpy
+from pathlib import Path
+
+DEMO = Path(__file__).parents[1] / "demo"
+
+
+def test_modules_are_taken_in_an_order_that_their_place_does_not_change():
+    order = runpy.run_path(str(DEMO / "docstring_labels.py"))["order"]
+    names = [f"lib/python3/site-packages/numpy/{name}.py" for name in "abc"]
+    here, there = ([order(f"{folder}/{name}") for name in names] for folder in ("/opt/.venv", "/home/me"))
+    assert here == there and len(set(here)) == 3
