@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder, Pooler, summaries, summary
-from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
+from bertjax.model.layers import Dense, LayerNorm, activation, constant_init, of_rows
 from bertjax.model.placement import placed
 from bertjax.model.upper import CACHED, Upper, represented
 
@@ -32,11 +32,15 @@ class MaskedLmHead(nn.Module):
         x = placed(x, ("shared_batch", "length", "embed"))
         # From a part of each vector to whole vectors of a part of the vocabulary, and its gradient back.
         table = placed(placed(token_table.astype(config.dtype), ("vocab", "embed_part")), ("vocab_part", "embed"))
-        logits = jnp.einsum("BPD,VD->BPV", x, table, preferred_element_type=jnp.float32)
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
-        # An outer product rather than a broadcast: its gradient is a matrix product, which XLA's CPU backend does 30
-        # times faster than the sum over so many columns.
-        logits += jnp.einsum("BP,V->BPV", jnp.ones(logits.shape[:2]), bias)
+
+        def product(x: jax.Array) -> jax.Array:
+            y = jnp.einsum("...D,VD->...V", x, table, preferred_element_type=jnp.float32)
+            # An outer product rather than a broadcast: its gradient is a matrix product, which XLA's CPU backend does
+            # 30 times faster than the sum over so many columns.
+            return y + jnp.einsum("...,V->...V", jnp.ones(y.shape[:-1]), bias)
+
+        logits = of_rows(product, x)
         logits = placed(logits, ("shared_batch", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
             real = jnp.arange(config.padded_vocab_size) < config.vocab_size

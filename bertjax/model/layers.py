@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.placement import placed
+from bertjax.model.placement import placed, platform
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> Callable:
@@ -49,11 +49,24 @@ class Dense(nn.Module):
             kernel = placed(kernel.astype(dtype), self.axes)
             if self.flat:
                 kernel = kernel.reshape(*self.shape[: self.inputs], -1)
-            return jnp.tensordot(x.astype(dtype), kernel, self.inputs)
+            return of_rows(lambda rows: jnp.tensordot(rows, kernel, self.inputs), x.astype(dtype), self.inputs)
 
         bias = placed(bias.astype(dtype), self.axes[self.inputs :])
         # The kernel of a device's own, and not what it gathers from others.
         return keeping_inputs(product, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
+
+
+def of_rows(product: Callable[[jax.Array], jax.Array], x: jax.Array, inputs: int = 1) -> jax.Array:
+    """A product with the `inputs` trailing axes of `x`; on CPUs all axes before them are one while it is taken.
+
+    XLA's CPU backend writes out, transposed, what a kernel's gradient sums over more than one axis; in Mini a step
+    takes a tenth longer. A TPU's step of BASE reads and writes 7 % more where the axes are one.
+    """
+    if platform() != "cpu":
+        return product(x)
+    leading = x.shape[: x.ndim - inputs]
+    y = product(x.reshape(-1, *x.shape[len(leading) :]))
+    return y.reshape(*leading, *y.shape[1:])
 
 
 class LayerNorm(nn.Module):

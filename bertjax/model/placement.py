@@ -11,6 +11,12 @@ import jax
 from jax.sharding import PartitionSpec
 
 
+def platform() -> str:
+    """Of the devices that a model is computed on, `cpu`, `gpu` or `tpu`; those of the mesh may be elsewhere."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    return device.platform if device else jax.default_backend()
+
+
 def placed(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """The same array, cut over the mesh as the logical names of its axes say; what does not divide stays whole."""
     mesh = jax.sharding.get_abstract_mesh()
