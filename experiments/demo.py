@@ -13,15 +13,16 @@ from ml_collections import ConfigDict
 from bertjax.experiment import arguments, pretraining_config
 
 
-@arguments(size="tiny", corpus="", steps=3000, quick=False)
+@arguments(size="tiny", corpus="", steps=2750, quick=False)
 def get_config(given: ConfigDict) -> ConfigDict:
-    """The config for `size=tiny,corpus=DIR,steps=3000,quick=false`."""
+    """The config for `size=tiny,corpus=DIR,steps=2750,quick=false`."""
     config = pretraining_config(given.size)
     config.steps = 10 if given.quick else given.steps
     config.data.corpus = given.corpus
     config.data.seq_len = 64
     config.data.batch_size = 32
     config.data.pair_passes = 2
+    config.data.packing = True
     config.data.eval_rows = 512
     config.log_every = 5 if given.quick else 100
     config.eval_every = 5 if given.quick else 500
@@ -29,6 +30,7 @@ def get_config(given: ConfigDict) -> ConfigDict:
     config.optimizer.learning_rate = 7e-4
     config.optimizer.warmup_steps = config.steps // 10
     config.model.dtype = "float32"
+    config.model.scan_layers = False
     config.model.hidden_dropout = 0.0
     config.model.attention_dropout = 0.0
     return config

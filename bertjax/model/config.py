@@ -16,8 +16,8 @@ class Layout:
 
     Attributes:
       dtype: of the computation; parameters, softmax and LayerNorm statistics are float32 always.
-      scan_layers: compile one layer and loop over it, or unroll all of them, which is faster on CPUs; the same parameters
-        either way.
+      scan_layers: compile one layer and loop over it, or unroll all of them, faster on CPUs; the same parameters either
+        way.
       remat: what the backward pass recomputes, each more than the one before: nothing of note (`none`), the scores of
         attention (`attention`), all but the large matrix products (`elementwise`), also those of queries, keys, values
         and attention's output (`projections`), or each layer (`full`).

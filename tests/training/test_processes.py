@@ -50,7 +50,7 @@ def lines_of(workdir: Path) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory) -> list[dict[str, float]]:
     folder = tmp_path_factory.mktemp("alone")
-    (command,) = commands_for(corpus, folder, {"one": {"data": 8}})
+    (command,) = commands_for(corpus, folder, {"one": {"data": -1}})
     cli.main(command)
     lines = lines_of(folder / "one")
     assert [line["step"] for line in lines] == [0, 2, 3, 4, 6, 6]
@@ -65,7 +65,6 @@ def assert_same_numbers(alone: list[dict[str, float]], found: dict[str, list[dic
             np.testing.assert_allclose(values, list(expected.values()), rtol=2e-6, atol=1e-7, err_msg=mesh)
 
 
-@pytest.mark.devices
 def test_tensor_shards_of_two_processes_get_the_same_rows(corpus, tmp_path, alone):
     meshes = {"tensor": {"data": 1, "tensor": 2}}
     assert_same_numbers(alone, metrics(corpus, tmp_path, processes=2, devices=1, meshes=meshes))
