@@ -111,7 +111,8 @@ def test_unrolled_and_scanned_layers_agree(params, batch):
 
 
 @pytest.mark.parametrize(
-    "remat", ["attention", pytest.param("elementwise", marks=pytest.mark.slow), "projections", "full"]
+    "remat",
+    ["attention", *(pytest.param(one, marks=pytest.mark.slow) for one in ("elementwise", "projections")), "full"],
 )
 def test_remat_agrees(params, batch, remat):
     assert_trees_close(
