@@ -43,6 +43,9 @@ _MAY_CHANGE = (
     "mesh",
     "cluster",
     "hang_seconds",
+    # Another compilation of the same sums, as another mesh is: a machine with other devices or less memory goes on.
+    "model.scan_layers",
+    "model.remat",
     # Where the data lies, under whatever name, is no matter: its hash is compared.
     "data.corpus",
     "data.path",

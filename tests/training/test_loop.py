@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import shutil
@@ -283,6 +284,19 @@ def test_how_often_to_log_may_change(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     config, task = make(corpus, log_every=5, keep_checkpoints=2)
     loop.train(config, task, str(tmp_path / "run"))
+
+
+def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for step in ("12", "14"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    config, task = make(corpus, model__scan_layers="false", model__remat="full")
+    loop.train(config, task, str(tmp_path / "run"))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
+        final_params(tmp_path / "run", config, task),
+        final_params(whole, config, task),
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
