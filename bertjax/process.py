@@ -38,7 +38,7 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
     """
     # Until there are handlers; a signal that comes in between waits.
     signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
-    _with_huge_pages()
+    with_huge_pages()
     _open_closed_streams()
     remove_temporary_files = own_place()
 
@@ -200,7 +200,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
 
-def _with_huge_pages() -> None:
+def with_huge_pages() -> None:
     """Starts the process over with glibc asking for huge pages, which it reads from the environment at start alone.
 
     A train step takes and frees gigabytes of buffers; with pages of 4 KiB a step on two CPU cores had 8 % (BASE)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 
 def platform() -> str:
-    """Of the devices that a model is computed on, `cpu`, `gpu` or `tpu`; those of the mesh may be elsewhere."""
+    """`cpu`, `gpu` or `tpu`: of the mesh in force, whose devices may be elsewhere; without one, of this machine."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.platform if device else jax.default_backend()
 

@@ -97,7 +97,7 @@ class Lstm(nn.Module):
         shape, axes = (self.size, 4, self.size), ("embed", None, "pooled")
         # Of unit gain: the deviation that suits a Transformer has LSTMs of a few hundred units learn late.
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2)), axes)
-        gates = Dense(self.config, (x.shape[-1], *shape[1:]), axes, init=init, name="input")(x)  # [B, L, G, D]
+        gates = Dense(self.config, (x.shape[-1], *shape[1:]), axes, initializer=init, name="input")(x)  # [B, L, G, D]
         recurrent = placed(self.param("recurrent", init, shape), (None, None, None))
         begins = sequence_ids[:, 1:] != sequence_ids[:, :-1]
         ends = jnp.ones_like(begins[:, :1])

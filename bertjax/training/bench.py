@@ -3,6 +3,7 @@
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from bertjax.terminal import say
 from bertjax.training.loop import check_batches
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import ATTENTION_FILL, FILL, init_state, make_train_step, means
+from bertjax.training.step import ATTENTION_FILL, FILL, TrainState, init_state, make_train_step, means
 
 
 def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
@@ -32,21 +33,14 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
       peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, loss.
     """
     started = time.perf_counter()
-    mesh = make_mesh(settings.mesh)
-    check_batches(task, mesh, settings.accumulate)
-    optimizer = make_optimizer(settings.optimizer)
-    state = init_state(task.objective, optimizer, mesh, jax.random.key(settings.seed))
-    train_step = make_train_step(task.objective, optimizer, mesh, settings.accumulate)
-    key = jax.device_put(jax.random.key(settings.seed + 1), replicated(mesh))
-    rate = LearningRate(settings.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
-    batch = put_batch(task.synthetic_batch(0), mesh)
-    state = jax.block_until_ready(train_step(state, batch, key, rate))
+    train_step, state, given = step_of(settings, task)
+    state = jax.block_until_ready(train_step(state, *given))
     first = time.perf_counter() - started
     say(f"first step after {first:.1f} s")
     seconds = []
     for _ in range(steps):
         start = time.perf_counter()
-        state = train_step(state, batch, key, rate)
+        state = train_step(state, *given)
         jax.block_until_ready(state.step)
         seconds.append(time.perf_counter() - start)
         say(f"step of {seconds[-1]:.3f} s")
@@ -74,6 +68,18 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
         "losses": sums,
     }
+
+
+def step_of(settings: RunSettings, task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
+    """The first phase's train step, a state to begin with, and what else it takes: a synthetic batch, key and rate."""
+    mesh = make_mesh(settings.mesh)
+    check_batches(task, mesh, settings.accumulate)
+    optimizer = make_optimizer(settings.optimizer)
+    state = init_state(task.objective, optimizer, mesh, jax.random.key(settings.seed))
+    key = jax.device_put(jax.random.key(settings.seed + 1), replicated(mesh))
+    rate = LearningRate(settings.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
+    given = (put_batch(task.synthetic_batch(0), mesh), key, rate)
+    return make_train_step(task.objective, optimizer, mesh, settings.accumulate), state, given
 
 
 def _peak_memory_bytes() -> int:

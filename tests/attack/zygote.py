@@ -4,7 +4,7 @@ A child runs `bertjax.cli.main()` as the program does, in a process group of its
 different from the program:
 
 - nothing can be hit while modules are imported, since they are there already;
-- glibc's huge pages are not asked for, which the program does by starting over (`process._with_huge_pages`);
+- glibc's huge pages are not asked for, which the program does by starting over (`process.with_huge_pages`);
 - all children have one seed of Python's string hashes.
 
 So a part of the cases is run with the program itself, `Program`, which is used in the same way.

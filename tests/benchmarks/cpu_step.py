@@ -4,40 +4,48 @@
       config.data.batch_size=32 config.model.vocab_size=8192 config.model.dtype=float32 \
       config.model.hidden_dropout=0.0 config.model.attention_dropout=0.0
     python tests/benchmarks/cpu_step.py --config pretrain:size=base --override config.data.batch_size=8 \
-      config.model.dtype=float32 --operations 20
+      config.model.dtype=float32 --steps 4 --operations 20
 
 The first table is of the compiled step's operations by kind, from XLA's own profile of some steps: milliseconds a step,
 between an operation's beginning and its end. Some run beside each other, so that they add up to more than a step. The
-second is of NumPy's float32 products of the same shapes, each alone and the best of some: with all threads, as the
-`sgemm` of large matrices that MFU on CPUs is held against.
+second is of the step's matrix products, each alone and the best of some: NumPy's with all threads, as the product of
+large matrices that MFU on CPUs is held against, and XLA's.
 """
 
 import argparse
 import collections
-import os
 import re
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from bertjax.process import with_huge_pages
 
 
 def kind_of(name: str, source: str) -> str:
     """What a line of the table calls an operation."""
-    if re.match(r"dot|convolution", name) or (name.startswith("ynn") and "dot_general" in source):
+    if name.startswith("dot") or (name.startswith("ynn") and "dot_general" in source):
         return "matrix products"
     if "copy" in name:
         return "copies, most of them transposed for a product"
     if re.search(r"dynamic|^while|wrapped_broadcast", name):
         return "the loop over layers: slices, updates, zeros"
+    if not source:
+        return "of the compiler's own"
     if "/" not in source and "jvp" not in source:
         return "update of parameters"
-    for part in ("dropout", "attention_norm", "mlp_norm", "norm", "attention", "masked_lm", "embeddings"):
-        if f"/{part}" in source:
-            return {"attention_norm": "LayerNorm", "mlp_norm": "LayerNorm", "norm": "LayerNorm"}.get(part, part)
-    return "feed-forward and residuals" if "layers" in source else "loss"
+    for part, kind in (
+        ("norm", "LayerNorm"),
+        ("attention", "attention without its products"),
+        ("embeddings", "embeddings"),
+        ("encoder", "feed-forward and residuals"),
+    ):
+        if re.search(rf"{part}\b", source):
+            return kind
+    return "heads and losses"
 
 
 def main() -> None:
@@ -47,44 +55,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--operations", type=int, default=0, help="that take most, to show one by one")
     args = parser.parse_args()
-    if "GLIBC_TUNABLES" not in os.environ:
-        # As every command of bertjax has it.
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    with_huge_pages()
 
     import jax
 
     from bertjax.building import settings_of
     from bertjax.config import load_config
     from bertjax.tasks.run import build_task
-    from bertjax.training.optimizer import LearningRate, make_optimizer
-    from bertjax.training.sharding import make_mesh, put_batch, replicated
-    from bertjax.training.step import init_state, make_train_step
+    from bertjax.training.bench import step_of
 
     settings = settings_of(load_config(args.config, [f"--{one}" for one in args.override]))
     task = build_task(settings, train=None)
-    mesh, optimizer = make_mesh(settings.mesh), make_optimizer(settings.optimizer)
-    state = init_state(task.objective, optimizer, mesh, jax.random.key(0))
-    given = (
-        put_batch(task.synthetic_batch(0), mesh),
-        jax.device_put(jax.random.key(1), replicated(mesh)),
-        LearningRate(1e-4, 10, 100),
-    )
-    step = make_train_step(task.objective, optimizer, mesh, 1).lower(state, *given).compile()
+    train_step, state, given = step_of(settings, task)
+    step = train_step.lower(state, *given).compile()
     state = jax.block_until_ready(step(state, *given))
-
-    def run(state: Any, seconds: list[float]) -> Any:
-        for _ in range(args.steps):
-            began = time.perf_counter()
-            state = jax.block_until_ready(step(state, *given))
-            seconds.append(time.perf_counter() - began)
-        return state
-
-    seconds: list[float] = []
-    state = run(state, seconds)
+    seconds = []
+    for _ in range(args.steps):
+        began = time.perf_counter()
+        state = jax.block_until_ready(step(state, *given))
+        seconds.append(time.perf_counter() - began)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            run(state, [])
+            for _ in range(args.steps):
+                state = jax.block_until_ready(step(state, *given))
         (file,) = Path(folder).rglob("*.xplane.pb")
         spent = operations(jax.profiler.ProfileData.from_file(str(file)))
     kinds, named = collections.Counter(), collections.Counter()
@@ -99,8 +92,8 @@ def main() -> None:
         print(f"  {milliseconds:8.1f} ms  {kind}")
     for name, milliseconds in named.most_common(args.operations):
         print(f"    {milliseconds:8.2f} ms  {name}")
-    model, rows = settings.model, settings.data.batch_size
-    alone(products(model, rows, settings.data.seq_len, task.synthetic_batch(0)["masked_lm_positions"].size))
+    rows, masked = settings.data.batch_size, task.synthetic_batch(0)["masked_lm_positions"].size
+    alone(products(task.objective.model.config, rows, settings.data.seq_len, masked))
 
 
 def operations(profile: Any) -> collections.Counter:
@@ -126,7 +119,7 @@ def sources_of(program: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def products(model: dict[str, Any], rows: int, length: int, masked: int) -> list[tuple[str, int, Any, Any]]:
+def products(model: Any, rows: int, length: int, masked: int) -> list[tuple[str, int, Any, Any]]:
     """Name, times a step and both factors of each product of a step, forwards and backwards."""
     import numpy as np
 
@@ -135,46 +128,64 @@ def products(model: dict[str, Any], rows: int, length: int, masked: int) -> list
     def array(*shape: int) -> Any:
         return random.standard_normal(shape, dtype=np.float32)
 
-    tokens, width, layers = rows * length, model["hidden_size"], model["num_layers"]
-    vocabulary = -(-model["vocab_size"] // model["vocab_multiple"]) * model["vocab_multiple"]
+    tokens, width, layers = rows * length, model.hidden_size, model.num_layers
     found = []
     for name, times, many, inner, outer in (
         ("query, key, value, output", 4 * layers, tokens, width, width),
-        ("into feed-forward", layers, tokens, width, model["mlp_size"]),
-        ("out of feed-forward", layers, tokens, model["mlp_size"], width),
-        ("vocabulary", 1, masked, width, vocabulary),
+        ("into feed-forward", layers, tokens, width, model.mlp_size),
+        ("out of feed-forward", layers, tokens, model.mlp_size, width),
+        ("vocabulary", 1, masked, width, model.padded_vocab_size),
     ):
         x, kernel, back = array(many, inner), array(inner, outer), array(many, outer)
-        kernel = array(outer, inner).T if name == "vocabulary" else kernel
+        # The vocabulary's table lies the other way, and so does its gradient.
+        tied = name == "vocabulary"
+        kernel = array(outer, inner).T if tied else kernel
         found += [(name, times, x, kernel), (f"{name}, input's gradient", times, back, kernel.T)]
-        found += [(f"{name}, kernel's gradient", times, *((back.T, x) if name == "vocabulary" else (x.T, back)))]
-    head = width // model["num_heads"]
-    heads = rows * model["num_heads"]
-    scores, context = array(heads, length, length), array(heads, length, head)
+        found += [(f"{name}, kernel's gradient", times, *((back.T, x) if tied else (x.T, back)))]
+    heads = rows * model.num_heads
+    scores, context = array(heads, length, length), array(heads, length, model.head_size)
     found += [("scores and what is like them", 3 * layers, context, context.swapaxes(1, 2))]
     return [*found, ("context and what is like it", 3 * layers, scores, context)]
 
 
 def alone(made: list[tuple[str, int, Any, Any]], rounds: int = 25) -> None:
-    """Times NumPy's products in turns."""
+    """Times each product alone, NumPy's and XLA's in turns."""
     import numpy as np
 
     large = np.ones((2048, 2048), np.float32)
     made = [("2048 x 2048 x 2048", 0, large, large), *made]
-    best = [float("inf")] * len(made)
+    callers = [(lambda x=x, y=y: np.matmul(x, y), by_xla(x, y)) for _, _, x, y in made]
+    best = [[float("inf")] * 2 for _ in made]
     for _ in range(rounds):
-        for index, (_, _, x, y) in enumerate(made):
-            began = time.perf_counter()
-            np.matmul(x, y)
-            best[index] = min(best[index], time.perf_counter() - began)
+        for index, pair in enumerate(callers):
+            for of, call in enumerate(pair):
+                began = time.perf_counter()
+                call()
+                best[index][of] = min(best[index][of], time.perf_counter() - began)
     work = [2 * x.size * y.shape[-1] for _, _, x, y in made]
-    peak = work[0] / best[0]
-    print("NumPy's products alone")
+    peak = work[0] / best[0][0]
+    print("products alone, NumPy's and XLA's")
     for (name, times, _, _), seconds, flop in zip(made, best, work, strict=True):
-        print(f"  {times:4d} x {seconds * 1e3:8.3f} ms  {flop / seconds / 1e9:6.1f} GFLOP/s  {name}")
-    total = sum(one[1] * seconds for one, seconds in zip(made, best, strict=True))
-    least = sum(one[1] * flop for one, flop in zip(made, work, strict=True)) / peak
-    print(f"  {total * 1e3:.1f} ms in all; {least * 1e3:.1f} at the rate of 2048 x 2048 x 2048")
+        shown = "".join(f"{one * 1e3:9.3f} ms {flop / one / 1e9:6.1f} GFLOP/s" for one in seconds)
+        print(f"  {times:4d} x {shown}  {name}")
+    totals = [sum(one[1] * pair[of] for one, pair in zip(made, best, strict=True)) * 1e3 for of in (0, 1)]
+    least = sum(one[1] * flop for one, flop in zip(made, work, strict=True)) / peak * 1e3
+    print(f"  {totals[0]:.1f} and {totals[1]:.1f} ms in all; {least:.1f} at NumPy's rate of 2048 x 2048 x 2048")
+
+
+def by_xla(x: Any, y: Any) -> Callable[[], Any]:
+    """The product of arrays that lie as these do, compiled."""
+    import jax
+
+    turned = [one.ndim == 2 and not one.flags.c_contiguous for one in (x, y)]
+    x, y = (jax.numpy.asarray(one.T if turn else one) for one, turn in zip((x, y), turned, strict=True))
+
+    @jax.jit
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (x.T if turned[0] else x) @ (y.T if turned[1] else y)
+
+    product(x, y)
+    return lambda: jax.block_until_ready(product(x, y))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from meshes import one_device
 
 from bertjax.errors import UsageError
 from bertjax.model.attention import resolver
@@ -25,12 +26,6 @@ MODEL = ModelConfig(
 )
 
 
-def platform(name: str) -> jax.sharding.AbstractMesh:
-    """A mesh of one device of a platform that need not be here."""
-    device = jax.sharding.AbstractDevice(device_kind="", num_cores=1, platform=name)
-    return jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
-
-
 @pytest.mark.parametrize(
     ("asked", "on", "length", "taken"),
     [
@@ -44,7 +39,7 @@ def platform(name: str) -> jax.sharding.AbstractMesh:
     ],
 )
 def test_auto_takes_the_fastest_of_the_devices_of_the_mesh(asked, on, length, taken):
-    with jax.sharding.use_abstract_mesh(platform(on)):
+    with jax.sharding.use_abstract_mesh(one_device(on)):
         found = resolve(dataclasses.replace(MODEL, attention=asked), length)
     assert found is resolver._IMPLEMENTATIONS[taken].function
 
@@ -52,7 +47,7 @@ def test_auto_takes_the_fastest_of_the_devices_of_the_mesh(asked, on, length, ta
 def test_without_dropout_long_rows_are_splash_attentions_where_it_takes_them():
     config = dataclasses.replace(MODEL, attention_dropout=0.0)
     for on, length, taken in [("tpu", 640, "splash"), ("tpu", 600, "plain"), ("cpu", 640, "plain")]:
-        with jax.sharding.use_abstract_mesh(platform(on)):
+        with jax.sharding.use_abstract_mesh(one_device(on)):
             assert resolve(config, length) is resolver._IMPLEMENTATIONS[taken].function
 
 
@@ -70,13 +65,13 @@ def test_without_dropout_long_rows_are_splash_attentions_where_it_takes_them():
     ],
 )
 def test_what_an_implementation_does_not_take_is_named(changes, on, why):
-    with jax.sharding.use_abstract_mesh(platform(on)), pytest.raises(UsageError, match=f"model.attention.*{why}"):
+    with jax.sharding.use_abstract_mesh(one_device(on)), pytest.raises(UsageError, match=f"model.attention.*{why}"):
         resolve(dataclasses.replace(MODEL, **changes), 100)
 
 
 def test_cudnn_is_taken_where_it_can():
     config = dataclasses.replace(MODEL, attention="cudnn", attention_dropout=0.0, dtype="bfloat16")
-    with jax.sharding.use_abstract_mesh(platform("gpu")):
+    with jax.sharding.use_abstract_mesh(one_device("gpu")):
         assert resolve(config, 100) is resolver._IMPLEMENTATIONS["cudnn"].function
 
 

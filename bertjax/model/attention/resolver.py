@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import jax
 
 from bertjax.errors import UsageError
+from bertjax.model import placement
 from bertjax.model.attention.mask import DIRECTIONS, AttentionMask
 from bertjax.model.attention.plain import plain_attention
 from bertjax.model.config import ModelConfig
-from bertjax.model.placement import platform
 
 
 class AttentionFn(Protocol):
@@ -112,18 +112,18 @@ def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -
     Raises:
       UsageError: as `check`; or the one that the layout names does not run on these devices.
     """
-    devices = platform()
+    platform = placement.platform()
     if config.attention != "auto":
         implementation = check(config, length, several_sequences)
-        if not implementation.anywhere and devices not in implementation.made_for:
+        if not implementation.anywhere and platform not in implementation.made_for:
             needed = " or ".join(implementation.made_for)
-            raise _refused(config, f"devices that are {devices}; they are to be {needed}")
+            raise _refused(config, f"devices that are {platform}; they are to be {needed}")
         return implementation.function
     able = [
         implementation
         for implementation in map(_IMPLEMENTATIONS.__getitem__, _BY_SPEED)
         if not _lacking(implementation, config, length, several_sequences)
-        and (not implementation.made_for or devices in implementation.made_for)
+        and (not implementation.made_for or platform in implementation.made_for)
     ]
     return able[0].function
 
