@@ -1,77 +1,27 @@
-"""Runs from start to end in one process: resuming, stopping, refusing, and what is left in the workdir."""
+"""Runs from start to end in one process: stopping, resuming, and what ends them early."""
 
 import dataclasses
 import errno
-import functools
 import json
-import os
 import shutil
 import signal
-from pathlib import Path
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from etils import epath
+from small_run import final_params, make, spoiled, stopped
 
-from bertjax.building import settings_of
-from bertjax.config import load_config
 from bertjax.corpus import blocks
-from bertjax.corpus.prepare import prepare
 from bertjax.corpus.store import open_corpus
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.share import WHOLE
-from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import unfinished_name
-from bertjax.tasks import pretraining
-from bertjax.tasks.task import Task
-from bertjax.training import loop, workdir
+from bertjax.errors import BertjaxError
+from bertjax.training import loop
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.evaluation import abstract_params
-from bertjax.training.parameters import load_params
 
 # The loop itself, its shares of batches and its checkpoints, on several devices.
 pytestmark = pytest.mark.devices
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
-# Logged every 3 steps and saved every 4: most checkpoints fall between two log lines.
-SCHEDULE = {
-    "steps": 14,
-    "log_every": 3,
-    "eval_every": 7,
-    "checkpoint_every": 4,
-    "model.num_layers": 1,
-    "data.seq_len": 16,
-    "data.eval_rows": 0,
-    "optimizer.learning_rate": 1e-2,
-}
-
-
-def make(corpus: Path, **changes):
-    fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
-    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    settings = settings_of(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
-    return settings, pretraining.build(settings)
-
-
-def spoiled(task: Task, at: int, spoil) -> Task:
-    """The task with the batch of step `at` (counted from 0) passed through `spoil`."""
-
-    def batches(start, share):
-        for step, batch in enumerate(task.train_batches(start, share), start):
-            yield spoil(batch) if step == at else batch
-
-    return dataclasses.replace(task, train_batches=batches)
-
-
-def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
-    """The task in a process that is asked to stop while step `at` is prepared."""
-
-    def send(batch):
-        os.kill(os.getpid(), number)
-        return batch
-
-    return spoiled(task, at, send)
 
 
 @pytest.mark.parametrize("found", [3, pytest.param(14, marks=pytest.mark.slow)])
@@ -110,63 +60,6 @@ def test_a_task_checks_the_corpus_it_reads(corpus, tmp_path, monkeypatch):
         task.check_data(1)
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin, block 0 "):
         task.baseline()
-
-
-def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
-    names = [
-        ".write_probe",
-        ".lock",
-        *(f".{name}.partial" for name in ("config.json", "metrics.jsonl", "results.json")),
-    ]
-    (tmp_path / "run").mkdir()
-    for name in (*names, ".curves.png.partial", "metrics.jsonl"):
-        (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
-    config, task = make(corpus)
-    (tmp_path / "precious").write_text("dear")
-    with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
-        loop.train(config, task, str(tmp_path / "run"))
-    (tmp_path / "run" / ".lock").unlink()
-    abandoned = tmp_path / "run" / unfinished_name("config.json")
-    abandoned.write_text("half of it")
-    loop.train(config, task, str(tmp_path / "run"))
-    assert (tmp_path / "precious").read_text() == "dear"
-    assert (tmp_path / "run" / ".write_probe").is_symlink() and not abandoned.exists()
-    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink()
-
-
-def final_params(path: Path, config, task):
-    return jax.device_get(load_params(path, abstract_params(task.objective), print))
-
-
-@pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory) -> Path:
-    """The workdir of a run that nothing disturbed; tests must not change it."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    config, task = make(corpus)
-    loop.train(config, task, str(path))
-    return path
-
-
-def test_the_workdir_holds_all_that_is_promised(corpus, whole):
-    names = {child.name for child in whole.iterdir()}
-    assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
-    assert any(name.startswith("events.out.tfevents") for name in names)
-    assert sorted(child.name for child in (whole / "checkpoints").iterdir()) == ["12", "14", "8"]
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12, 14]
-    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 7, 14]
-    assert lines[-1]["eval_mlm_loss"] < lines[0]["eval_mlm_loss"]
-    last = next(line for line in reversed(lines) if "loss" in line)
-    assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
-    assert last["positions"] == 14 * 8 * 16
-    # Tokens are counted without padding, to the step, between two log lines too.
-    real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, WHOLE)])]
-    assert real[-1] < 14 * 8 * 16
-    assert [line["tokens"] for line in lines] == [real[line["step"]] for line in lines]
-    assert last["fill"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)
-    timing = [json.loads(line) for line in (whole / "timing.jsonl").read_text().splitlines()]
-    assert timing[-1]["tokens_per_second"] == pytest.approx(last["fill"] * timing[-1]["positions_per_second"], rel=1e-4)
-    assert json.loads((whole / "results.json").read_text())["step"] == 14
 
 
 def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(corpus, whole, tmp_path):
@@ -230,75 +123,6 @@ def test_metric_lines_that_are_torn_or_missing_before_the_checkpoint_are_told(co
     assert "torn" not in capfd.readouterr().err
 
 
-def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole):
-    config, task = make(corpus, optimizer__learning_rate=5e-3)
-    with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
-        loop.train(config, task, str(whole))
-
-
-def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_path):
-    text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
-    prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_share=0.2, workers=1)
-    config, _ = make(corpus)
-    _, other = make(tmp_path / "corpus")
-    with pytest.raises(UsageError, match="belongs to a run on other data"):
-        loop.train(config, other, str(whole))
-
-
-def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_right(corpus, tmp_path):
-    config, task = make(corpus, optimizer__learning_rate=5e-3)
-    with pytest.raises(RuntimeError, match="early"):
-        loop.train(config, spoiled(task, 0, _fail_early), str(tmp_path))
-    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
-    config, task = make(corpus, steps=4)
-    loop.train(config, task, str(tmp_path))
-    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
-    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
-
-
-def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_path):
-    config, task = make(corpus)
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UsageError, match="config.json is of something else than a run"):
-        loop.train(config, task, str(tmp_path))
-    assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
-    with pytest.raises(UsageError, match="the root of the file system"):
-        loop.train(config, task, "/")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "novel.txt").write_text("")
-    (tmp_path / "own" / "job.log").write_text("")
-    with pytest.raises(UsageError, match=r"own holds novel.txt, of no run"):
-        loop.train(config, task, str(tmp_path / "own"))
-    with pytest.raises(UsageError, match=r"holds heldout.documents.bin, .* and \d+ more, of no run"):
-        loop.train(config, task, str(corpus))
-    with pytest.raises(UsageError, match="novel.txt is a file"):
-        loop.train(config, task, str(tmp_path / "own" / "novel.txt"))
-    assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
-
-
-def _fail_early(batch):
-    raise RuntimeError("early")
-
-
-def test_how_often_to_log_may_change(corpus, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    config, task = make(corpus, log_every=5, keep_checkpoints=2)
-    loop.train(config, task, str(tmp_path / "run"))
-
-
-def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    for step in ("12", "14"):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    config, task = make(corpus, model__scan_layers="false", model__remat="full")
-    loop.train(config, task, str(tmp_path / "run"))
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
-        final_params(tmp_path / "run", config, task),
-        final_params(whole, config, task),
-    )
-
-
 def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
     config, task = make(corpus)
 
@@ -345,22 +169,6 @@ def test_a_run_of_its_own_comes_before_init_from(corpus, whole, tmp_path, capfd)
     assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
 
 
-def test_a_workdir_that_cannot_be_written_is_an_error_before_any_step(corpus, tmp_path):
-    (tmp_path / "file").write_text("")
-    config, task = make(corpus)
-    with pytest.raises(BertjaxError, match="cannot write in the workdir"):
-        loop.train(config, task, str(tmp_path / "file" / "run"))
-
-
-def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    config, task = make(corpus)
-    with pytest.raises(BertjaxError, match="no room for two checkpoints: about .* choose another --workdir$"):
-        loop.train(config, task, str(tmp_path))
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):
     config, task = make(corpus)
     save = ocp.CheckpointManager.save
@@ -373,20 +181,6 @@ def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, m
     monkeypatch.setattr(ocp.CheckpointManager, "save", full)
     with pytest.raises(BertjaxError, match=r"No space left on device.*the last good one is .*/checkpoints/4"):
         loop.train(config, task, str(tmp_path))
-
-
-def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
-    config, task = make(corpus)
-    tmp_path.mkdir(exist_ok=True)
-    with workdir.lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
-        loop.train(config, task, str(tmp_path))
-
-
-def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config, task = make(corpus, steps=4)
-    loop.train(config, task, "run")
-    assert find_checkpoint("run") == epath.Path(tmp_path / "run" / "checkpoints" / "4")
 
 
 def test_two_phases_run_under_one_schedule(corpus, tmp_path):

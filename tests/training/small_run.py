@@ -1,0 +1,59 @@
+"""A run of fourteen steps, whole or disturbed."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import jax
+
+from bertjax.building import settings_of
+from bertjax.config import load_config
+from bertjax.tasks import pretraining
+from bertjax.tasks.task import Task
+from bertjax.training.evaluation import abstract_params
+from bertjax.training.parameters import load_params
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
+# Logged every 3 steps and saved every 4: most checkpoints fall between two log lines.
+SCHEDULE = {
+    "steps": 14,
+    "log_every": 3,
+    "eval_every": 7,
+    "checkpoint_every": 4,
+    "model.num_layers": 1,
+    "data.seq_len": 16,
+    "data.eval_rows": 0,
+    "optimizer.learning_rate": 1e-2,
+}
+
+
+def make(corpus: Path, **changes):
+    fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
+    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
+    settings = settings_of(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
+    return settings, pretraining.build(settings)
+
+
+def spoiled(task: Task, at: int, spoil) -> Task:
+    """The task with the batch of step `at` (counted from 0) passed through `spoil`."""
+
+    def batches(start, share):
+        for step, batch in enumerate(task.train_batches(start, share), start):
+            yield spoil(batch) if step == at else batch
+
+    return dataclasses.replace(task, train_batches=batches)
+
+
+def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
+    """The task in a process that is asked to stop while step `at` is prepared."""
+
+    def send(batch):
+        os.kill(os.getpid(), number)
+        return batch
+
+    return spoiled(task, at, send)
+
+
+def final_params(path: Path, config, task):
+    return jax.device_get(load_params(path, abstract_params(task.objective), print))

@@ -1,0 +1,162 @@
+"""The folder of a run: what is in it, what it is refused for, and what may change when a run goes on."""
+
+import functools
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from small_run import final_params, make, spoiled
+
+from bertjax.corpus.prepare import prepare
+from bertjax.data.share import WHOLE
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.files import unfinished_name
+from bertjax.training import loop, workdir
+from bertjax.training.checkpoint import find_checkpoint
+
+
+def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
+    names = [
+        ".write_probe",
+        ".lock",
+        *(f".{name}.partial" for name in ("config.json", "metrics.jsonl", "results.json")),
+    ]
+    (tmp_path / "run").mkdir()
+    for name in (*names, ".curves.png.partial", "metrics.jsonl"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    config, task = make(corpus)
+    (tmp_path / "precious").write_text("dear")
+    with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
+        loop.train(config, task, str(tmp_path / "run"))
+    (tmp_path / "run" / ".lock").unlink()
+    abandoned = tmp_path / "run" / unfinished_name("config.json")
+    abandoned.write_text("half of it")
+    loop.train(config, task, str(tmp_path / "run"))
+    assert (tmp_path / "precious").read_text() == "dear"
+    assert (tmp_path / "run" / ".write_probe").is_symlink() and not abandoned.exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink()
+
+
+def test_the_workdir_holds_all_that_is_promised(corpus, whole):
+    names = {child.name for child in whole.iterdir()}
+    assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert sorted(child.name for child in (whole / "checkpoints").iterdir()) == ["12", "14", "8"]
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12, 14]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 7, 14]
+    assert lines[-1]["eval_mlm_loss"] < lines[0]["eval_mlm_loss"]
+    last = next(line for line in reversed(lines) if "loss" in line)
+    assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
+    assert last["positions"] == 14 * 8 * 16
+    # Tokens are counted without padding, to the step, between two log lines too.
+    real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, WHOLE)])]
+    assert real[-1] < 14 * 8 * 16
+    assert [line["tokens"] for line in lines] == [real[line["step"]] for line in lines]
+    assert last["fill"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)
+    timing = [json.loads(line) for line in (whole / "timing.jsonl").read_text().splitlines()]
+    assert timing[-1]["tokens_per_second"] == pytest.approx(last["fill"] * timing[-1]["positions_per_second"], rel=1e-4)
+    assert json.loads((whole / "results.json").read_text())["step"] == 14
+
+
+def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole):
+    config, task = make(corpus, optimizer__learning_rate=5e-3)
+    with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
+        loop.train(config, task, str(whole))
+
+
+def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_path):
+    text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
+    prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_share=0.2, workers=1)
+    config, _ = make(corpus)
+    _, other = make(tmp_path / "corpus")
+    with pytest.raises(UsageError, match="belongs to a run on other data"):
+        loop.train(config, other, str(whole))
+
+
+def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_right(corpus, tmp_path):
+    config, task = make(corpus, optimizer__learning_rate=5e-3)
+    with pytest.raises(RuntimeError, match="early"):
+        loop.train(config, spoiled(task, 0, _fail_early), str(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
+    config, task = make(corpus, steps=4)
+    loop.train(config, task, str(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
+    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
+
+
+def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_path):
+    config, task = make(corpus)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UsageError, match="config.json is of something else than a run"):
+        loop.train(config, task, str(tmp_path))
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
+    with pytest.raises(UsageError, match="the root of the file system"):
+        loop.train(config, task, "/")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "novel.txt").write_text("")
+    (tmp_path / "own" / "job.log").write_text("")
+    with pytest.raises(UsageError, match=r"own holds novel.txt, of no run"):
+        loop.train(config, task, str(tmp_path / "own"))
+    with pytest.raises(UsageError, match=r"holds heldout.documents.bin, .* and \d+ more, of no run"):
+        loop.train(config, task, str(corpus))
+    with pytest.raises(UsageError, match="novel.txt is a file"):
+        loop.train(config, task, str(tmp_path / "own" / "novel.txt"))
+    assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
+
+
+def _fail_early(batch):
+    raise RuntimeError("early")
+
+
+def test_how_often_to_log_may_change(corpus, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    config, task = make(corpus, log_every=5, keep_checkpoints=2)
+    loop.train(config, task, str(tmp_path / "run"))
+
+
+def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for step in ("12", "14"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    config, task = make(corpus, model__scan_layers="false", model__remat="full")
+    loop.train(config, task, str(tmp_path / "run"))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
+        final_params(tmp_path / "run", config, task),
+        final_params(whole, config, task),
+    )
+
+
+def test_a_workdir_that_cannot_be_written_is_an_error_before_any_step(corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    config, task = make(corpus)
+    with pytest.raises(BertjaxError, match="cannot write in the workdir"):
+        loop.train(config, task, str(tmp_path / "file" / "run"))
+
+
+def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    config, task = make(corpus)
+    with pytest.raises(BertjaxError, match="no room for two checkpoints: about .* choose another --workdir$"):
+        loop.train(config, task, str(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
+    config, task = make(corpus)
+    tmp_path.mkdir(exist_ok=True)
+    with workdir.lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
+        loop.train(config, task, str(tmp_path))
+
+
+def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, task = make(corpus, steps=4)
+    loop.train(config, task, "run")
+    assert find_checkpoint("run") == epath.Path(tmp_path / "run" / "checkpoints" / "4")
