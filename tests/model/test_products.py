@@ -1,4 +1,4 @@
-"""What modules are built from."""
+"""How products with parameters are taken on each platform."""
 
 import jax
 import jax.numpy as jnp
