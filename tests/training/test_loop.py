@@ -20,9 +20,6 @@ from bertjax.errors import BertjaxError
 from bertjax.training import loop
 from bertjax.training.checkpoint import find_checkpoint
 
-# The loop itself, its shares of batches and its checkpoints, on several devices.
-pytestmark = pytest.mark.devices
-
 
 @pytest.mark.parametrize("found", [3, pytest.param(14, marks=pytest.mark.slow)])
 def test_damaged_data_ends_a_run_at_a_log_line_or_before_it_is_done(corpus, tmp_path, found):
@@ -81,6 +78,7 @@ def test_evaluation_takes_each_held_out_row_once(corpus):
     assert (np.concatenate(labels) >= 0).sum() == rows
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize(
     ("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), pytest.param(9, signal.SIGHUP, marks=pytest.mark.slow)]
 )
