@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
+# What Python compiles is kept for the next process, of which there are many.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all attack lint clean
 
 demo: $(VENV)/.installed

@@ -4,6 +4,7 @@ Programs for one device compile in two thirds of the time that those for eight t
 `devices` on one, `make test-all` all on eight.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -32,6 +33,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+# JAX makes many objects when it traces a program, and the collector goes through all that there are every few of them.
+gc.set_threshold(100_000, 20, 100)
 # `nohup`, or a shell that starts tests in the background, has them ignored, by all that is started here too.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
