@@ -1,9 +1,11 @@
 """How configs are read: files with typed arguments after the colon, overrides, and the `config.json` of a workdir."""
 
+import contextlib
 import functools
 import os
 import runpy
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +124,9 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
     values = flags.FlagValues()
     holder = define(values, argv)
     try:
-        rest = values(argv)[1:]
-        config = holder.value
+        with _no_bytecode_left():
+            rest = values(argv)[1:]
+            config = holder.value
     except UsageError:
         raise
     except SyntaxError as error:
@@ -142,6 +145,19 @@ def _parsed(define: Any, argv: list[str], file: Any) -> ConfigDict:
     if not isinstance(config, ConfigDict) or "task" not in config:
         raise UsageError(f"get_config of {file} must return a ConfigDict as those of bertjax/experiment.py")
     return config
+
+
+@contextlib.contextmanager
+def _no_bytecode_left() -> Iterator[None]:
+    """Python keeps what it made of a file beside it, and takes that again where time in seconds and size are the same.
+
+    A config that is edited twice in a second would be the one before, and its folder is the user's.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _refuse_unknown_fields(config: ConfigDict, settings: list[str]) -> None:

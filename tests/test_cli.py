@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, errors of one line, examples that work."""
 
 import argparse
+import os
 import re
 import shlex
 import shutil
@@ -329,6 +330,18 @@ def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
         settings_of(load_config(args.config, overrides))
     else:
         assert overrides == []
+
+
+def test_a_config_is_what_its_file_says_now_and_leaves_nothing_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    file = tmp_path / "own.py"
+    for steps in (111, 222):
+        code = "from bertjax.experiment import pretraining_config\n"
+        file.write_text(f"{code}def get_config(_):\n  c = pretraining_config()\n  c.steps = {steps}\n  return c\n")
+        # Of one time and one size.
+        os.utime(file, (10**9, 10**9))
+        assert load_config(f"{file}:", []).steps == steps
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_a_config_file_that_is_not_python_is_one_line_with_its_place(tmp_path, capsys):
