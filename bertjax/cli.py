@@ -54,7 +54,8 @@ def _run(arguments: list[str]) -> None:
         args, overrides = parser().parse_known_args([item for item in arguments if item != "--debug"])
         unknown = [item for item in overrides if not hasattr(args, "config") or _is_flag(item)]
         if unknown:
-            raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {args.command} --help`")
+            command = " ".join(filter(None, [args.command, getattr(args, "what", None)]))
+            raise UsageError(f"unknown argument {unknown[0]}; see `bertjax {command} --help`")
         args.overrides = overrides
         given = (value for name, value in vars(args).items() if name not in _TEXTS)
         addresses = [

@@ -106,6 +106,11 @@ def test_a_wrong_value_is_named_before_anything_is_done(capfd, arguments, named)
     assert named in refused(capfd, "describe", *arguments)
 
 
+def test_an_unknown_flag_points_to_the_help_of_its_command(capfd):
+    assert "see `bertjax bench step --help`" in refused(capfd, "bench", "step", "--config", TINY, "--nosuch")
+    assert "see `bertjax describe --help`" in refused(capfd, "describe", "--config", TINY, "--nosuch")
+
+
 def integer_fields(node, prefix="") -> list[str]:
     """Names of all integers of a config."""
     found = []

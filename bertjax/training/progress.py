@@ -77,6 +77,11 @@ class Progress:
         self._rate = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
         self._peak, source = peak_flops_per_second(jax.devices())
         say(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
+        if schedule.warmup_steps >= schedule.steps:
+            say(
+                f"warm-up takes {schedule.warmup_steps:,} steps and the run has {schedule.steps:,}: the learning rate "
+                f"does not come to {settings.optimizer.learning_rate:g}; config.optimizer.warmup_steps sets it"
+            )
         self._compilation = _Compilation()
         # Elsewhere than on a terminal the lines of `log` say as much.
         shown = self._writers is not None and sys.stderr.isatty()

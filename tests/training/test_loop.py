@@ -159,6 +159,14 @@ def test_init_from_takes_parameters_alone(corpus, whole, tmp_path, capfd):
     jax.tree.map(np.testing.assert_array_equal, final_params(tmp_path, config, task), final_params(whole, config, task))
 
 
+@pytest.mark.parametrize(("warmup_steps", "told"), [(1, False), (2, True)])
+def test_a_learning_rate_that_is_never_reached_is_told(corpus, tmp_path, capfd, warmup_steps, told):
+    config, task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
+    loop.train(config, task, str(tmp_path))
+    said = "warm-up takes 2 steps and the run has 2: the learning rate does not come to 0.01; "
+    assert (said in capfd.readouterr().err) == told
+
+
 def test_a_run_of_its_own_comes_before_init_from(corpus, whole, tmp_path, capfd):
     config, task = make(corpus)
     loop.train(config, stopped(task, 4), str(tmp_path))
