@@ -61,6 +61,11 @@ class Results:
     kept: dict[str, tuple[list[str], Outcome]] | None = None
     others: tuple["Results", ...] = ()
 
+    @property
+    def folder(self) -> str:
+        """Of further runs: the first that is a folder, or a word for it where there are files alone."""
+        return next((one.place for one in (self, *self.others) if one.kept is None), "RESULTS")
+
     def outcome(self, run: Run) -> Outcome | None:
         """What a run came to; None where it has not been run to its end.
 

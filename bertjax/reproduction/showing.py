@@ -97,7 +97,7 @@ def shown(table: Table, results: Results) -> Shown:
         for name in names
     }
     missing = in_order([run for figure in ours.values() for run in figure.missing])
-    commands = tuple(run.command(results.place) for run in missing if results.outcome(run) is None)
+    commands = tuple(run.command(results.folder) for run in missing if results.outcome(run) is None)
     lacking: dict[str, list[str]] = {}
     for (_, column), figure in ours.items():
         if figure.lacks and column not in lacking.setdefault(figure.lacks, []):

@@ -164,7 +164,9 @@ def test_results_of_several_places_are_put_together(results, tmp_path, capfd):
     first, second = f"--results={tmp_path}/pretrain.json", f"--results={tmp_path}/cola.json"
     for one in (first, second):
         half, _ = printed(capfd, "table", "5", one)
-        assert "What is missing" in half
+        assert "What is missing" in half and "--workdir RESULTS/" in half and ".json/" not in half
+        half, _ = printed(capfd, "table", "5", one, f"--results={tmp_path}/further")
+        assert f"--workdir {tmp_path}/further/" in half
     for both in ((first, second), (second, first)):
         out, _ = printed(capfd, "table", "5", *both, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
