@@ -22,6 +22,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
+        # Split, as for several cores, they take a fifth longer.
+        "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
 # Many tests start a run of their own with the same shapes: all but the first find it compiled, whatever worker they
