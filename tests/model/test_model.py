@@ -112,7 +112,7 @@ def test_unrolled_and_scanned_layers_agree(params, batch):
 
 @pytest.mark.parametrize(
     "remat",
-    ["attention", *(pytest.param(one, marks=pytest.mark.slow) for one in ("elementwise", "projections")), "full"],
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("attention", "elementwise", "projections")), "full"],
 )
 def test_remat_agrees(params, batch, remat):
     assert_trees_close(

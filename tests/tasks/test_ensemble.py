@@ -36,7 +36,7 @@ def logits_of(record) -> np.ndarray:
     return np.array(list(record["logits"].values()))
 
 
-@pytest.mark.parametrize("kind", ["classes", pytest.param("spans", marks=pytest.mark.slow), "tags"])
+@pytest.mark.parametrize("kind", ["classes", *(pytest.param(one, marks=pytest.mark.slow) for one in ("spans", "tags"))])
 def test_it_says_what_the_mean_of_the_logits_says(kind, letters, tmp_path, capfd):
     both = members(kind, tmp_path, letters)
     capfd.readouterr()
