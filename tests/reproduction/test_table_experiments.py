@@ -9,11 +9,14 @@ from bertjax.arguments import parser
 from bertjax.building import settings_of
 from bertjax.config import load_config, load_trials
 from bertjax.experiment import trials_of
-from bertjax.reproduction import scales
+from bertjax.reproduction import outcomes, scales
 from bertjax.reproduction.paper import paper_table, table_names
 from bertjax.reproduction.reproducing import load_table
+from bertjax.reproduction.showing import as_markdown, shown
 
-FILES = sorted((Path(__file__).parents[2] / "experiments/tables").glob("*.py"))
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
+KEPT = ROOT / "experiments/tables/small.json"
 GIVEN = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
 every_table = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL])
 
@@ -27,6 +30,16 @@ def table(file: Path, scale: str):
 def test_every_table_of_the_paper_has_an_experiment_and_there_is_one_of_our_own():
     names = {file.stem.removeprefix("table") for file in FILES}
     assert names == {*table_names(), "figure3"}
+
+
+def test_tables_in_the_documents_are_those_of_the_kept_file():
+    kept, written = outcomes.read(str(KEPT)), (ROOT / "RESULTS.md").read_text().splitlines()
+    lines = [
+        line for config in kept.tables.values() for line in as_markdown(shown(load_table(config), kept)).splitlines()
+    ]
+    tables = [line for line in lines if line.startswith("|")]
+    assert len(tables) > 20
+    assert [line for line in tables if line not in written] == []
 
 
 @every_table
