@@ -94,6 +94,16 @@ def test_bench_step_needs_no_tensorflow_and_ends_with_json():
     assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
 
 
+def test_tensorflow_comes_without_keras(corpus):
+    code = (
+        "import sys; from bertjax.cli import main; main(sys.argv[1:]); print(*{'tensorflow', 'keras'} & {*sys.modules})"
+    )
+    arguments = ["inspect", "--config", f"{TINY},corpus={corpus},seq_len=16", "--rows=1"]
+    env = {name: value for name, value in ONE_DEVICE.items() if name != "TF_USE_LEGACY_KERAS"}
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
+    assert run.stdout.splitlines()[-1:] == ["tensorflow"], run.stderr
+
+
 def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, corpus, tmp_path):
     config = f"{TINY},corpus={corpus},seq_len=16"
     text = printed(capfd, "inspect", "--config", config, "--steps", 3, "--rows", 2, "--npz", tmp_path / "batches.npz")
