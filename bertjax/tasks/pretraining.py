@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 from bertjax.corpus.local_copy import open_anywhere
@@ -228,6 +228,8 @@ def build(settings: Settings, train: bool = True) -> Task:
     model = settings.model_config(size)
     computed, _ = _OBJECTIVES[settings.data.objective]
     objective = computed.objective(model)
+    # Tracing takes TensorFlow as long as some evaluations; a run evaluates the same rows again and again.
+    held_out = cache(partial(_held_out, settings, corpus))
     return Task(
         objective=dataclasses.replace(objective, schema=PACKED_BATCH) if settings.data.packing else objective,
         schedule=Schedule(
@@ -239,14 +241,14 @@ def build(settings: Settings, train: bool = True) -> Task:
         ),
         batch_sizes=tuple(phase.batch_size for phase in settings.phases),
         train_batches=partial(_train_batches, settings, corpus),
-        eval_batches=partial(_eval_batches, settings, corpus),
+        eval_batches=partial(_eval_batches, settings, corpus, held_out),
         eval_steps=-(-settings.data.eval_rows // settings.phases[0].batch_size),
         work=partial(_work, settings.phases, model),
         synthetic_batch=lambda phase: computed.synthetic_rows(settings.phases[phase], model),
         phase_steps=tuple(phase.stop_step - phase.start_step for phase in settings.phases),
         show=partial(format_example, vocabulary=vocabulary),
         score=lambda means, outputs: _with_perplexity(means),
-        baseline=partial(_baseline, settings, corpus),
+        baseline=partial(_baseline, settings, corpus, held_out),
         check_data=partial(_check_data, settings, corpus),
         notes=tuple(_note(phase, model) for phase in settings.phases),
         files=vocabulary_files(vocabulary) if vocabulary else {},
@@ -263,7 +265,7 @@ def _needed(corpus: Corpus | None) -> Corpus:
     return corpus
 
 
-def _baseline(settings: Settings, corpus: Corpus | None) -> dict[str, float]:
+def _baseline(settings: Settings, corpus: Corpus | None, held_out: Callable[[Share], Any]) -> dict[str, float]:
     from bertjax.data.pretraining.baseline import context_free_baseline
 
     # It counts the tokens of the whole corpus.
@@ -272,7 +274,7 @@ def _baseline(settings: Settings, corpus: Corpus | None) -> dict[str, float]:
     model = settings.model_config(_needed(corpus).vocabulary().size)
     losses = computed.objective(model).losses
     names = [loss.removesuffix("_loss") for loss in losses if loss != "nsp_loss"]
-    return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, WHOLE), names)
+    return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, held_out, WHOLE), names)
 
 
 def _train_batches(settings: Settings, corpus: Corpus | None, start_step: int, share: Share) -> Iterator[NumpyBatch]:
@@ -313,12 +315,12 @@ def _check_data(settings: Settings, corpus: Corpus | None, steps: int | None) ->
         )
 
 
-def _eval_batches(settings: Settings, corpus: Corpus | None, share: Share) -> Iterator[NumpyBatch]:
+def _held_out(settings: Settings, corpus: Corpus | None, share: Share) -> Any:
+    """A tf.data.Dataset of the evaluation's batches."""
     from bertjax.data.pretraining.batches import eval_dataset
-    from bertjax.data.pretraining.verified import verify_evaluation, watched
 
     phase = settings.phases[0]
-    dataset = eval_dataset(
+    return eval_dataset(
         _needed(corpus),
         seq_len=phase.seq_len,
         batch_size=phase.batch_size,
@@ -328,7 +330,15 @@ def _eval_batches(settings: Settings, corpus: Corpus | None, share: Share) -> It
         max_rows=settings.data.eval_rows or None,
         share=share,
     )
-    return watched(dataset, corpus, lambda made: verify_evaluation(corpus, phase.seq_len, settings.source))
+
+
+def _eval_batches(
+    settings: Settings, corpus: Corpus | None, held_out: Callable[[Share], Any], share: Share
+) -> Iterator[NumpyBatch]:
+    from bertjax.data.pretraining.verified import verify_evaluation, watched
+
+    seq_len = settings.phases[0].seq_len
+    return watched(held_out(share), corpus, lambda made: verify_evaluation(corpus, seq_len, settings.source))
 
 
 def _with_perplexity(means: dict[str, float]) -> dict[str, float]:

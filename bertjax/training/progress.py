@@ -32,6 +32,8 @@ from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, round
 RESULTS = "results.json"
 CURVES = "curves.png"
 CONFUSION = "confusion.png"
+# Drawing takes as long as the evaluation of a small model.
+_SECONDS_BETWEEN_DRAWINGS = 30
 
 
 def read_results(workdir: epath.Path) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Progress:
         # Elsewhere than on a terminal the lines of `log` say as much.
         shown = self._writers is not None and sys.stderr.isatty()
         self._bar = progress_bar("training", schedule.steps, " steps", shown=shown, done=step)
-        self._started = self._since = time.monotonic()
+        self._started = self._since = self._drawn = time.monotonic()
         self._since_step, self._paused_seconds = step, 0.0
         self._compiling = True
         self._speed: dict[str, float] = {}
@@ -152,7 +154,7 @@ class Progress:
         self._write(TIMING, step, self._speed)
 
     def evaluated(self, step: int, values: dict[str, float], seconds: float, fill: float) -> None:
-        """An evaluation: a line, the files, and the curves drawn anew.
+        """An evaluation: a line, the files, and the curves drawn anew where they are old.
 
         Args:
           fill: of the batches since the last logged step.
@@ -166,10 +168,12 @@ class Progress:
         prefixed = {f"eval_{name}": value for name, value in values.items()}
         self._write(METRICS, step, {**prefixed, **self._seen(step, fill)})
         self.flush()
-        lines = read_lines(self._workdir / METRICS) if self._writers else []
-        # The first alone is a point, and no curve.
-        if len(lines) > 1:
-            draw_curves(lines, self._workdir / CURVES)
+        if self._writers and time.monotonic() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+            lines = read_lines(self._workdir / METRICS)
+            # The first alone is a point, and no curve.
+            if len(lines) > 1:
+                draw_curves(lines, self._workdir / CURVES)
+                self._drawn = time.monotonic()
 
     def evaluation_at(self, step: int) -> dict[str, float]:
         """What was measured after a step; {} where nothing was."""
@@ -237,8 +241,7 @@ class Progress:
         drawn = {suffix: report for suffix, report in classes.items() if report.confusion is not None}
         if drawn:
             draw_confusion(drawn, self._workdir / CONFUSION)
-        if not self._task.schedule.eval_every:
-            draw_curves(lines, self._workdir / CURVES)
+        draw_curves(lines, self._workdir / CURVES)
         if last_step < self._task.schedule.steps:
             how_many = f"{self._task.schedule.patience:,} evaluation{'s' * (self._task.schedule.patience > 1)}"
             say(f"no better {self._task.best_by} in {how_many}: ended before step {self._task.schedule.steps:,}")

@@ -1,5 +1,6 @@
 """Runs from start to end in one process: stopping, resuming, and what ends them early."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -10,14 +11,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from small_run import final_params, make, spoiled, stopped
 
 from bertjax.corpus import blocks
 from bertjax.corpus.store import open_corpus
+from bertjax.data.pretraining import batches
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError
-from bertjax.training import loop
+from bertjax.training import loop, progress
 from bertjax.training.checkpoint import find_checkpoint
 
 
@@ -76,6 +79,26 @@ def test_evaluation_takes_each_held_out_row_once(corpus):
     labels = [batch["next_sentence_labels"] for batch in task.eval_batches(WHOLE)]
     assert len(labels) == 2
     assert (np.concatenate(labels) >= 0).sum() == rows
+
+
+def test_held_out_rows_are_traced_once_and_come_again(corpus, monkeypatch):
+    traced, made = [], batches.eval_dataset
+    monkeypatch.setattr(batches, "eval_dataset", lambda *args, **named: traced.append(1) or made(*args, **named))
+    _, task = make(corpus)
+    first, again = ([*task.eval_batches(WHOLE)] for _ in range(2))
+    assert len(traced) == 1 and len(first) > 1
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
+@pytest.mark.parametrize(("seconds", "drawings"), [(0, [2, 3]), (3600, [])])
+def test_curves_are_drawn_at_an_evaluation_where_they_are_old(corpus, tmp_path, monkeypatch, seconds, drawings):
+    drawn = []
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
+    monkeypatch.setattr(progress, "draw_curves", lambda lines, path: drawn.append(len(lines)))
+    with contextlib.closing(progress.Progress(*make(corpus), epath.Path(tmp_path), 0)) as told:
+        for step in (0, 5, 10):
+            told.evaluated(step, {"loss": 1.0, "mlm_loss": 1.0}, seconds=0.1, fill=1.0)
+    assert drawn == drawings
 
 
 @pytest.mark.devices
