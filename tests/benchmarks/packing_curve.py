@@ -1,0 +1,94 @@
+"""Held-out masked-LM loss against real tokens, pairs packed and one a row, and how much sooner packed ones are done.
+
+    python tests/benchmarks/packing_curve.py --corpus runs/corpus --init_from runs/bert --workdir runs/packing
+
+Both read the same pairs and as many real tokens a step: a row that holds one pair is padded, so there are more of them.
+Each seed is trained both ways, one after the other; a run that was interrupted goes on. Held-out rows are never packed.
+Speed is the median over a run's log lines, so the ratio of a seed is of two runs that followed each other.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bertjax.corpus.store import open_corpus
+from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining.settings import PAIRS_A_ROW, SPECIAL_TOKENS
+
+EVALUATIONS = 6
+
+
+def tokens_a_row(corpus: str, seq_len: int, pairs_a_row: int) -> float:
+    plan = pair_plan(open_corpus(corpus), "train", seq_len, 0, 1, pairs_a_row)
+    lengths = plan.records["a_length"].astype(int) + plan.records["b_length"] + SPECIAL_TOKENS
+    return float(lengths.clip(max=seq_len).sum() / plan.pass_ends[-1])
+
+
+def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, rows: int, steps: int) -> None:
+    command = [sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"]
+    command += [f"--config=pretrain:size={args.size},seq_len={args.seq_len},corpus={args.corpus}"]
+    fields = {
+        **{"seed": seed, "steps": steps, "log_every": 10, "eval_every": steps // EVALUATIONS},
+        **{"data.packing": packing, "data.batch_size": rows, "data.eval_rows": args.eval_rows, "data.pair_passes": 1},
+        **{"optimizer.learning_rate": args.learning_rate, "optimizer.warmup_steps": steps // 10, "optimizer.b2": 0.98},
+        **{"model.dtype": "float32", "model.scan_layers": False},
+        **{"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "checkpoint_every": steps // EVALUATIONS},
+    }
+    command += [f"--config.{name}={value}" for name, value in fields.items()]
+    subprocess.run([*command, *([f"--init_from={args.init_from}"] if args.init_from else [])], check=True)
+
+
+def lines_of(file: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--init_from", default="")
+    parser.add_argument("--size", default="L2_H128")
+    parser.add_argument("--seq_len", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=8, help="of a packed batch")
+    parser.add_argument("--tokens", type=float, default=6e6, help="real ones of a run")
+    parser.add_argument("--eval_rows", type=int, default=512)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    filled = {packing: tokens_a_row(args.corpus, args.seq_len, PAIRS_A_ROW if packing else 1) for packing in (0, 1)}
+    rows = {1: args.rows, 0: round(args.rows * filled[1] / filled[0])}
+    steps = int(args.tokens / (args.rows * filled[1])) // EVALUATIONS * EVALUATIONS
+    curves: dict[int, list[np.ndarray]] = {0: [], 1: []}
+    speeds: dict[int, list[float]] = {0: [], 1: []}
+    for seed in range(args.seeds):
+        for packing in (0, 1):
+            workdir = args.workdir / f"{'packed' if packing else 'alone'}-{seed}"
+            train(args, workdir, seed, bool(packing), rows[packing], steps)
+            held_out = [line for line in lines_of(workdir / "metrics.jsonl") if "eval_mlm_loss" in line]
+            curves[packing].append(np.array([[line["tokens"], line["eval_mlm_loss"]] for line in held_out]))
+            timed = [line["tokens_per_second"] for line in lines_of(workdir / "timing.jsonl")[1:]]
+            speeds[packing].append(statistics.median(timed))
+    marks = min((curve[:, 0] for both in curves.values() for curve in both), key=lambda tokens: tokens[-1])
+    # Batches differ by a few tokens: losses are read off at the same number of them.
+    losses = {packing: np.array([np.interp(marks, *curve.T) for curve in found]) for packing, found in curves.items()}
+    print(f"{rows[0]} rows alone, {100 * filled[0] / args.seq_len:.1f} % filled; ", end="")
+    print(f"{rows[1]} packed, {100 * filled[1] / args.seq_len:.1f} % filled; {args.seeds} seeds each")
+    print("| million tokens | alone | packed | packed - alone |\n|---|---|---|---|")
+    for index, mark in enumerate(marks):
+        alone, packed = losses[0][:, index], losses[1][:, index]
+        difference = packed - alone
+        shown = [f"{values.mean():.3f} ±{values.std(ddof=1):.3f}" for values in (alone, packed, difference)]
+        print(f"| {mark / 1e6:.2f} | " + " | ".join(shown) + " |")
+    ratios = [packed / alone for alone, packed in zip(speeds[0], speeds[1], strict=True)]
+    print(f"real tokens/s, alone: {', '.join(f'{speed:,.0f}' for speed in speeds[0])}")
+    print(f"real tokens/s, packed: {', '.join(f'{speed:,.0f}' for speed in speeds[1])}")
+    print(f"packed rows are {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()
