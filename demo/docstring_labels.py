@@ -10,6 +10,7 @@ import hashlib
 import re
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from bertjax.corpus import docstrings
@@ -34,21 +35,26 @@ def order(module: str) -> str:
     return digest(module[module.index("site-packages") :])
 
 
+def document_of(module: str) -> str:
+    return "\n".join(docstrings.documents([module], Counter()))
+
+
 def main(output: Path) -> None:
     names = sorted((name for name in docstrings.modules() if library(name) in LIBRARIES), key=order)
     rows: dict[str, dict[str, list[str]]] = {"train": {}, "dev": {}}
     seen: set[str] = set()
-    for name in names:
+    with ProcessPoolExecutor() as pool:
+        documents = list(pool.map(document_of, names, chunksize=32))
+    for name, document in zip(names, documents, strict=True):
         split = "dev" if int(order(name), 16) % 5 == 0 else "train"
         label = library(name)
-        for document in docstrings.documents([name], Counter()):
-            for paragraph in document.split("\n"):
-                # A library that is named is no riddle.
-                text = re.sub(r"(?i)\b(?:jax|jnp|matplotlib|mpl|numpy|np|scipy|tensorflow|tf)\b\.?", "", paragraph)
-                text = " ".join(text.split())
-                if len(text.split()) in _WORDS and text not in seen:
-                    seen.add(text)
-                    rows[split].setdefault(label, []).append(text)
+        for paragraph in document.split("\n"):
+            # A library that is named is no riddle.
+            text = re.sub(r"(?i)\b(?:jax|jnp|matplotlib|mpl|numpy|np|scipy|tensorflow|tf)\b\.?", "", paragraph)
+            text = " ".join(text.split())
+            if len(text.split()) in _WORDS and text not in seen:
+                seen.add(text)
+                rows[split].setdefault(label, []).append(text)
     output.mkdir(parents=True, exist_ok=True)
     for split, wanted in (("train", TRAIN_ROWS), ("dev", DEV_ROWS)):
         found = rows[split]

@@ -10,13 +10,14 @@ import inspect
 import re
 import sysconfig
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
 _MODULES_A_CALL = 32
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_HOLDING_STATEMENTS = ("body", "handlers", "orelse", "finalbody", "cases")
 # Starts of lines that open a paragraph of their own: bullets, numbers, `name: what it is`, `name : type`.
 _ITEM = re.compile(r"(?:[-*+\u2022]|\d+[.)])\s|:?[\w*`.,\[\]' ]{1,40}?\s?(?:\([^)]*\))?\s?:(?:\s|$)")
 _RULE = re.compile(r"[-=~^*#+_\"'`.:\s]+")
@@ -93,9 +94,19 @@ def _read_module(name: str) -> list[str] | None:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = (ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, _DOCUMENTED))
+    found = (ast.get_docstring(node, clean=False) for node in _statements(tree) if isinstance(node, _DOCUMENTED))
     prose = (prose_of(docstring) for docstring in found if docstring)
     return [text for text in prose if text]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """As `ast.walk`, without the expressions: most nodes are of those, and none has a docstring."""
+    found = deque([tree])
+    while found:
+        node = found.popleft()
+        yield node
+        for name in _HOLDING_STATEMENTS:
+            found.extend(getattr(node, name, ()))
 
 
 def prose_of(docstring: str) -> str:

@@ -1,5 +1,6 @@
 """Readers: what is a document, in every form, whatever the size of the file's blocks."""
 
+import ast
 import gzip
 import importlib.metadata
 import lzma
@@ -9,7 +10,7 @@ from collections import Counter
 import pytest
 
 from bertjax.corpus import layouts, readers
-from bertjax.corpus.docstrings import modules, prose_of
+from bertjax.corpus.docstrings import documents, modules, prose_of
 from bertjax.corpus.sentences import LINES, PARAGRAPHS, WRAPPED
 from bertjax.errors import BertjaxError, UsageError
 
@@ -240,6 +241,38 @@ def test_docstring_prose():
         "Example code follows here:",
         "Raises nothing that anyone has ever seen.",
     ]
+
+
+def test_docstrings_are_found_wherever_a_definition_may_stand(tmp_path):
+    # Breadth first, as Python's own walk over all nodes finds them.
+    source = '''
+def made(number):
+    try:
+        def first(): "Of the first attempt, within a function."
+    except KeyError:
+        class Second: "Of what came of an error there."
+    else:
+        async def third(): "Of what came without an error."
+    finally:
+        for _ in number:
+            def fourth(): "Of a loop that comes at last."
+        else:
+            with number:
+                def fifth(): "Of a context within that loop."
+    match number:
+        case 1:
+            def sixth(): "Of one of the many cases."
+    return lambda: """None of all this has a docstring."""
+
+if made:
+    def seventh(): """Of a condition of the module itself."""
+'''
+    file = tmp_path / "module.py"
+    file.write_text(source)
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    expected = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, definitions)]
+    (document,) = documents([str(file)], Counter())
+    assert document.split("\n") == [text for text in expected if text] and len(expected) == 8
 
 
 def test_modules_are_found_in_a_fixed_order(monkeypatch):
