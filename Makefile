@@ -40,14 +40,17 @@ $(VENV)/bin/python:
 	  { echo "bertjax needs Python 3.11 or newer, $(PYTHON) is older; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
+# Python compiles what it imports; of all that is installed that is a tenth.
+INSTALL = $(BIN)/pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable .
+	$(INSTALL) .
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
-	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev,parity,beam]"
+	$(INSTALL) ".[dev,parity,beam]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) ".[dev]"
 	@touch $@

@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bertjax="$1/bertjax"
 out="$2"
+# The second fine-tuning is the program of the first.
+export JAX_COMPILATION_CACHE_DIR="$out/compiled" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
 
 rm -rf "$out"
 echo "== 1. Text to a tokenised corpus, with a vocabulary of its own"
