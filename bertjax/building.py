@@ -8,7 +8,9 @@ from ml_collections import ConfigDict
 
 from bertjax.config import load_config, load_saved_config
 from bertjax.corpus.vocabulary_files import ENTRY
+from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
+from bertjax.files import is_remote
 from bertjax.model.config import ModelConfig
 from bertjax.settings.fields import from_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
@@ -115,5 +117,5 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 def _make_absolute(data: ConfigDict) -> None:
     """Makes paths whole, so that the config a run saves means the same from any folder."""
     for name in (*_PATHS, *(() if data.get("path") else _FILES)):
-        if data.get(name) and ":" not in data[name]:
+        if data.get(name) and not (data[name].startswith(PREFIX) or is_remote(data[name])):
             data[name] = os.path.abspath(os.path.expanduser(data[name]))

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -30,6 +31,7 @@ TABLE_BYTES = 8 << 30  # examples of a task, texts to embed
 _UNFINISHED = re.compile(r"\.(.+)-[0-9a-f]{16}\.unfinished")
 _NAME_CHARACTERS = 100
 _COPY_BYTES = 1 << 24
+_ABANDONED_AFTER_SECONDS = 3600
 # Left for everything else that writes to the same disk.
 _SPARE_BYTES = 16 << 20
 
@@ -152,6 +154,19 @@ def unfinished_files(folder: Path) -> list[Path]:
             and entry.is_file(follow_symlinks=False)
             and is_ours(entry.stat(follow_symlinks=False))
         ]
+
+
+def remove_abandoned(folder: Path, written_alone: str | None = None) -> None:
+    """Removes what killed processes left in a folder; a live one writes to its file all the time.
+
+    Args:
+      written_alone: name of what no other process writes now; what is left of it is removed however new.
+    """
+    for file in unfinished_files(folder):
+        with contextlib.suppress(OSError):
+            old = time.time() - file.stat().st_mtime > _ABANDONED_AFTER_SECONDS
+            if old or (written_alone is not None and is_unfinished(file.name, written_alone)):
+                file.unlink()
 
 
 def check_writable(folder: _Path) -> None:

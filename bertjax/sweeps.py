@@ -26,9 +26,10 @@ from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
-from bertjax.training.agreement import from_first
+from bertjax.training.agreement import failed_alike, from_first
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import sealed
+from bertjax.training.processes import tells_of_a_lost_process
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import check_own, other_numbers, place
 
@@ -91,7 +92,8 @@ def run_sweep(
     """Runs the trials one after the other in this process, so that all of one shape share a compilation.
 
     A finished trial is not run again; one that a signal stopped goes on. A trial that fails is noted and the next one
-    begins. Of all finished trials, the best alone keeps its checkpoints.
+    begins; one that does not fail alike in all processes ends them. Of all finished trials, the best alone keeps its
+    checkpoints.
 
     Args:
       configure: a trial's fields to its settings.
@@ -114,17 +116,8 @@ def run_sweep(
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]
     planned = list(zip(trials, runs, folders, strict=True))
     finished = from_first(lambda: [_finished(*each, init_from) for each in planned])
-    if not all(finished):
-        # Also refuses data that cannot be used, before any trial.
-        task = build_task(runs[0], train=True)
-        if not task.best_by:
-            raise UsageError(
-                "a sweep selects by what its trials reach on dev, and they are not evaluated; give a dev set, or cut "
-                "one off the training data with --config.data.dev_share=0.1"
-            )
-        data_hash = task.data_hash
-        if finished[0] and from_first(lambda: read_results(folders[0])["data_sha256"]) != data_hash:
-            raise UsageError(f"the trial in {folders[0]} was run on other data; choose another --workdir for the sweep")
+    # Also refuses data that cannot be used, before any trial.
+    _check_data(runs, folders, finished)
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
     with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
@@ -135,7 +128,7 @@ def run_sweep(
                 left = f", about {duration(statistics.mean(spent) * (len(trials) - number + 1))} left" if spent else ""
                 say(f"trial {number} of {len(trials)}: {name_of(trial)}{left}")
                 start = time.monotonic()
-                outcome = _run(trial, settings, folder, init_from)
+                outcome = _run(trial, settings, folder, init_from, number)
                 if outcome is None:
                     say(f"the sweep stopped in trial {number} of {len(trials)}; the same command goes on from here")
                     return {"stopped": True, "trials": outcomes}
@@ -153,8 +146,37 @@ def run_sweep(
     return {"stopped": False, **whole}
 
 
+def _check_data(
+    runs: Sequence[RunSettings], folders: Sequence[epath.Path], finished: Sequence[dict[str, Any] | None]
+) -> None:
+    """Refuses finished trials of other data than there is now: they would be ranked beside each other.
+
+    Raises:
+      UsageError: names the first of them; or the data of the first trial cannot be used.
+    """
+    read = {folder for folder, outcome in zip(folders, finished, strict=True) if outcome}
+    was = from_first(lambda: {str(folder): read_results(folder)["data_sha256"] for folder in sorted(read)})
+    hashes: dict[str, str] = {}
+    for number, (settings, folder) in enumerate(zip(runs, folders, strict=True)):
+        if number and folder not in read:
+            continue
+        # Rows are the same however many are in a batch.
+        data = {**dataclasses.asdict(settings.data), "batch_size": 0}
+        told = json.dumps([data, settings.model["vocab_size"]], sort_keys=True)
+        if told not in hashes:
+            task = build_task(settings, train=True)
+            if not task.best_by:
+                raise UsageError(
+                    "a sweep selects by what its trials reach on dev, and they are not evaluated; give a dev set, or "
+                    "cut one off the training data with --config.data.dev_share=0.1"
+                )
+            hashes[told] = task.data_hash
+        if folder in read and was[str(folder)] != hashes[told]:
+            raise UsageError(f"the trial in {folder} was run on other data; choose another --workdir for the sweep")
+
+
 def _run(
-    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None
+    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None, number: int
 ) -> dict[str, Any] | None:
     """What became of a trial; None where a signal stopped it."""
     try:
@@ -165,6 +187,11 @@ def _run(
         return from_first(lambda: outcome_of(trial, read_results(folder)))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
+        if not failed_alike(f"trial {number}", text):
+            # The others wait for this process in the middle of a step, and would for ever.
+            if tells_of_a_lost_process(error):
+                raise
+            raise BertjaxError(f"trial {number} failed, and not alike in all processes: {text}") from error
         say(f"the trial failed: {text}")
         return {"trial": trial, "error": text}
 

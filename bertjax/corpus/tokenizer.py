@@ -307,11 +307,22 @@ class Tokenizer:
         return text.lower() if self.vocabulary.lower_case else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of the ids."""
+        """The pieces of the ids.
+
+        Raises:
+          UsageError: one is none of the vocabulary's.
+        """
+        ids = [int(index) for index in ids]
+        if wrong := [index for index in ids if not 0 <= index < self.vocabulary.size]:
+            raise UsageError(f"no piece has the id {wrong[0]}; they go from 0 to {self.vocabulary.size - 1}")
         return [self.vocabulary.pieces[index] for index in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text: words separated by one space, continuations joined to their word."""
+        """Readable text: words separated by one space, continuations joined to their word.
+
+        Raises:
+          UsageError: as `pieces`.
+        """
         pieces = self.pieces(ids)
         if self.vocabulary.kind == WORDPIECE:
             return " ".join(pieces).replace(" " + _CONTINUATION, "")

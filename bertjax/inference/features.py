@@ -65,7 +65,8 @@ class Request:
         return {
             "layers": list(self.layers),
             "seq_len": self.seq_len,
-            "model": {"activation": self.model.activation, "dtype": self.model.dtype},
+            "architecture": vars(self.model.architecture),
+            "dtype": self.model.dtype,
             "parameters_sha256": digest.hexdigest(),
             "vocabulary_sha256": vocabulary.sha256,
             "lower_case": vocabulary.lower_case,

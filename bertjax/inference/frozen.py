@@ -13,7 +13,7 @@ from bertjax.building import checkpoint_model
 from bertjax.corpus.blocks import checksums_of
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
-from bertjax.files import check_space, read_object, replacing, write_whole
+from bertjax.files import check_space, read_object, remove_abandoned, replacing, write_whole
 from bertjax.inference.features import token_states
 from bertjax.inference.trained import read_trained
 from bertjax.machine_folder import STAGING, alone, machine_folder
@@ -58,6 +58,8 @@ def _kept_states(settings: RunSettings, start: str, examples: Examples) -> np.nd
     path = folder / f"features-{name}.bin"
     with alone(folder / f".{path.name}.lock"):
         if not _is_whole(path):
+            # Tens of gigabytes where a run was killed, and nobody else writes this one.
+            remove_abandoned(folder, written_alone=path.name)
             size = 4 * int(np.prod(shape))
             check_space(folder, size, "features of the frozen encoder", f"name another folder in {STAGING}")
             say(f"features of the frozen encoder, {size / 1e9:,.2f} GB, are kept in {path}")

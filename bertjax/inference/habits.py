@@ -9,6 +9,7 @@ from bertjax.tasks.finetuning.output_layer import read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import workdir_of
+from bertjax.training.identity import ANSWERS
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import is_converted
 
@@ -47,7 +48,7 @@ def habits_of(checkpoint: epath.Path) -> Habits:
     if layer is None or is_converted(workdir):
         return Habits()
     data = checkpoint_config(checkpoint, []).data
-    known = {field.name: data[field.name] for field in dataclasses.fields(Habits) if field.name in data}
+    known = {name: data[name] for name in ANSWERS if name in data}
     threshold = None
     if data.get("version") == "2.0":
         # Chosen on dev, where there was a dev set.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 from etils import epath
 
 from bertjax.corpus.tokenizer import Vocabulary
@@ -19,6 +20,7 @@ from bertjax.staging import clear_leftovers, staged
 from bertjax.temporary import temporary_folder
 from bertjax.training.checkpoint import CHECKPOINTS, absolute
 from bertjax.training.workdir import is_converted
+from bertjax.workers import worker_pool
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
 FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
@@ -148,13 +150,39 @@ def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None)
         with temporary_folder() as folder:
             target = f"{folder}/converted"
             try:
-                convert(path, target, BERTJAX, False, tell)
+                if jax.distributed.is_initialized():
+                    _convert_in_a_process_of_its_own(path, target, tell)
+                else:
+                    convert(path, target, BERTJAX, False, tell)
                 yield target
             except BertjaxError as error:
                 # The user knows the place by the other name.
                 raise type(error)(
                     str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
                 ) from error
+
+
+def _convert_in_a_process_of_its_own(path: str, target: str, tell: Callable[[str], None]) -> None:
+    """For one process of several, each of which converts for itself: of those Orbax has the first alone write."""
+    with worker_pool(1, _crashed, _use_cpu) as process:
+        for line in process.submit(_converted, path, target).result():
+            tell(line)
+
+
+def _converted(path: str, target: str) -> list[str]:
+    """Converts to our format, and gives what there is to say."""
+    told: list[str] = []
+    convert(path, target, BERTJAX, False, told.append)
+    return told
+
+
+def _use_cpu() -> None:
+    # Accelerators are the run's.
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _crashed() -> BertjaxError:
+    return BertjaxError("the process that converts the checkpoint was killed; is there enough memory?")
 
 
 def _origin(path: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from etils import epath
+from jax._src import distributed  # The store that its processes share has no public name.
 from jax.experimental import multihost_utils
 
 from bertjax.config import differences
@@ -22,6 +23,8 @@ _OF_ITS_OWN = tuple(
 )
 # Of file systems over a network, for what one machine has written to be seen by another.
 _SEEN_SECONDS, _LOOK_SECONDS = 90.0, 0.5
+# In which processes that fail for the same reason all come to do so.
+_FAIL_SECONDS = 60.0
 _SHOWN = 5
 
 
@@ -101,6 +104,29 @@ def from_first(find: Callable[[], T]) -> T:
     if "error" in told:
         raise (UsageError if told["wrong_use"] else BertjaxError)(told["error"])
     return told["found"]
+
+
+def failed_alike(what: str, text: str) -> bool:
+    """Whether all processes of a run have failed in the same way, so that they can go on with something else.
+
+    Asked through the store that coordinates them: one that fails alone leaves the others waiting in a collective
+    operation, where they do not hear of it.
+
+    Args:
+      what: has failed; a name that is asked about once.
+      text: of the error, which says in which way.
+    """
+    if jax.process_count() == 1:
+        return True
+    store = distributed.global_state.client
+    folder = f"bertjax/failed/{what}"
+    store.key_value_set(f"{folder}/{jax.process_index()}", text)
+    deadline = time.monotonic() + _FAIL_SECONDS
+    while len(told := dict(store.key_value_dir_get(folder))) < jax.process_count():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return len({*told.values()}) == 1
 
 
 def _of_first(content: bytes) -> bytes:

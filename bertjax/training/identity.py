@@ -1,8 +1,9 @@
 """What decides a model's answers beside its parameters, and the seal that binds it to each of its checkpoints.
 
-A checkpoint's `meta` holds the fingerprints of its arrays, its score, and its identity: the model's settings, which
-vocabulary, and what its output layer tells. The workdir's own files say the same for people and for other commands;
-where the two differ, somebody has edited or exchanged one of them, and the answers would be wrong without a word.
+A checkpoint's `meta` holds the fingerprints of its arrays, its score, and its identity: the model's settings, those of
+the task that decide an answer, which vocabulary, and what its output layer tells. The workdir's own files say the same
+for people and for other commands; where the two differ, somebody has edited or exchanged one of them, and the answers
+would be wrong without a word.
 """
 
 import dataclasses
@@ -22,18 +23,26 @@ from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 
 CONFIG = "config.json"
 _ARCHITECTURE = "architecture"
+# Of a task's data settings, those that decide what it answers to one row.
+ANSWERS = ("seq_len", "doc_stride", "max_query_len", "n_best", "max_answer_len", "null_threshold", "threshold")
+_ANSWERS = "answers"
+_OF_CONFIG = (_ARCHITECTURE, _ANSWERS)
 _SEAL = "seal"
 
 
-def identity_of(architecture: Architecture, files: Mapping[str, bytes]) -> dict[str, Any]:
+def identity_of(
+    architecture: Architecture, files: Mapping[str, bytes], data: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What is sealed into a checkpoint: its architecture, and files of the workdir with their content.
 
     Args:
       architecture: whose parameters are saved.
       files: name to content of what the workdir keeps beside its checkpoints.
+      data: the settings of the task's data; a converted checkpoint has none.
     """
     kept = {name: json.loads(files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in files}
-    return {_ARCHITECTURE: dataclasses.asdict(architecture), **kept}
+    answers = {_ANSWERS: {name: data[name] for name in ANSWERS if name in data}} if data else {}
+    return {_ARCHITECTURE: dataclasses.asdict(architecture), **answers, **kept}
 
 
 def architecture_of(meta: dict[str, Any]) -> Architecture:
@@ -93,12 +102,14 @@ def check_identity(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
     """
     workdir = checkpoint.parent.parent
     for part, expected in meta["identity"].items():
-        name = CONFIG if part == _ARCHITECTURE else part
+        name = CONFIG if part in _OF_CONFIG else part
         try:
             found = read_json(workdir / name)
-            if name == CONFIG:
+            if part == _ARCHITECTURE:
                 # What a config leaves 0 or empty is the vocabulary's or the checkpoint's.
                 found = {field: found["model"][field] or value for field, value in expected.items()}
+            elif part == _ANSWERS:
+                found = {field: found["data"][field] for field in expected}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise BertjaxError(

@@ -66,7 +66,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
     if init_from:
         check_vocabulary(task, find_checkpoint(init_from))
         start = saved_fingerprint(find_checkpoint(init_from))
-    identity = identity_of(task.objective.model.config.architecture, task.files)
+    identity = identity_of(task.objective.model.config.architecture, task.files, vars(settings.data))
     optimizer = make_optimizer(settings.optimizer)
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
@@ -167,7 +167,8 @@ def _run(
                 last = last or progress.is_out_of_patience()
                 if last and not logged:
                     log_now()
-            if last or stop or step % schedule.checkpoint_every == 0:
+            # Parameters that nobody saved when they were the best cannot be the result.
+            if last or stop or step % schedule.checkpoint_every == 0 or progress.is_best_at(step):
                 save_now()
             if stop and not last:
                 checkpoints.wait()

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.training.checkpoint import (
@@ -21,6 +21,7 @@ from bertjax.training.checkpoint import (
 )
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 from bertjax.training.identity import read_meta, sealed
+from bertjax.training.processes import tells_of_a_lost_process
 
 _OUTPUTS = "classifier/bias"
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
@@ -65,8 +66,11 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
                 warn(f"new, with random values: {', '.join(new)}")
             if unused:
                 warn(f"in {path}, not used here: {', '.join(unused)}")
+            # What is not used is read for the fingerprint; where it was when it was saved there may be no device now.
+            anywhere = _whole_on_each_device(wanted)
+            places = {name: getattr(wanted[name], "sharding", None) if name in taken else anywhere for name in saved}
             spec = {
-                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(wanted.get(name), "sharding", None))
+                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[name])
                 for name, leaf in saved.items()
             }
             whole = checkpointer.restore(path / "params", args=ocp.args.StandardRestore(nested(spec)))
@@ -74,9 +78,17 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
     except UsageError:
         raise
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        if tells_of_a_lost_process(error):
+            raise
         raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
     restored = _flat(whole)
     return nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
+
+
+def _whole_on_each_device(wanted: Mapping[str, Any]) -> Sharding | None:
+    """On the devices of the first of these arrays; None where it is on none."""
+    sharding = getattr(next(iter(wanted.values())), "sharding", None)
+    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
 
 
 def load_whole(checkpoint: epath.Path, shardings: Callable[[int], Mapping[str, Sharding]]) -> dict[str, Any]:

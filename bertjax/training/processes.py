@@ -114,6 +114,11 @@ def _all_told(given: dict[str, str]) -> tuple[str, int, int]:
     return address, int(count), int(index)
 
 
+def tells_of_a_lost_process(error: Exception) -> bool:
+    """Whether it is that of a collective operation which another process of the run has left."""
+    return not isinstance(error, BertjaxError) and jax.process_count() > 1 and bool(_LOST.search(str(error)))
+
+
 @contextlib.contextmanager
 def naming_a_lost_process() -> Iterator[None]:
     """Makes of the exception with which a collective operation ends, where another process is gone, one for people.
@@ -124,7 +129,7 @@ def naming_a_lost_process() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Collectives, and whatever library uses them, raise what they like.
-        if not isinstance(error, BertjaxError) and jax.process_count() > 1 and _LOST.search(str(error)):
+        if tells_of_a_lost_process(error):
             raise LostError(LOST_PROCESS.format(f"{_who_is_gone()}: {first_line(error)}")) from error
         raise
 

@@ -183,6 +183,13 @@ class Progress:
         """By which the best checkpoint is told; None where the task has no such metric, or none of this step."""
         return self._score(self.evaluation) if step == self._evaluated_at else None
 
+    def is_best_at(self, step: int) -> bool:
+        """Whether what was measured after a step is better than all before it, in whichever attempt."""
+        if self.score_at(step) is None:
+            return False
+        *before, score = self._scores
+        return all(other is None or other < score for other in before)
+
     def is_out_of_patience(self) -> bool:
         """Whether the evaluations so far, in whichever attempt, end a run that waits for a better one no longer."""
         return is_out_of_patience(self._scores, self._task.schedule.patience)

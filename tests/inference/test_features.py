@@ -15,6 +15,7 @@ from bertjax.data.finetuning.examples import make_examples
 from bertjax.files import unfinished_name
 from bertjax.inference import features
 from bertjax.inference.batches import BATCH_TOKENS, batches
+from bertjax.interop.convert import convert
 from bertjax.loading import load_trained
 from bertjax.model.encoder import Encoder
 
@@ -127,6 +128,19 @@ def test_shards_of_something_else_are_refused(pretrained, tmp_path, small_shards
     command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
     out = [f"--output={tmp_path / 'out'}", "--layers=-1"]
     assert "has features with another layers" in refused(capfd, *command, out[0], "--layers=0")
+    # The same parameters as another function.
+    edited = tmp_path / "edited"
+    convert(str(pretrained), str(edited), "huggingface", False, lambda said: None)
+    config = json.loads((edited / "config.json").read_text())
+    commands = [
+        "features",
+        f"--checkpoint={edited}",
+        f"--input={tmp_path / 'texts.txt'}",
+        f"--output={tmp_path / 'hf'}",
+    ]
+    cli.main(commands)
+    (edited / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
+    assert "has features with another architecture" in refused(capfd, *commands)
     (tmp_path / "texts.txt").write_text("other\n")
     assert "00000.npz is of other texts" in refused(capfd, *command, *out)
     write(pretrained, tmp_path / "texts.txt")

@@ -1,5 +1,6 @@
 """What decides the answers is bound to the checkpoint: an edited or exchanged file of a workdir is named, not used."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,6 +8,8 @@ import pytest
 from running import EXPERIMENTS, overrides
 
 from bertjax import cli
+from bertjax.inference.habits import Habits
+from bertjax.training.identity import ANSWERS
 
 
 def edit(file, change):
@@ -15,21 +18,26 @@ def edit(file, change):
     file.write_text(json.dumps(content))
 
 
-EDITS = {
-    "config.json": (lambda config: config["model"].update(activation="relu"), "activation: gelu_tanh -> relu"),
-    "output_layer.json": (lambda layer: layer["labels"].reverse(), "labels: ['0', '1'] -> ['1', '0']"),
-    "vocabulary.json": (lambda entry: entry.update(lower_case=False), "lower_case: True -> False"),
-}
+EDITS = [
+    ("config.json", lambda config: config["model"].update(activation="relu"), "activation: gelu_tanh -> relu"),
+    ("config.json", lambda config: config["data"].update(seq_len=9), " -> 9"),
+    ("output_layer.json", lambda layer: layer["labels"].reverse(), "labels: ['0', '1'] -> ['1', '0']"),
+    ("vocabulary.json", lambda entry: entry.update(lower_case=False), "lower_case: True -> False"),
+]
 
 
-@pytest.fixture(params=EDITS)
+@pytest.fixture(params=EDITS, ids=["activation", "seq_len", "labels", "lower_case"])
 def edited(request, cola, tmp_path):
     """A fine-tuned workdir with one file edited, the file's name, and what has changed in it."""
     workdir = tmp_path / "run"
     shutil.copytree(cola, workdir)
-    change, shown = EDITS[request.param]
-    edit(workdir / request.param, change)
-    return workdir, request.param, shown
+    name, change, shown = request.param
+    edit(workdir / name, change)
+    return workdir, name, shown
+
+
+def test_what_decides_an_answer_is_sealed_and_is_what_a_checkpoint_tells_of_itself():
+    assert {field.name for field in dataclasses.fields(Habits)} == {*ANSWERS, "texts"}
 
 
 def failed(capfd, *arguments) -> str:

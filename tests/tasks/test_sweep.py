@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from etils import epath
@@ -52,6 +53,17 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
     # What is done was done with another config: it may not pass for what is asked now.
     error = refused(capfd, *command, "--config.model.hidden_dropout=0.25")
     assert "was run otherwise (model.hidden_dropout: 0.0 -> 0.25)" in error
+    # Nor with other data, of whichever trial.
+    other = tmp_path / "trials" / ".other"
+    shutil.copytree(glue, other)
+    dev = other / "RTE" / "dev.tsv"
+    header, *rows = dev.read_text().splitlines(keepends=True)
+    dev.write_text("".join([header, *rows[1:]]))
+    elsewhere = [item.replace(f"path={glue}", f"path={other}") for item in command]
+    first_trial = min((tmp_path / "trials").glob("[!.]*"))
+    for _ in range(2):
+        assert "was run on other data; choose another --workdir" in refused(capfd, *elsewhere)
+        shutil.rmtree(first_trial, ignore_errors=True)
     best = next(path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists())
     command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
     assert "started from other parameters than those of --init_from" in refused(capfd, *command)

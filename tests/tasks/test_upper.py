@@ -9,6 +9,7 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, predict, refused, train
 
+from bertjax.files import unfinished_name
 from bertjax.inference import frozen
 from bertjax.machine_folder import STAGING
 from bertjax.tasks.run import build_task
@@ -112,8 +113,12 @@ def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, 
     content[100] ^= 1
     other.write_bytes(bytes(content))
     content[100] ^= 1
+    # As a killed run leaves one.
+    abandoned = staging / unfinished_name(other.name)
+    abandoned.write_bytes(b"half")
     train(run[0], tmp_path / "again", *run[2:], steps=1, eval_every=1)
     assert other.read_bytes() == bytes(content) and first.stat().st_mtime_ns == before
+    assert not abandoned.exists()
 
 
 @pytest.mark.parametrize(

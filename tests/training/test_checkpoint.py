@@ -4,6 +4,7 @@ import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 from test_step import CONFIG, OPTIMIZER
@@ -174,6 +175,18 @@ def test_a_shape_that_differs_is_named_with_both_sides(tmp_path):
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
     with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\).*\(16, 8\)"):
         load_params(tmp_path, target, print)
+
+
+def test_what_is_not_used_is_read_to_the_devices_there_are_and_not_to_those_it_was_saved_from(tmp_path, monkeypatch):
+    state, asked = saved(tmp_path), []
+    whole = ocp.args.StandardRestore
+    monkeypatch.setattr(ocp.args, "StandardRestore", lambda tree: asked.append(tree) or whole(tree))
+    load_params(tmp_path, {"encoder": state.params["encoder"]}, lambda said: None)
+    (tree,) = asked
+    (devices,) = {frozenset(leaf.sharding.device_set) for leaf in jax.tree.leaves(state.params)}
+    found = [leaf.sharding for leaf in jax.tree.leaves(tree)]
+    assert len(found) == len(jax.tree.leaves(state.params)) > len(jax.tree.leaves(state.params["encoder"]))
+    assert all(sharding is not None and sharding.device_set == devices for sharding in found)
 
 
 def test_a_new_output_layer_keeps_its_own_values_and_is_named(tmp_path):

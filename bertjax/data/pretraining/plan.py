@@ -5,13 +5,11 @@ on another at training time, so any row of any epoch is one lookup away. It is w
 corpus nor the plan has to fit into memory.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,13 @@ from bertjax.data.pretraining.packing import packed
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.data.pretraining.settings import SPECIAL_TOKENS
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import check_space, is_ours, read_json, read_whole, replacing, unfinished_files, write_whole
+from bertjax.files import check_space, is_ours, read_json, read_whole, remove_abandoned, replacing, write_whole
 from bertjax.temporary import shared_place
 from bertjax.terminal import progress_bar
 
 # Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
 _VERSION = 1
 _BLOCK_SENTENCES = 1 << 20
-_ABANDONED_AFTER_SECONDS = 3600
 _PROGRESS_AFTER_SECONDS = 3
 
 
@@ -176,7 +173,7 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    _remove_abandoned(path.parent)
+    remove_abandoned(path.parent)
     ends: list[int] = []
     runs: list[list[int]] = []
     rows = 0
@@ -249,11 +246,3 @@ def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[
 
 def _generator(*seeds: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Removes what killed processes left; a live one writes to its file all the time."""
-    for file in unfinished_files(folder):
-        with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                file.unlink()
