@@ -313,7 +313,7 @@ def parser() -> argparse.ArgumentParser:
         "tokens, input_ids, segment_ids, words and characters; text i is tokens offsets[i] to offsets[i + 1]. The same "
         "command goes on after the last one that is there",
     )
-    sub.add_argument("--show", type=int, default=5, help="texts to print")
+    sub.add_argument("--show", type=int, default=5, help="texts to print, of those computed now")
 
     sub = command(
         "convert",

@@ -132,15 +132,10 @@ def test_shards_of_something_else_are_refused(pretrained, tmp_path, small_shards
     edited = tmp_path / "edited"
     convert(str(pretrained), str(edited), "huggingface", False, lambda said: None)
     config = json.loads((edited / "config.json").read_text())
-    commands = [
-        "features",
-        f"--checkpoint={edited}",
-        f"--input={tmp_path / 'texts.txt'}",
-        f"--output={tmp_path / 'hf'}",
-    ]
-    cli.main(commands)
+    foreign = [f"--checkpoint={edited}", f"--input={tmp_path / 'texts.txt'}", f"--output={tmp_path / 'foreign'}"]
+    cli.main(["features", *foreign])
     (edited / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-    assert "has features with another architecture" in refused(capfd, *commands)
+    assert "has features with another architecture" in refused(capfd, "features", *foreign)
     (tmp_path / "texts.txt").write_text("other\n")
     assert "00000.npz is of other texts" in refused(capfd, *command, *out)
     write(pretrained, tmp_path / "texts.txt")

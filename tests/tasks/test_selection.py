@@ -113,9 +113,7 @@ def test_a_run_that_gets_no_better_ends_and_ends_there_after_any_kill(glue, lett
 
 
 @pytest.mark.parametrize("checkpoint_every", [2, 14])
-def test_the_best_is_by_the_metric_of_choice_and_saved_whenever_it_is_reached(
-    glue, letters, tmp_path, checkpoint_every
-):
+def test_the_best_is_by_the_metric_of_choice_and_saved_when_reached(glue, letters, tmp_path, checkpoint_every):
     # So high a rate that the loss comes and goes.
     fields = {"patience": 0, "select_by": "loss", "steps": 14, "optimizer__learning_rate": 0.05}
     fields["checkpoint_every"] = checkpoint_every
