@@ -3,7 +3,7 @@
     bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus
     bertjax train --config experiments/demo.py:corpus=runs/corpus --workdir runs/tiny
 
-Hardware and time: two CPU cores; 8 min 4 s for all of `make demo`, installation and fine-tuning included.
+Hardware and time: two CPU cores; 7 min 20 s for all of `make demo`, installation and fine-tuning included.
 Expected: held-out masked-LM accuracy 0.179 and next-sentence accuracy 0.797; without context 0.057 and 0.557. The text
 is that of the installed libraries, so other versions give other digits.
 """
