@@ -40,7 +40,7 @@ $(VENV)/bin/python:
 	  { echo "bertjax needs Python 3.11 or newer, $(PYTHON) is older; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# Python compiles what it imports; of all that is installed that is a tenth.
+# Python compiles what it imports; most of what is installed it never does.
 INSTALL = $(BIN)/pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt --editable
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -17,7 +17,7 @@ from etils import epath
 
 from bertjax.building import experiment_config, settings_of
 from bertjax.config import grid_values, load_trials
-from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.experiment import cross_product, trials_of
 from bertjax.files import write_whole
 from bertjax.inference.frozen import training_task
@@ -26,10 +26,9 @@ from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training import loop
-from bertjax.training.agreement import failed_alike, from_first
+from bertjax.training.agreement import from_first, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import sealed
-from bertjax.training.processes import tells_of_a_lost_process
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import check_own, other_numbers, place
 
@@ -128,7 +127,7 @@ def run_sweep(
                 left = f", about {duration(statistics.mean(spent) * (len(trials) - number + 1))} left" if spent else ""
                 say(f"trial {number} of {len(trials)}: {name_of(trial)}{left}")
                 start = time.monotonic()
-                outcome = _run(trial, settings, folder, init_from, number)
+                outcome = _run(trial, settings, folder, init_from)
                 if outcome is None:
                     say(f"the sweep stopped in trial {number} of {len(trials)}; the same command goes on from here")
                     return {"stopped": True, "trials": outcomes}
@@ -154,15 +153,14 @@ def _check_data(
     Raises:
       UsageError: names the first of them; or the data of the first trial cannot be used.
     """
-    read = {folder for folder, outcome in zip(folders, finished, strict=True) if outcome}
-    was = from_first(lambda: {str(folder): read_results(folder)["data_sha256"] for folder in sorted(read)})
+    done = {folder for folder, outcome in zip(folders, finished, strict=True) if outcome}
+    was = from_first(lambda: {str(folder): read_results(folder)["data_sha256"] for folder in sorted(done)})
     hashes: dict[str, str] = {}
     for number, (settings, folder) in enumerate(zip(runs, folders, strict=True)):
-        if number and folder not in read:
+        if number and folder not in done:
             continue
         # Rows are the same however many are in a batch.
-        data = {**dataclasses.asdict(settings.data), "batch_size": 0}
-        told = json.dumps([data, settings.model["vocab_size"]], sort_keys=True)
+        told = json.dumps({**dataclasses.asdict(settings.data), "batch_size": 0}, sort_keys=True)
         if told not in hashes:
             task = build_task(settings, train=True)
             if not task.best_by:
@@ -171,12 +169,12 @@ def _check_data(
                     "cut one off the training data with --config.data.dev_share=0.1"
                 )
             hashes[told] = task.data_hash
-        if folder in read and was[str(folder)] != hashes[told]:
+        if folder in done and was[str(folder)] != hashes[told]:
             raise UsageError(f"the trial in {folder} was run on other data; choose another --workdir for the sweep")
 
 
 def _run(
-    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None, number: int
+    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None
 ) -> dict[str, Any] | None:
     """What became of a trial; None where a signal stopped it."""
     try:
@@ -186,12 +184,7 @@ def _run(
             return None
         return from_first(lambda: outcome_of(trial, read_results(folder)))
     except Exception as error:  # Whatever ends one trial, the next may do better.
-        text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
-        if not failed_alike(f"trial {number}", text):
-            # The others wait for this process in the middle of a step, and would for ever.
-            if tells_of_a_lost_process(error):
-                raise
-            raise BertjaxError(f"trial {number} failed, and not alike in all processes: {text}") from error
+        text = go_on_after(os.fspath(folder), error)
         say(f"the trial failed: {text}")
         return {"trial": trial, "error": text}
 

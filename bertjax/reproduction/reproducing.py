@@ -24,7 +24,7 @@ from bertjax.tasks.finetuning.settings import SPLITS
 from bertjax.tasks.settings import RunSettings
 from bertjax.terminal import duration, say
 from bertjax.training import loop
-from bertjax.training.agreement import from_first
+from bertjax.training.agreement import from_first, go_on_after
 from bertjax.training.checkpoint import find_checkpoint
 
 # The table that the paper lacks.
@@ -181,8 +181,8 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
             if not from_first(lambda run=run: results.outcome(run) is not None):
                 raise BertjaxError("trials of it failed, as told above; the same command tries them again")
         except BertjaxError as error:
+            failed[run.name] = go_on_after(f"{results.place}/{run.name}", error)
             say(f"{run.name} failed: {error}")
-            failed[run.name] = first_line(error)
             continue
         finally:
             jax.clear_caches()

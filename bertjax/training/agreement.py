@@ -1,5 +1,6 @@
 """What the processes of a run find out one by one, and act upon together."""
 
+import hashlib
 import json
 import secrets
 import time
@@ -13,8 +14,9 @@ from jax._src import distributed  # The store that its processes share has no pu
 from jax.experimental import multihost_utils
 
 from bertjax.config import differences
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, LostError, UsageError, first_line
 from bertjax.files import write_whole
+from bertjax.training.processes import tells_of_a_lost_process
 
 T = TypeVar("T")
 # May be others in each process: where it finds what all have, and how it waits.
@@ -106,26 +108,42 @@ def from_first(find: Callable[[], T]) -> T:
     return told["found"]
 
 
-def failed_alike(what: str, text: str) -> bool:
-    """Whether all processes of a run have failed in the same way, so that they can go on with something else.
+def go_on_after(what: str, error: Exception) -> str:
+    """The error that ended one of many things, in a line, where all processes of a run can go on with the next.
 
-    Asked through the store that coordinates them: one that fails alone leaves the others waiting in a collective
-    operation, where they do not hear of it.
+    That is where it ended in all of them alike. One that fails alone leaves the others waiting in a collective
+    operation, where they hear of it through the store alone by which they are coordinated.
 
     Args:
       what: has failed; a name that is asked about once.
-      text: of the error, which says in which way.
+
+    Raises:
+      BertjaxError: it has failed in some of the processes, or otherwise in each.
     """
+    text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
     if jax.process_count() == 1:
-        return True
+        return text
+    is_lost = isinstance(error, LostError) or tells_of_a_lost_process(error)
+    if _all_say(what, text, wait=not is_lost):
+        return text
+    if is_lost:
+        raise error
+    raise BertjaxError(f"{what} failed, and not alike in all processes: {text}") from error
+
+
+def _all_say(what: str, text: str, wait: bool) -> bool:
+    """Whether all processes say the same of something, within a minute; at once without `wait`."""
     store = distributed.global_state.client
-    folder = f"bertjax/failed/{what}"
-    store.key_value_set(f"{folder}/{jax.process_index()}", text)
-    deadline = time.monotonic() + _FAIL_SECONDS
-    while len(told := dict(store.key_value_dir_get(folder))) < jax.process_count():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_SECONDS)
+    folder = f"bertjax/failed/{hashlib.sha256(what.encode()).hexdigest()}"
+    deadline = time.monotonic() + (_FAIL_SECONDS if wait else 0)
+    try:
+        store.key_value_set(f"{folder}/{jax.process_index()}", text)
+        while len(told := dict(store.key_value_dir_get(folder))) < jax.process_count():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+    except Exception:  # The store is gone with process 0; jaxlib has no class of its own for it.
+        return False
     return len({*told.values()}) == 1
 
 

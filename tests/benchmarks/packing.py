@@ -10,8 +10,14 @@ import json
 import time
 
 from bertjax.corpus.store import open_corpus
-from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining.plan import PairPlan, pair_plan
 from bertjax.data.pretraining.settings import PAIRS_A_ROW, SPECIAL_TOKENS
+
+
+def tokens_of(plan: PairPlan, seq_len: int) -> int:
+    """Real tokens of all rows."""
+    lengths = plan.records["a_length"].astype(int) + plan.records["b_length"] + SPECIAL_TOKENS
+    return int(lengths.clip(max=seq_len).sum())
 
 
 def main() -> None:
@@ -27,10 +33,9 @@ def main() -> None:
             begin = time.perf_counter()
             plan = pair_plan(corpus, "train", seq_len, args.seed, args.passes, pairs_a_row)
             seconds = time.perf_counter() - begin
-            lengths = plan.records["a_length"].astype(int) + plan.records["b_length"] + SPECIAL_TOKENS
             rows = int(plan.pass_ends[-1])
-            fill = int(lengths.clip(max=seq_len).sum()) / (rows * seq_len)
-            told = {"seq_len": seq_len, "pairs_a_row": pairs_a_row, "pairs": len(lengths), "rows": rows}
+            fill = tokens_of(plan, seq_len) / (rows * seq_len)
+            told = {"seq_len": seq_len, "pairs_a_row": pairs_a_row, "pairs": len(plan.records), "rows": rows}
             print(json.dumps({**told, "fill": round(fill, 4), "seconds": round(seconds, 2)}))
 
 

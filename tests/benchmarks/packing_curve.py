@@ -15,18 +15,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from packing import tokens_of
 
 from bertjax.corpus.store import open_corpus
 from bertjax.data.pretraining.plan import pair_plan
-from bertjax.data.pretraining.settings import PAIRS_A_ROW, SPECIAL_TOKENS
+from bertjax.data.pretraining.settings import PAIRS_A_ROW
 
 EVALUATIONS = 6
 
 
 def tokens_a_row(corpus: str, seq_len: int, pairs_a_row: int) -> float:
     plan = pair_plan(open_corpus(corpus), "train", seq_len, 0, 1, pairs_a_row)
-    lengths = plan.records["a_length"].astype(int) + plan.records["b_length"] + SPECIAL_TOKENS
-    return float(lengths.clip(max=seq_len).sum() / plan.pass_ends[-1])
+    return tokens_of(plan, seq_len) / int(plan.pass_ends[-1])
 
 
 def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, rows: int, steps: int) -> None:

@@ -38,11 +38,11 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
     ids = torch.randint(1000, VOCAB_SIZE, (rows, seq_len))
     labels = torch.where(torch.rand(rows, seq_len) < 0.15, ids, -100)
     batch = {
-        **{"input_ids": ids, "labels": labels, "next_sentence_label": torch.randint(0, 2, (rows,))},
-        **{
-            "attention_mask": torch.ones_like(ids),
-            "token_type_ids": (torch.arange(seq_len) >= seq_len // 2) * ids.sign(),
-        },
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": (torch.arange(seq_len) >= seq_len // 2) * ids.sign(),
+        "labels": labels,
+        "next_sentence_label": torch.randint(0, 2, (rows,)),
     }
     seconds = []
     for _ in range(steps + 2):

@@ -219,6 +219,13 @@ def test_unusable_vocabularies(tmp_path):
         load_vocabulary(tmp_path / "bad.model")
 
 
+@pytest.mark.parametrize("index", [-1, 10**6])
+def test_an_id_that_is_none_is_refused(vocabulary_file, index):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
+    with pytest.raises(UsageError, match=f"^no piece has the id {index}; they go from 0 to "):
+        tokenizer.decode([index])
+
+
 def test_decode_joins_continuations(vocabulary_file):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
     assert tokenizer.decode(tokenizer.encode("Unaffable running, hello")) == "unaffable running , hello"

@@ -197,3 +197,14 @@ def test_labels_that_hold_the_separator_are_refused(letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
     assert "line 1: 'a,b' in label is no label; labels are texts without config.data.label_separator, ','" in error
+
+
+def test_paths_mean_the_same_from_any_folder_whatever_is_in_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"train_file": "a:b.tsv", "dev_file": "gs://bucket/dev.tsv", "vocabulary": "v:1/vocab.txt"}
+    overrides = [f"--config.data.{name}={value}" for name, value in given.items()]
+    data = experiment_config(f"{EXPERIMENTS}/text.py", overrides).data
+    assert data.train_file == str(tmp_path / "a:b.tsv") and data.vocabulary == str(tmp_path / "v:1" / "vocab.txt")
+    assert data.dev_file == "gs://bucket/dev.tsv"
+    stored = experiment_config(f"{EXPERIMENTS}/glue.py:task=rte", ["--config.data.path=tfds:data:glue"]).data
+    assert stored.path == "tfds:data:glue"

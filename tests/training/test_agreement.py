@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from bertjax.corpus import blocks, store
+from bertjax.errors import BertjaxError, LostError
+from bertjax.training import agreement
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Blocks so small that a corpus of a test has many, of which opening it verifies but some.
@@ -72,3 +75,54 @@ def test_what_one_process_finds_damaged_ends_all(corpus, tmp_path, monkeypatch):
     assert "another process of this run found its data damaged" in said[0][0]
     assert f"train.tokens.bin, block {block} (bytes {64 * block:,} to" in said[1][0]
     assert not (tmp_path / "run" / "results.json").exists()
+
+
+class Store:
+    """What processes tell each other, and what the second of two says when the first has spoken."""
+
+    def __init__(self, other: str | None) -> None:
+        self.said, self.other = {}, other
+
+    def key_value_set(self, key, value):
+        self.said[key] = value
+        if self.other is not None:
+            self.said[f"{key[:-1]}1"] = self.other
+
+    def key_value_dir_get(self, folder):
+        return [(key, value) for key, value in self.said.items() if key.startswith(f"{folder}/")]
+
+
+@pytest.fixture
+def two(monkeypatch):
+    def with_other(said: str | None) -> None:
+        monkeypatch.setattr(agreement.distributed.global_state, "client", Store(said))
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    monkeypatch.setattr(agreement, "_FAIL_SECONDS", 0.01)
+    monkeypatch.setattr(agreement, "_LOOK_SECONDS", 0.01)
+    return with_other
+
+
+def test_processes_go_on_after_what_ends_in_all_of_them_alike(two):
+    two("it diverged")
+    assert agreement.go_on_after("one", BertjaxError("it diverged")) == "it diverged"
+    # Of another thing of the same run nothing is known yet.
+    agreement.distributed.global_state.client.other = None
+    with pytest.raises(BertjaxError, match="^two failed, and not alike in all processes: it diverged$"):
+        agreement.go_on_after("two", BertjaxError("it diverged"))
+
+
+@pytest.mark.parametrize("other", [None, "RuntimeError: Gloo is gone"])
+def test_processes_do_not_go_on_after_what_ends_in_one_or_otherwise_in_each(two, other):
+    two(other)
+    with pytest.raises(BertjaxError, match="^one failed, and not alike in all processes: OSError: no disk$"):
+        agreement.go_on_after("one", OSError("no disk"))
+
+
+@pytest.mark.parametrize("lost", [LostError("process 1 is gone"), RuntimeError("Gloo AllGather failed")])
+def test_a_lost_process_stays_one(two, lost):
+    two(None)
+    with pytest.raises(type(lost)) as raised:
+        agreement.go_on_after("one", lost)
+    assert raised.value is lost

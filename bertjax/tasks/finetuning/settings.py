@@ -104,7 +104,7 @@ class FinetuningSettings(RunSettings):
       steps: updates of the whole run; 0 is `epochs`.
       epochs: passes over the training rows.
       eval_every: steps between two evaluations; 0 is once an epoch.
-      checkpoint_every: steps between two checkpoints; 0 is once an epoch.
+      checkpoint_every: steps between two checkpoints; 0 is once an epoch. One better than all before is always saved.
       keep_checkpoints: so many of the newest ones are kept, besides the best one.
       select_by: evaluation metric by which the best checkpoint is kept; empty is the task's own.
       patience: evaluations without a better one after which the run ends; 0 never ends it.
