@@ -60,7 +60,7 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
     header, *rows = dev.read_text().splitlines(keepends=True)
     dev.write_text("".join([header, *rows[1:]]))
     elsewhere = [item.replace(f"path={glue}", f"path={other}") for item in command]
-    first_trial = min((tmp_path / "trials").glob("[!.]*"))
+    first_trial = tmp_path / "trials" / name_of(second["trials"][0]["trial"])
     for _ in range(2):
         assert "was run on other data; choose another --workdir" in refused(capfd, *elsewhere)
         shutil.rmtree(first_trial, ignore_errors=True)
