@@ -67,7 +67,7 @@ def expand(specs: list[str], data_dir: str | None = None) -> tuple[list[Source],
     repeated = 0
     for spec in specs:
         kind, colon, rest = spec.partition(":")
-        if kind not in FORMS or not colon or (kind != "docs" and not rest):
+        if kind not in FORMS or not colon or bool(rest) == (kind == "docs"):
             known = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, docs:"
             raise UsageError(f"input {spec!r} is none of {known}")
         if kind == "docs":

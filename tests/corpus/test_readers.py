@@ -167,6 +167,7 @@ def test_damaged_compression_is_one_error(tmp_path, name, damage):
         ("corpus.txt", "is none of"),
         ("text:", "is none of"),
         ("book:x", "is none of"),
+        ("docs:x", "is none of"),
         ("text:{}/none.txt", "there is no file"),
         ("text:{}/*.none", "matches no file"),
         ("prose:{}", "matches no file"),
