@@ -1,6 +1,7 @@
 """Where each piece of a tokenised text stands in it, to the character."""
 
 import unicodedata
+from itertools import repeat
 
 import numpy as np
 
@@ -11,7 +12,7 @@ def encode_with_offsets(tokenizer: Tokenizer, text: str) -> tuple[list[int], np.
     """Ids of a text, equal to `tokenizer.encode(text)`, and the characters each of them covers.
 
     Returns:
-      ids, and int64 [pieces, 2]: first character and the one after the last.
+      ids, and int64 [pieces, 2]: first character and the one after the last; of SentencePiece's, some cover none.
     """
     if tokenizer.vocabulary.kind != WORDPIECE:
         return _sentencepiece_offsets(tokenizer, text)
@@ -69,6 +70,16 @@ def _end(chunk: str, last: int) -> int:
 
 
 def _sentencepiece_offsets(tokenizer: Tokenizer, text: str) -> tuple[list[int], np.ndarray]:
-    pieces = tokenizer.sentencepiece_pieces(text)
-    spans = [(piece.begin, piece.end) for piece in pieces]
-    return [piece.id for piece in pieces], np.array(spans, np.int64).reshape(-1, 2)
+    ids, offsets = tokenizer.sentencepiece_offsets(text)
+    # Lower case of one character may be two, as of \u0130.
+    lengths = (len(char.lower()) for char in text) if tokenizer.vocabulary.lower_case else repeat(1, len(text))
+    origins = [index for index, length in enumerate(lengths) for _ in range(length)]
+    spans = []
+    for start, end in offsets:
+        first = origins[start] if start < len(origins) else len(text)
+        after = origins[end - 1] + 1 if end > start else first
+        # A piece has the space before its word; one that is nothing else covers nothing, where its word begins.
+        while first < after and text[first].isspace():
+            first += 1
+        spans.append((first, after))
+    return ids, np.array(spans, np.int64).reshape(-1, 2)

@@ -298,9 +298,10 @@ class Tokenizer:
             return list(chain.from_iterable(map(self._chunks.__getitem__, text.split(" "))))
         return self._model.encode(self._sentencepiece_text(text))
 
-    def sentencepiece_pieces(self, text: str) -> list:
-        """SentencePiece's pieces of a text, with `id` and the characters from `begin` to `end`."""
-        return list(self._model.encode(self._sentencepiece_text(text), out_type="immutable_proto").pieces)
+    def sentencepiece_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids as of `encode`, and of each the first character and the one after the last, of the lower-cased text."""
+        found = self._model.encode(self._sentencepiece_text(text), return_type="offset_mapping")
+        return found["ids"], found["offsets"]
 
     def _sentencepiece_text(self, text: str) -> str:
         text = text.encode("utf-8", "replace").decode()

@@ -4,6 +4,7 @@ import pytest
 
 from bertjax.corpus.offsets import encode_with_offsets
 from bertjax.corpus.tokenizer import Tokenizer, load_vocabulary
+from bertjax.corpus.vocabulary import sentencepiece_model
 
 TEXTS = [
     "The cat sat.",
@@ -24,6 +25,15 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def tokenizer(letters):
     return Tokenizer(load_vocabulary(letters))
+
+
+@pytest.fixture(scope="module", params=[(True, False), (False, True), (False, False)], ids=["folds", "lower", "cased"])
+def sentencepieces(request, tmp_path_factory):
+    """Lower-cased by the model itself, by us before it, by neither."""
+    folds, lower_case = request.param
+    path = tmp_path_factory.mktemp("pieces") / "sp.model"
+    path.write_bytes(sentencepiece_model([text.replace("x" * 300, "x") for text in TEXTS] * 9, 90, folds))
+    return Tokenizer(load_vocabulary(path, lower_case=lower_case))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -53,3 +63,25 @@ def test_an_unknown_word_is_covered_whole(tokenizer):
     ids, spans = encode_with_offsets(tokenizer, text)
     assert [text[start:end] for start, end in spans] == ["a", "\u0434\u0430", "b"]
     assert ids[1] == tokenizer.vocabulary.unk_id
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_of_sentencepieces_are_the_tokenizer_s_and_spans_follow_each_other(sentencepieces, text):
+    ids, spans = encode_with_offsets(sentencepieces, text)
+    assert ids == sentencepieces.encode(text)
+    assert len(spans) == len(ids)
+    assert all(0 <= start <= end <= len(text) for start, end in spans)
+    # Both pieces of a character that has become two cover it.
+    assert all(end - 1 <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    "text", ["The cat sat.", "\u00e9 \u0130stanbul \u0130 \u0130zmir", "  two  spaces\tand\na tab "]
+)
+def test_spans_of_sentencepieces_cover_every_word_and_no_space(sentencepieces, text):
+    ids, spans = encode_with_offsets(sentencepieces, text)
+    covered = {place for start, end in spans for place in range(start, end)}
+    assert covered == {place for place, char in enumerate(text) if not char.isspace()}
+    for piece, (start, end) in zip(sentencepieces.pieces(ids), spans, strict=True):
+        if piece != "[UNK]" and "\u0130" not in text:
+            assert text[start:end].lower() == piece.removeprefix("\u2581").lower()
