@@ -6,8 +6,10 @@ makes the directory appear under its name only when it is complete; at an addres
 is complete when its last file is there. What is damaged or edited later is found by these.
 """
 
+import errno
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import is_remote
 from bertjax.training.fingerprint import fingerprint
 from bertjax.training.identity import check_identity, read_meta, sealed, unsealed
-from bertjax.training.processes import naming_a_lost_process
+from bertjax.training.processes import naming_a_lost_process, tells_of_a_lost_process
 from bertjax.training.step import TrainState
 
 CHECKPOINTS = "checkpoints"
@@ -33,6 +35,9 @@ _SCORE = "score"
 _METRIC_LINES = "metric_lines"
 # The library under Orbax takes a path with one of these for a pattern, and finds nothing there.
 _PATTERN_CHARACTERS = frozenset("[]*?\\")
+# What a reader lacks, as Python and the libraries below Orbax say it.
+_LACKS = re.compile("RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED")
+_LACKING = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ECONNRESET}
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
@@ -163,7 +168,8 @@ class Checkpoints:
         A damaged one is named through `warn`, moved to `workdir/damaged_checkpoints` and passed over.
 
         Raises:
-          BertjaxError: there are checkpoints and all of them are damaged, or the newest is of another model.
+          BertjaxError: there are checkpoints and all of them are damaged, or the newest is of another model or cannot
+            be read for another reason than damage.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         params, training = _split(abstract)
@@ -171,6 +177,7 @@ class Checkpoints:
             try:
                 params_now, training_now, identity = self._restore(step, params, training)
             except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+                raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
                 warn(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); skipped and moved to {aside}")
                 self._set_aside(step, aside)
@@ -219,6 +226,26 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
 
 def _restored_as(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
+
+
+def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
+    """Raises what ended the reading of a checkpoint again, where that says nothing of its files.
+
+    Raises:
+      BertjaxError: there is no memory for it, or no way to it.
+      Exception: that of a collective operation which another process has left.
+    """
+    if tells_of_a_lost_process(error):
+        raise error
+    seen: BaseException | None = error
+    while seen is not None:
+        is_errno = isinstance(seen, OSError) and seen.errno in _LACKING
+        if is_errno or isinstance(seen, MemoryError) or _LACKS.search(str(seen)):
+            raise BertjaxError(
+                f"checkpoint {checkpoint} cannot be read ({first_line(seen)}), which is no damage; mend the cause, "
+                "then run the same command again"
+            ) from error
+        seen = seen.__cause__ or seen.__context__
 
 
 def check_fingerprint(found: str, meta: dict[str, Any], name: str) -> None:

@@ -18,10 +18,10 @@ from bertjax.training.checkpoint import (
     CHECKPOINTS,
     check_fingerprint,
     find_checkpoint,
+    raise_unless_damage,
 )
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 from bertjax.training.identity import read_meta, sealed
-from bertjax.training.processes import tells_of_a_lost_process
 
 _OUTPUTS = "classifier/bias"
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
@@ -40,7 +40,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
 
     Raises:
       UsageError: no checkpoint, a shape that differs, or a parameter that `target` has no value for.
-      BertjaxError: the checkpoint is damaged.
+      BertjaxError: the checkpoint is damaged, or cannot be read.
     """
     path = find_checkpoint(path)
     try:
@@ -78,8 +78,7 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
     except UsageError:
         raise
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
-        if tells_of_a_lost_process(error):
-            raise
+        raise_unless_damage(error, path)
         raise BertjaxError(f"checkpoint {path} is damaged ({first_line(error)}); try an older one beside it") from error
     restored = _flat(whole)
     return nested({name: restored[name] if name in taken else leaf for name, leaf in wanted.items()})
@@ -99,7 +98,7 @@ def load_whole(checkpoint: epath.Path, shardings: Callable[[int], Mapping[str, S
       shardings: outputs of its output layer, 0 where it has none, to those of all parameters it may have.
 
     Raises:
-      BertjaxError: it is damaged.
+      BertjaxError: it is damaged, or cannot be read.
     """
     try:
         with _without_warnings(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
@@ -112,6 +111,7 @@ def load_whole(checkpoint: epath.Path, shardings: Callable[[int], Mapping[str, S
             whole = checkpointer.restore(checkpoint / "params", args=ocp.args.StandardRestore(nested(spec)))
         check_fingerprint(fingerprint(whole), read_meta(checkpoint), "params")
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        raise_unless_damage(error, checkpoint)
         raise BertjaxError(
             f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older one beside it"
         ) from error
@@ -122,7 +122,7 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
     """All parameters of a step's directory by path, on the host.
 
     Raises:
-      BertjaxError: the checkpoint is damaged.
+      BertjaxError: the checkpoint is damaged, or cannot be read.
     """
     params = {}
     try:
@@ -138,6 +138,7 @@ def load_all_params(checkpoint: epath.Path) -> dict[str, np.ndarray]:
                 params |= _flat(checkpointer.restore(checkpoint / "params", args=one))
         check_fingerprint(fingerprint_on_host(nested(params)), read_meta(checkpoint), "params")
     except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+        raise_unless_damage(error, checkpoint)
         raise BertjaxError(f"checkpoint {checkpoint} is damaged ({first_line(error)})") from error
     return params
 

@@ -1,5 +1,6 @@
 """Checkpoints: what is saved comes back on any mesh, and damage is found, named and passed over."""
 
+import errno
 import shutil
 
 import jax
@@ -12,6 +13,7 @@ from test_step import CONFIG, OPTIMIZER
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.settings.mesh import MeshConfig
 from bertjax.tasks.objectives.masked_lm import objective
+from bertjax.training import checkpoint, parameters
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, absolute, find_checkpoint
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import make_mesh
@@ -104,6 +106,43 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, 
     assert int(state.step) == 2
     assert len(said) == 1 and str(tmp_path / "checkpoints" / "3") in said[0] and "damaged" in said[0]
     assert (tmp_path / DAMAGED / "3").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (MemoryError(), BertjaxError, r"checkpoints/3 cannot be read \(MemoryError\), which is no damage"),
+        (
+            ValueError("RESOURCE_EXHAUSTED: 9 GB"),
+            BertjaxError,
+            r"checkpoints/3 cannot be read \(RESOURCE_EXHAUSTED: 9 GB",
+        ),
+        (OSError(errno.EMFILE, "Too many open files"), BertjaxError, "Too many open files.*, which is no damage"),
+        (ValueError("Gloo all-reduce failed: Connection closed by peer"), ValueError, "Gloo"),
+    ],
+    ids=["memory of the host", "memory of a device", "files", "lost process"],
+)
+def test_what_is_no_damage_is_told_and_no_checkpoint_is_set_aside(tmp_path, monkeypatch, error, kind, said):
+    saved(tmp_path)
+
+    def fail(tree):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "fingerprint", fail)
+    monkeypatch.setattr(parameters, "fingerprint", fail)
+    with monkeypatch.context() as several, pytest.raises(kind, match=said):
+        several.setattr(jax, "process_count", lambda: 2)
+        checkpoint.raise_unless_damage(error, tmp_path / "checkpoints/3")
+    if kind is BertjaxError:
+        abstract = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE))
+        for read in (
+            lambda: restored(tmp_path),
+            lambda: load_params(tmp_path / "checkpoints" / "3", abstract.params, pytest.fail),
+        ):
+            with pytest.raises(BertjaxError, match=said):
+                read()
+    assert not (tmp_path / DAMAGED).exists()
+    assert len([*(tmp_path / "checkpoints").iterdir()]) == 3
 
 
 def test_checkpoints_that_cannot_be_listed_are_one_error(tmp_path):
