@@ -12,6 +12,7 @@ from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.files import is_remote
 from bertjax.model.config import ModelConfig
+from bertjax.settings import places
 from bertjax.settings.fields import from_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.finetuning.settings import SPLITS
@@ -20,10 +21,6 @@ from bertjax.tasks.settings import RunSettings
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.identity import CONFIG, architecture_of, read_meta
 from bertjax.training.starting_point import adopt
-
-_PATHS = ("corpus", "path", "vocabulary", "labels")
-# Relative to `data.path`, where there is one.
-_FILES = ("train_file", "dev_file", "test_file")
 
 
 def experiment_config(experiment: str, overrides: Sequence[str], start: str | epath.Path | None = None) -> ConfigDict:
@@ -116,6 +113,6 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 
 def _make_absolute(data: ConfigDict) -> None:
     """Makes paths whole, so that the config a run saves means the same from any folder."""
-    for name in (*_PATHS, *(() if data.get("path") else _FILES)):
+    for name in (*places.PATHS, *(() if data.get("path") else places.FILES)):
         if data.get(name) and not (data[name].startswith(PREFIX) or is_remote(data[name])):
             data[name] = os.path.abspath(os.path.expanduser(data[name]))

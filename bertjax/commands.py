@@ -118,7 +118,8 @@ def inspect(args: argparse.Namespace) -> None:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = []
     for step, batch in enumerate(islice(task.train_batches(0, WHOLE), args.steps)):
-        for row in range(min(args.rows, task.batch_sizes[0])):
+        # Phases, and training rows that several examples share, have as many as they have.
+        for row in range(min(args.rows, len(batch["input_ids"]))):
             show(f"step {step}, row {row}\n{task.show(batch, row)}\n")
         if args.npz:
             batches.append(batch)
@@ -231,13 +232,13 @@ def evaluate(args: argparse.Namespace) -> None:
     from bertjax.building import settings_of
     from bertjax.tasks.run import build_task
     from bertjax.terminal import say
-    from bertjax.training.checkpoint import absolute
+    from bertjax.training.checkpoint import resolved
     from bertjax.training.evaluation import evaluate_checkpoint
 
     with checkpoint_of(args) as checkpoint:
         settings = settings_of(checkpoint_config_of(args, checkpoint))
         values = evaluate_checkpoint(settings, build_task(settings), checkpoint)
-        say(f"of checkpoint {checkpoint if checkpoint.is_relative_to(absolute(args.checkpoint)) else args.checkpoint}")
+        say(f"of checkpoint {checkpoint if checkpoint.is_relative_to(resolved(args.checkpoint)) else args.checkpoint}")
         print(json.dumps(values))
 
 

@@ -21,9 +21,14 @@ INTERRUPTED = 130
 
 
 class BertjaxError(Exception):
-    """A failure the user should read as one line: what, which value, where, and the way out. Exit code 1."""
+    """A failure the user should read as one line: what, which value, where, and the way out. Exit code 1.
+
+    Attributes:
+      ends_all: it is raised in all processes of a run, each of which lets the others say why before they are left.
+    """
 
     exit_code = 1
+    ends_all = False
 
 
 class UsageError(BertjaxError):

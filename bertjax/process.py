@@ -54,6 +54,7 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
         ending.well = hold_back(ending.now, remove_temporary_files)
     ending.watch_requests()
     code: object = None
+    ends_all = False
     try:
         for number in handled_requests():
             signal.signal(number, ending.requested)
@@ -61,7 +62,7 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
         try:
             command()
         except SystemExit as end:
-            code = end.code
+            code, ends_all = end.code, _ends_all(end)
         except Exception:
             traceback.print_exc()
             code = 1
@@ -73,13 +74,21 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
         # Libraries make other exceptions of an interruption; whatever the command said last, this is what it was.
         ending.interrupted()
     # Not left to the interpreter, which would put the handlers away first.
-    if code in (None, 0, STOPPED):
-        # Where there are others, they are told that this process ends as it should.
+    if code in (None, 0, STOPPED) or ends_all:
+        # Where there are others, they are waited for: to them this process would be lost, whatever they have to say.
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     ending.now(code if isinstance(code, int) else int(code is not None))
+
+
+def _ends_all(end: SystemExit) -> bool:
+    """Whether the error that it comes of is raised in all processes of a run."""
+    error: BaseException | None = end
+    while error is not None and not getattr(error, "ends_all", False):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def end_at_once(code: int) -> NoReturn:

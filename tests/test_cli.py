@@ -356,3 +356,16 @@ def test_a_config_file_that_is_not_python_is_one_line_with_its_place(tmp_path, c
     assert exit_.value.code == 2
     said = capsys.readouterr().err
     assert "broken.py" in said and "line 2" in said and said.count("\n") == 1
+
+
+def test_phases_of_fewer_rows_are_shown_too(corpus, capsys):
+    phases = ("--config.data.seq_len=16", "--config.data.batch_size=8", "--config.long_phase.share=0.5")
+    cli.main(
+        [
+            *("inspect", f"--config=pretrain:size=L1_H16,corpus={corpus},quick=true", "--config.steps=4", *phases),
+            *("--config.long_phase.seq_len=64", "--rows=8", "--steps=4"),
+        ]
+    )
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    rows = [*(f"step {step}, row {row}" for step in (0, 1) for row in range(8))]
+    assert shown == [*rows, *(f"step {step}, row {row}" for step in (2, 3) for row in range(2))]

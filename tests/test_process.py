@@ -276,3 +276,23 @@ with staged(Path({str(tmp_path / "output")!r}), False, "corpus", lambda path: Fa
     _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (130, "bertjax: interrupted\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["command.py", "tmp"]
+
+
+@pytest.mark.parametrize("ends_all", [True, False])
+def test_others_are_waited_for_where_an_error_is_that_of_all(tmp_path, ends_all):
+    """What waits for them is called as the interpreter would call it at its end."""
+    body = f"""
+import atexit, sys
+from bertjax.errors import BertjaxError, UsageError
+atexit.register(print, "waited", file=sys.stderr)
+try:
+    try:
+        error = UsageError("of all")
+        error.ends_all = {ends_all}
+        raise error
+    except UsageError as error:
+        raise BertjaxError("told otherwise") from error
+except BertjaxError:
+    sys.exit(1)
+"""
+    assert run(body, tmp_path) == (1, "waited\n" if ends_all else "")

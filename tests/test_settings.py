@@ -12,6 +12,7 @@ from bertjax.errors import UsageError
 from bertjax.experiment import finetuning_config, pretraining_config
 from bertjax.model.config import ModelConfig
 from bertjax.report.fields import describe_fields, document
+from bertjax.settings import places
 from bertjax.settings.fields import as_config, documented, from_config, limited, meanings_of
 from bertjax.tasks.run import settings_class, task_names
 
@@ -141,3 +142,14 @@ from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_field_that_names_a_place_is_known_as_one(task):
+    """By its name: else moved files would be another run's, or relative ones others from another folder."""
+    (data,) = (field for field in dataclasses.fields(settings_class(task)) if field.name == "data")
+    names = {field.name for field in dataclasses.fields(data.default)}
+    places_of_it = {
+        name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")
+    }
+    assert places_of_it and {f"data.{name}" for name in places_of_it} <= {*places.FIELDS}

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
 from bertjax.config import differences
 from bertjax.corpus.vocabulary_files import ENTRY
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.inference.predictions import check_writable, write_outputs
 from bertjax.tasks.run import build_task
@@ -74,13 +73,9 @@ def ensemble(
     assert first is not None
     task = first[1]
     results = {**_scores(task, mean), "members": members}
-    if jax.process_index() == 0:
-        for path in write_outputs(task, mean, folder):
-            say(str(path))
-        try:
-            write_whole(Path(folder) / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
-        except OSError as error:
-            raise BertjaxError(f"cannot write {folder}/{RESULTS}: {error.strerror or error}") from error
+    for path in write_outputs(task, mean, folder):
+        say(str(path))
+    write_whole(Path(folder) / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
     return results
 
 

@@ -101,6 +101,9 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The threshold above which a question is given no answer, and the score in percent it reaches.
 
+    As in the official evaluate-v2.0.py, but where no answer to any question is best: that takes 0 for it, which is
+    enough for probabilities alone.
+
     Args:
       answers: question id to the answers people gave; none for a question that has no answer.
       scores: exact match or F1 of the predictions, by question.
@@ -108,7 +111,8 @@ def best_threshold(
       null_odds: by how much no answer is preferred to that text, by question.
     """
     current = best = float(sum(not given for given in answers.values()))
-    threshold = 0.0
+    smallest = min(null_odds.values(), default=0.0)
+    threshold = smallest - 1.0 if smallest <= 0 else 0.0
     for question in sorted(null_odds, key=lambda question: null_odds[question]):
         if question not in scores:
             continue

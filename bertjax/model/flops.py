@@ -11,7 +11,8 @@ from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.upper import Upper
 
-# Dense bf16 peaks in FLOP/s a chip, from the makers' data sheets, by what `jax.Device.device_kind` contains.
+# Dense bf16 peaks in FLOP/s of what JAX calls a device, from the makers' data sheets, by what its `device_kind`
+# contains. That is a chip but on v2 and v3, whose 45 and 123 TFLOP/s a chip are those of two devices.
 PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100", 989e12),
@@ -22,8 +23,8 @@ PEAK_FLOPS = (
     ("TPU v5e", 197e12),
     ("TPU v5", 459e12),
     ("TPU v4", 275e12),
-    ("TPU v3", 123e12),
-    ("TPU v2", 45e12),
+    ("TPU v3", 61.5e12),
+    ("TPU v2", 22.5e12),
 )
 
 _NOTHING = Upper()
@@ -95,5 +96,5 @@ def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
     kind = devices[0].device_kind
     for name, peak in PEAK_FLOPS:
         if name in kind:
-            return peak * len(devices), f"{len(devices)} x {kind}, {peak / 1e12:.0f} TFLOP/s bf16"
+            return peak * len(devices), f"{len(devices)} x {kind}, {peak / 1e12:g} TFLOP/s bf16"
     return 0.0, f"no peak known for {kind}"

@@ -41,11 +41,11 @@ CHIPS = {
     chip.name: chip
     for chip in (
         Chip(
-            *("v2", _PEAKS["TPU v2"], 2 * 7.48 * _GIB, 700e9, 4 * 62e9, None, 2, 2),
+            *("v2", 2 * _PEAKS["TPU v2"], 2 * 7.48 * _GIB, 700e9, 4 * 62e9, None, 2, 2),
             f"{_PAGE}v2; {_LINKS_V2_V3.format(496)}",
         ),
         Chip(
-            *("v3", _PEAKS["TPU v3"], 2 * 15.48 * _GIB, 900e9, 4 * 82e9, None, 2, 2),
+            *("v3", 2 * _PEAKS["TPU v3"], 2 * 15.48 * _GIB, 900e9, 4 * 82e9, None, 2, 2),
             f"{_PAGE}v3; {_LINKS_V2_V3.format(656)}",
         ),
         Chip(

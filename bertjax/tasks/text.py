@@ -126,7 +126,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     readings: list[Reading] = []
     labels: Sequence[str] = ()
     if data.kind != "number":
-        labels = (saved_labels(data.labels) if not train else None) or _labels(data)
+        labels = saved_labels(data.labels) or _labels(data)
     read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
     split = splits.evaluated(data, train)
     trained = examples = None

@@ -16,12 +16,13 @@ from jax.experimental import multihost_utils
 from bertjax.config import differences
 from bertjax.errors import BertjaxError, LostError, UsageError, first_line
 from bertjax.files import write_whole
+from bertjax.settings import places
 from bertjax.training.processes import tells_of_a_lost_process
 
 T = TypeVar("T")
 # May be others in each process: where it finds what all have, and how it waits.
 _OF_ITS_OWN = tuple(
-    f"config.{name}" for name in ("cluster.", "hang_seconds:", "data.corpus:", "data.path:", "data.vocabulary:")
+    f"config.{name}" for name in ("cluster.", "hang_seconds:", *(f"{field}:" for field in places.FIELDS))
 )
 # Of file systems over a network, for what one machine has written to be seen by another.
 _SEEN_SECONDS, _LOOK_SECONDS = 90.0, 0.5
@@ -104,7 +105,7 @@ def from_first(find: Callable[[], T]) -> T:
             told = {"error": str(error), "wrong_use": isinstance(error, UsageError)}
     told = json.loads(_of_first(json.dumps(told).encode()))
     if "error" in told:
-        raise (UsageError if told["wrong_use"] else BertjaxError)(told["error"])
+        raise _in_all((UsageError if told["wrong_use"] else BertjaxError)(told["error"]))
     return told["found"]
 
 
@@ -170,10 +171,15 @@ def check_together(check: Callable[[], None], elsewhere: BertjaxError) -> None:
         check()
     except BertjaxError as error:
         failure = error
-    if jax.process_count() > 1 and failure is None:
-        if np.any(multihost_utils.process_allgather(np.array(False))):
-            raise elsewhere
-    elif jax.process_count() > 1:
-        multihost_utils.process_allgather(np.array(True))
+    if jax.process_count() > 1:
+        if failure is None and np.any(multihost_utils.process_allgather(np.array(False))):
+            failure = elsewhere
+        elif failure is not None:
+            multihost_utils.process_allgather(np.array(True))
     if failure is not None:
-        raise failure
+        raise _in_all(failure)
+
+
+def _in_all(error: BertjaxError) -> BertjaxError:
+    error.ends_all = jax.process_count() > 1
+    return error

@@ -255,6 +255,11 @@ def check_fingerprint(found: str, meta: dict[str, Any], name: str) -> None:
         raise BertjaxError(f"the fingerprint of {name} is {found}, saved as {expected}")
 
 
+def resolved(path: str | Path) -> epath.Path:
+    """The same place from any folder and without links."""
+    return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
+
+
 def absolute(path: str | Path) -> epath.Path:
     """The path of a workdir or of something in it, as Orbax takes it; `gs://` ones are absolute already.
 
@@ -263,7 +268,7 @@ def absolute(path: str | Path) -> epath.Path:
     """
     if is_remote(path) and not str(path).startswith("gs://"):
         raise UsageError(f"checkpoints lie on disks and at gs:// addresses, not at {path}; choose another place")
-    whole = epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
+    whole = resolved(path)
     odd = sorted(_PATTERN_CHARACTERS & {*str(whole)})
     if odd:
         raise UsageError(

@@ -6,18 +6,16 @@ from etils import epath
 
 from bertjax.files import writing
 
-_PANELS = (
-    ("Loss", ("loss", "mlm_loss", "nsp_loss", "ltr_loss", "rtl_loss")),
-    ("Accuracy", ("mlm_accuracy", "nsp_accuracy", "ltr_accuracy", "rtl_accuracy")),
-)
+_HELD_OUT = "eval_"
 
 
-def draw_curves(lines: list[dict[str, Any]], path: epath.Path) -> None:
-    """Draws losses and accuracies against tokens seen, training thin and held out thick.
+def draw_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> None:
+    """Draws losses, and how good a model is, against tokens seen, training thin and held out thick.
 
     Args:
       lines: objects of `metrics.jsonl`, each with `tokens`.
       path: of the PNG file, replaced at once when the picture is complete.
+      score: the metric that tells how good it is; "" draws all accuracies.
     """
     # Imported here: it takes half a second, and the figure needs no screen.
     from matplotlib.figure import Figure
@@ -25,9 +23,12 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path) -> None:
     figure = Figure(figsize=(11, 4.2))
     # matplotlib's own layouts take as long as all the rest, at each evaluation.
     figure.subplots_adjust(left=0.06, right=0.985, bottom=0.12, top=0.93, wspace=0.16)
-    for axes, (title, names) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+    for axes, (title, names) in zip(figure.subplots(1, 2), _panels(lines, score), strict=True):
         for index, name in enumerate(names):
-            for key, width, label in ((name, 0.8, f"{name}, training"), (f"eval_{name}", 2.2, f"{name}, held out")):
+            for key, width, label in (
+                (name, 0.8, f"{name}, training"),
+                (f"{_HELD_OUT}{name}", 2.2, f"{name}, held out"),
+            ):
                 points = [(line["tokens"] / 1e6, line[key]) for line in lines if isinstance(line.get(key), float)]
                 if points:
                     axes.plot(*zip(*points, strict=True), f"C{index}", linewidth=width, label=label)
@@ -37,3 +38,12 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path) -> None:
             axes.legend(fontsize=8)
     with writing(path) as here, open(here, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
+
+
+def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str]]]:
+    """Titles, and the metrics that are drawn under each."""
+    names = list(dict.fromkeys(name.removeprefix(_HELD_OUT) for line in lines for name in line))
+    losses = [name for name in names if name == "loss" or name.endswith("_loss")]
+    if score:
+        return [("Loss", losses), (score.replace("_", " "), [score])]
+    return [("Loss", losses), ("Accuracy", [name for name in names if name.endswith("_accuracy")])]

@@ -215,6 +215,8 @@ def predict(
         for batch in task.eval_batches(batch_share(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
+            # While a batch is computed the one before is fetched: devices have no room for the outputs of a whole set.
+            outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             hear()
     return _with_loss(means(jax.device_get(sums)), task.objective), jax.device_get(outputs)

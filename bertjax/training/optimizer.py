@@ -21,7 +21,6 @@ from bertjax.training.trainable import Frozen, is_stacked
 
 # By name and never by number of dimensions: under a scan over layers every bias has two.
 _NOT_DECAYED = ("bias", "scale")
-_EMBEDDINGS = ("encoder", "embeddings")
 
 
 class LearningRate(NamedTuple):
@@ -137,7 +136,8 @@ def scale_by_layer(decay: float, frozen_layers: int) -> optax.GradientTransforma
             if is_stacked(names):
                 powers = decay ** np.arange(trained, 0, -1, dtype=np.float32)
                 return update * powers.reshape(-1, *[1] * (update.ndim - 1))
-            return update * decay ** (trained + frozen_layers + 1) if tuple(names[:2]) == _EMBEDDINGS else update
+            is_embedding = names[0] == "encoder" and "embeddings" in names
+            return update * decay ** (trained + frozen_layers + 1) if is_embedding else update
 
         return _map_named(scaled, updates)
 

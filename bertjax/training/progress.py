@@ -172,7 +172,7 @@ class Progress:
             lines = read_lines(self._workdir / METRICS)
             # The first alone is a point, and no curve.
             if len(lines) > 1:
-                draw_curves(lines, self._workdir / CURVES)
+                draw_curves(lines, self._workdir / CURVES, self._task.best_by)
                 self._drawn = time.monotonic()
 
     def evaluation_at(self, step: int) -> dict[str, float]:
@@ -248,7 +248,7 @@ class Progress:
         drawn = {suffix: report for suffix, report in classes.items() if report.confusion is not None}
         if drawn:
             draw_confusion(drawn, self._workdir / CONFUSION)
-        draw_curves(lines, self._workdir / CURVES)
+        draw_curves(lines, self._workdir / CURVES, self._task.best_by)
         if last_step < self._task.schedule.steps:
             how_many = f"{self._task.schedule.patience:,} evaluation{'s' * (self._task.schedule.patience > 1)}"
             say(f"no better {self._task.best_by} in {how_many}: ended before step {self._task.schedule.steps:,}")

@@ -25,6 +25,7 @@ from bertjax.files import (
     unfinished_files,
     write_whole,
 )
+from bertjax.settings import places
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
@@ -47,12 +48,7 @@ _MAY_CHANGE = (
     "model.scan_layers",
     "model.remat",
     # Where the data lies, under whatever name, is no matter: its hash is compared.
-    "data.corpus",
-    "data.path",
-    "data.train_file",
-    "data.dev_file",
-    "data.test_file",
-    "data.vocabulary",
+    *places.FIELDS,
 )
 _SHOWN_DIFFERENCES = 5
 # All that may be in the folder of a run, whatever task and version of it.

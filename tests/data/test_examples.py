@@ -59,9 +59,10 @@ def test_like_lengths_share_a_batch():
     assert padded / used < 1.5
 
 
-def test_work_is_counted_as_done():
-    plan = TrainPlan(made(lengths_of(70)), Batching(8, 32, 128), seed=3)
-    for step in (0, 1, 8, 9, 10, 20):
+@pytest.mark.parametrize("bucket", [0, 8, 16, 32, 48, 64])
+def test_work_is_counted_as_done(bucket):
+    plan = TrainPlan(made(lengths_of(70)), Batching(8, bucket, 128), seed=3)
+    for step in (0, 1, 8, 9, 10, 20, 45):
         counted = plan.shapes(step)
         assert sum(counted.values()) == step
         assert sum(length * steps for (_, length), steps in counted.items()) == sum(

@@ -50,6 +50,8 @@ def test_a_share_to_train_on_is_the_same_for_every_run_and_at_least_one():
     chosen = np.random.default_rng(0).permutation(10)[:3]
     assert share_of(10, 0.3).tolist() == sorted(chosen)
     assert len(share_of(10, 0.001)) == 1
+    # Products that no float64 has.
+    assert [len(share_of(100, share)) for share in (0.29, 0.57, 0.58)] == [29, 57, 58]
 
 
 @pytest.mark.parametrize("choices", [1, 2])

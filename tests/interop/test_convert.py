@@ -255,6 +255,14 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
         cli.main(["evaluate", f"--checkpoint={checkpoint}", data, "--config.mesh.data=1", "--config.mesh.fsdp=-1"])
     before, after = (json.loads(line) for line in capfd.readouterr().out.splitlines())
     assert before == after
+    # A folder with a name that none of ours may have.
+    (tmp_path / "out").rename(tmp_path / "out[1]")
+    cli.main(
+        ["evaluate", f"--checkpoint={tmp_path / 'out[1]'}", *(data, "--config.mesh.data=1", "--config.mesh.fsdp=-1")]
+    )
+    said = capfd.readouterr()
+    assert json.loads(said.out) == after and f"of checkpoint {tmp_path}/out[1]\n" in said.err
+    (tmp_path / "out[1]").rename(tmp_path / "out")
     with pytest.raises(SystemExit):
         cli.main(["evaluate", f"--checkpoint={tmp_path / 'out'}"])
     assert "give --config" in capfd.readouterr().err

@@ -57,3 +57,14 @@ def test_the_threshold_is_where_most_is_right():
         return metrics.score_v2(answers, {q: "" if odds[q] > t else predictions[q] for q in answers})["f1"]
 
     assert score(threshold) == best == max(score(t) for t in (-9, -3, 0, 0.5, 2, 9)) == 75.0
+
+
+@pytest.mark.parametrize("odds", [(-1.0, -2.0, -3.0), (0.0, 0.0, 0.0), (1.0, 2.0, 3.0)])
+def test_the_threshold_reaches_its_score_where_no_answer_is_best_to_all(odds):
+    answers = {"a": ("x",), "b": (), "c": ()}
+    predictions = {"a": "w", "b": "z", "c": "w"}
+    null_odds = dict(zip(answers, odds, strict=True))
+    scores = metrics.scores_v2(answers, predictions)[1]
+    threshold, best = metrics.best_threshold(answers, scores, predictions, null_odds)
+    given = {question: "" if null_odds[question] > threshold else predictions[question] for question in answers}
+    assert metrics.score_v2(answers, given)["f1"] == best == pytest.approx(200 / 3)

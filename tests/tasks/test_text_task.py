@@ -208,3 +208,18 @@ def test_paths_mean_the_same_from_any_folder_whatever_is_in_their_names(tmp_path
     assert data.dev_file == "gs://bucket/dev.tsv"
     stored = experiment_config(f"{EXPERIMENTS}/glue.py:task=rte", ["--config.data.path=tfds:data:glue"]).data
     assert stored.path == "tfds:data:glue"
+
+
+@pytest.mark.parametrize("kind", ["classes", "multilabel", "tags"])
+def test_labels_that_are_given_are_those_that_are_learnt_in_their_order(kind, letters, tmp_path):
+    rows = [{"text": "zu", "label": "y"}, {"text": "pa", "label": "x"}]
+    if kind == "tags":
+        rows = [{"words": [row["text"]], "tags": [row["label"]]} for row in rows]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "labels.json").write_text(json.dumps({"labels": ["z", "y", "x"]}))
+    fields = ["text=words", "label=tags"] if kind == "tags" else []
+    arguments = ",".join([f"train={tmp_path}/train.jsonl,dev={tmp_path}/train.jsonl,kind={kind}", *fields])
+    given = overrides(letters, data__labels=tmp_path / "labels.json")
+    config = experiment_config(f"{EXPERIMENTS}/text.py:{arguments},size=L1_H16,quick=true", given)
+    layer = json.loads(build_task(settings_of(config), train=True).files["output_layer.json"])
+    assert layer["labels"] == ["z", "y", "x"]

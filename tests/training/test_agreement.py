@@ -71,7 +71,7 @@ def test_what_one_process_finds_damaged_ends_all(corpus, tmp_path, monkeypatch):
     ]
     assert [code for _, code in ended] == [1, 1]
     said = [[line for line in lines if line.startswith("bertjax: ")] for lines, _ in ended]
-    assert [len(lines) for lines in said] == [1, 1]
+    assert [len(lines) for lines in said] == [1, 1], said
     assert "another process of this run found its data damaged" in said[0][0]
     assert f"train.tokens.bin, block {block} (bytes {64 * block:,} to" in said[1][0]
     assert not (tmp_path / "run" / "results.json").exists()

@@ -22,6 +22,7 @@ from bertjax.data.share import WHOLE
 from bertjax.errors import BertjaxError
 from bertjax.training import loop, progress
 from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.sharding import make_mesh
 
 
 @pytest.mark.parametrize("found", [3, pytest.param(14, marks=pytest.mark.slow)])
@@ -94,7 +95,7 @@ def test_held_out_rows_are_traced_once_and_come_again(corpus, monkeypatch):
 def test_curves_are_drawn_at_an_evaluation_where_they_are_old(corpus, tmp_path, monkeypatch, seconds, drawings):
     drawn = []
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
-    monkeypatch.setattr(progress, "draw_curves", lambda lines, path: drawn.append(len(lines)))
+    monkeypatch.setattr(progress, "draw_curves", lambda lines, path, score: drawn.append(len(lines)))
     with contextlib.closing(progress.Progress(*make(corpus), epath.Path(tmp_path), 0)) as told:
         for step in (0, 5, 10):
             told.evaluated(step, {"loss": 1.0, "mlm_loss": 1.0}, seconds=0.1, fill=1.0)
@@ -223,3 +224,23 @@ def test_two_phases_run_under_one_schedule(corpus, tmp_path):
     rates = [line["learning_rate"] for line in lines if "loss" in line]
     np.testing.assert_allclose(rates[2:], [1e-2 * (1 - step / 14) for step in (8, 11, 13)], rtol=1e-5)
     assert lines[-1]["positions"] == 14 * 128
+
+
+def test_outputs_of_an_evaluation_do_not_pile_up_on_the_devices(corpus):
+    config, task = make(corpus, data__batch_size=8)
+    mesh = make_mesh(config.mesh)
+    held = []
+
+    def batches(share):
+        for batch in [*task.eval_batches(share)] * 4:
+            held.append(len(jax.live_arrays()))
+            yield batch
+
+    def compute(model, params, batch, key):
+        return {}, {"logits": batch["input_ids"] + 0.5}
+
+    objective = dataclasses.replace(task.objective, metrics=(), losses=(), compute=compute)
+    watched = dataclasses.replace(task, objective=objective, eval_batches=batches)
+    _, outputs = loop.predict(watched, mesh, {})
+    assert len(outputs) == len(held) > 5 and all(isinstance(output["logits"], np.ndarray) for output in outputs)
+    assert held[3:] == [held[3]] * (len(held) - 3)

@@ -189,6 +189,18 @@ def test_layers_learn_more_slowly_the_lower_they_are():
     )
 
 
+def test_embeddings_of_each_direction_learn_most_slowly():
+    stack = {"embeddings": {"token": jnp.ones((3, 2))}, "layers": {"kernel": jnp.ones((2, 2, 2))}}
+    params = {"encoder": {"left": stack, "right": stack}}
+    plain, decayed = (make_optimizer(OptimizerConfig(layer_decay=decay)) for decay in (1.0, 0.5))
+    one, other = (optimizer.update(params, optimizer.init(params), params)[0] for optimizer in (plain, decayed))
+    for side in ("left", "right"):
+        layers = other["encoder"][side]["layers"]["kernel"] / one["encoder"][side]["layers"]["kernel"]
+        np.testing.assert_array_equal(layers[:, 0, 0], [0.5**2, 0.5])
+        token = other["encoder"][side]["embeddings"]["token"] / one["encoder"][side]["embeddings"]["token"]
+        assert np.unique(token) == 0.5**3
+
+
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [

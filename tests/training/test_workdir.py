@@ -115,8 +115,13 @@ def _fail_early(batch):
 
 def test_how_often_to_log_may_change(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    config, task = make(corpus, log_every=5, keep_checkpoints=2)
+    for step in ("12", "14"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    config, task = make(corpus, log_every=5, keep_checkpoints=1)
     loop.train(config, task, str(tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 10, 14]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["14"]
 
 
 def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_path):

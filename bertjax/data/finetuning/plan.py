@@ -1,5 +1,6 @@
 """Which examples each training step takes, and in how many rows of how many tokens: NumPy alone."""
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -25,6 +26,10 @@ class TrainPlan:
         self._groups = -(-self._lengths // _GROUP_TOKENS)
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw)
+        self._shapes_of_epoch = lru_cache(maxsize=None)(self._count)
+        # A batch's longest example is in the same group in every epoch, so its rows are as long where these do not
+        # end inside a group.
+        self._is_the_same_each_epoch = batching.examples_per_row == 1 and batching.bucket % _GROUP_TOKENS == 0
 
     def _draw(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         rng = np.random.default_rng([self._seed, epoch])
@@ -53,19 +58,18 @@ class TrainPlan:
     def shapes(self, step: int) -> dict[tuple[int, int], int]:
         """How many of the steps before `step` have so many rows of so many tokens."""
         epochs, rest = divmod(step, self.steps_per_epoch)
-        if self._batching.examples_per_row == 1:
-            # Every epoch has the same lengths, in another order.
-            parts = [(self._epoch(0)[1], epochs)] if epochs else []
-        else:
-            parts = [(self._epoch(epoch)[1], 1) for epoch in range(epochs)]
-        if rest:
-            parts.append((self._epoch(epochs)[1][:rest], 1))
-        counts: dict[tuple[int, int], int] = {}
-        for shapes, times in parts:
-            for (rows, tokens), count in zip(*np.unique(shapes, axis=0, return_counts=True), strict=True):
-                shape = int(rows), int(tokens)
-                counts[shape] = counts.get(shape, 0) + times * int(count)
-        return counts
+        counts: Counter[tuple[int, int]] = Counter()
+        for epoch in range(epochs):
+            counts += self._shapes_of_epoch(0 if self._is_the_same_each_epoch else epoch)
+        return dict(counts + _counted(self._epoch(epochs)[1][:rest]) if rest else counts)
+
+    def _count(self, epoch: int) -> Counter[tuple[int, int]]:
+        return _counted(self._epoch(epoch)[1])
+
+
+def _counted(shapes: np.ndarray) -> Counter[tuple[int, int]]:
+    """How often each of the shapes [n, 2] is there."""
+    return Counter((int(rows), int(tokens)) for rows, tokens in shapes)
 
 
 def train_batches(

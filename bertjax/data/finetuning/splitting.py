@@ -36,7 +36,8 @@ def share_of(count: int, share: float) -> np.ndarray:
     if share == 1:
         return np.arange(count)
     order = np.random.default_rng(0).permutation(count)
-    return np.sort(order[: max(1, int(share * count))])
+    # Rounded, since 0.29 * 100 is less than 29.
+    return np.sort(order[: max(1, int(round(share * count, 6)))])
 
 
 def subset(examples: Examples, rows: np.ndarray) -> Examples:

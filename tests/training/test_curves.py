@@ -1,0 +1,43 @@
+"""What the picture of a run shows."""
+
+import pytest
+from etils import epath
+from matplotlib.figure import Figure
+
+from bertjax.training.curves import draw_curves
+
+PRETRAINING = [
+    {"step": 1, "tokens": 10, "loss": 9.0, "mlm_loss": 8.0, "mlm_accuracy": 0.1, "learning_rate": 0.1, "fill": 0.9},
+    {"step": 1, "tokens": 10, "eval_loss": 9.5, "eval_mlm_loss": 8.5, "eval_mlm_accuracy": 0.1, "eval_perplexity": 4.0},
+]
+TAGGING = [
+    {"step": 1, "tokens": 10, "loss": 0.5, "word_accuracy": 0.9, "learning_rate": 0.1},
+    {"step": 1, "tokens": 10, "eval_loss": 0.6, "eval_f1": 63.0, "eval_precision": 60.0, "eval_f1_PER": 70.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "score", "drawn"),
+    [
+        (
+            PRETRAINING,
+            "",
+            [
+                ["loss, training", "loss, held out", "mlm_loss, training", "mlm_loss, held out"],
+                ["mlm_accuracy, training", "mlm_accuracy, held out"],
+            ],
+        ),
+        (TAGGING, "f1", [["loss, training", "loss, held out"], ["f1, held out"]]),
+        ([{"step": 0, "tokens": 0}], "", [[], []]),
+    ],
+    ids=["pre-training", "a task with a score", "nothing yet"],
+)
+def test_losses_are_drawn_beside_what_tells_how_good_a_model_is(lines, score, drawn, tmp_path, monkeypatch):
+    shown = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **kwargs: (shown.append(self), save(self, *args, **kwargs))
+    )
+    draw_curves(lines, epath.Path(tmp_path / "curves.png"), score)
+    assert [[line.get_label() for line in axes.lines] for axes in shown[0].axes] == drawn
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
