@@ -214,8 +214,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="DIR",
-        help="of `bertjax reproduce`, or what --keep wrote; given again, what runs that are not in the first are "
-        "looked up in",
+        help="folder of `bertjax reproduce`, or a file that --keep wrote; give it again to look up runs that the first "
+        "lacks",
     )
     sub.add_argument("--markdown", action="store_true", help="instead of columns for a terminal")
     sub.add_argument("--plot", metavar="FILE", help="draw figure5 there, as PNG")
@@ -313,7 +313,7 @@ def parser() -> argparse.ArgumentParser:
         "tokens, input_ids, segment_ids, words and characters; text i is tokens offsets[i] to offsets[i + 1]. The same "
         "command goes on after the last one that is there",
     )
-    sub.add_argument("--show", type=int, default=5, help="texts to print, of those computed now")
+    sub.add_argument("--show", type=int, default=5, help="how many of the first texts to print")
 
     sub = command(
         "convert",

@@ -44,7 +44,7 @@ class LostError(BertjaxError):
 
 
 def shortened(text: object, most: int = _MOST_CHARACTERS) -> str:
-    """A text in one line of at most `most` characters; of a longer one the beginning and the end, which says why."""
+    """A text as one line of at most `most` characters; a longer one keeps its beginning and end, which says why."""
     line = " ".join(str(text).split())
     if len(line) <= most:
         return line

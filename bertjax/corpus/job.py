@@ -1,4 +1,4 @@
-"""What a corpus is to be made of, and what was made of it: what `prepare` tells those who do the work, and they it."""
+"""`Job`: what `prepare` asks a runner to make. `Made`: what the runner reports back."""
 
 import dataclasses
 from collections import Counter

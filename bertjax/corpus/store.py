@@ -9,11 +9,11 @@ A corpus directory holds
     SPLIT.documents.bin        uint64 [documents + 1], sentence index where each document starts; likewise
     SPLIT.ARRAY.crc32          uint32 [blocks], CRC-32 of each 256 KiB of the array's file
 
-for the splits `train` and `heldout`. A corpus made on many machines has each array in files of equal size, cut at no
+for the splits `train` and `heldout`. A corpus made on many machines has each array in files of equal size, cut without
 regard to its content: SPLIT.ARRAY-00000-of-00002.bin and so on, which its manifest lists; their checksums are those of
-the one array. Flat arrays are memory-mapped, so a corpus may be larger than RAM and any
-sentence is one lookup away, which is what makes a jump to any training step cost the same. The manifest has the SHA-256
-of every other file, so that its own stands for the whole corpus.
+the one array. Flat arrays are memory-mapped, so a corpus may be larger than RAM and any sentence is one lookup away,
+which is what makes a jump to any training step cost the same. The manifest has the SHA-256 of every other file, so that
+its own stands for the whole corpus.
 """
 
 import dataclasses

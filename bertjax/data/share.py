@@ -1,4 +1,4 @@
-"""Which rows of a global batch one process makes; the mesh decides it (`training/sharding.py`), not its number."""
+"""Which rows of a global batch one process makes: the mesh decides (`training/sharding.py`), not its number."""
 
 import dataclasses
 

@@ -93,7 +93,7 @@ def _runner(trained: TrainedModel, seq_len: int) -> Callable[[Examples], list[np
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """A model, and what becomes of texts with it: records of as many."""
+    """A model and how to ask it; each method makes of some texts as many records."""
 
     trained: TrainedModel
     seq_len: int

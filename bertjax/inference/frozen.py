@@ -42,7 +42,7 @@ def training_task(settings: RunSettings, start: str | None) -> Task:
 def _kept_states(settings: RunSettings, start: str, examples: Examples) -> np.ndarray:
     """States of the tokens of examples, of the layers that the settings name: float32 [tokens, C, D], on disk."""
     checkpoint = find_checkpoint(start)
-    # Of the checkpoint what function it is; how it is computed is this run's to say, as where it is in the step.
+    # The checkpoint decides the function; this run decides how it is computed, as where the encoder is in the step.
     model = dataclasses.replace(checkpoint_model(checkpoint), dtype=settings.model["dtype"])
     layers, length = settings.upper.layers(model.num_layers), int(np.diff(examples.offsets).max())
     told = {

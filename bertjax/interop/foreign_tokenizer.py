@@ -34,7 +34,8 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
     if accents not in (None, vocabulary.lower_case) or spaced is False:
         odd = f"strip_accents={accents}" if spaced is not False else "tokenize_chinese_chars=False"
         raise UsageError(
-            f"the tokenizer of {folder} has {odd} with do_lower_case={vocabulary.lower_case}, which bertjax has not"
+            f"the tokenizer of {folder} has {odd} with do_lower_case={vocabulary.lower_case}, which bertjax does not "
+            "support"
         )
     if lower_case is None and vocabulary.kind == WORDPIECE:
         how = "lower-cased, for no piece has a capital" if vocabulary.lower_case else "cased, for pieces have capitals"

@@ -68,7 +68,7 @@ def read(folder: Path) -> Portable:
     """A folder's checkpoint.
 
     Raises:
-      UsageError: it is no BERT, has settings that bertjax has not, or not the arrays that its config tells.
+      UsageError: it is no BERT, has settings that bertjax does not support, or not the arrays that its config tells.
       BertjaxError: a file cannot be read.
     """
     config = _config(folder)
@@ -152,7 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
         *([f"hidden_act {config['hidden_act']!r}"] if config.get("hidden_act", "gelu") not in _ACTIVATIONS else []),
     ]
     if refused:
-        raise UsageError(f"{folder} has {listed(refused)}, which bertjax has not")
+        raise UsageError(f"{folder} has {listed(refused)}, which bertjax does not support")
     return config
 
 

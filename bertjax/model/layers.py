@@ -1,4 +1,4 @@
-"""The pieces every module is built from: dense layers with logical axes, LayerNorm, dropout, activation."""
+"""The pieces every module is built from: dense layers with logical axes, LayerNorm, activation."""
 
 from collections.abc import Callable
 from functools import partial

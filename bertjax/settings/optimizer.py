@@ -18,7 +18,7 @@ class OptimizerConfig:
       warmup_steps: updates of linear warm-up; -1 leaves it to the task.
       weight_decay: decoupled; not applied to LayerNorm and biases.
       b1, b2, eps: of the moments.
-      clip_norm: global gradient norm to clip to; 0 does not clip. Of the gradient of what is trained.
+      clip_norm: global norm that the gradient of the trained parameters is clipped to; 0 does not clip.
       layer_decay: what rates are multiplied by for each step down from the output layer: once in the highest layer,
         once more in each below it; see `scale_by_layer`.
       freeze_layers: so many of the lowest layers are not trained.

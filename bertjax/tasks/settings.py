@@ -29,8 +29,8 @@ class RunSettings:
       checkpoint_every: steps between two checkpoints.
       keep_checkpoints: so many of the newest ones are kept.
       accumulate: micro-batches a step.
-      hang_seconds: without a step, a batch of an evaluation or a checkpoint, compilation included, after which a run
-        that hangs ends, so that it can be started again; 0 is never.
+      hang_seconds: without a finished step, evaluation batch or checkpoint (compilation counts) after which the process
+        ends, so that it can be started again; 0 never ends it.
       divergence_factor: a logged loss over this many times the first logged one stops the run.
       model: fields of `ModelConfig`, where a vocabulary of size 0 is that of the data.
       optimizer: see `OptimizerConfig`.

@@ -63,8 +63,8 @@ class Schedule:
     Attributes:
       steps: of the whole run.
       warmup_steps: of the learning rate.
-      eval_every, checkpoint_every: the last step is evaluated and saved in any case; but with `eval_every` 0 nothing is
-        evaluated ever.
+      eval_every, checkpoint_every: the last step is evaluated and saved in any case; `eval_every` 0 turns evaluation
+        off.
       eval_first: also evaluate before the first step.
       patience: evaluations without a better one after which the run ends; 0 is never.
     """
@@ -119,8 +119,8 @@ class Task:
       show: (batch, row) to the row as text, for a person.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
       baseline: metrics of the best guess that looks at no input, on the evaluation batches.
-      check_data: raises a BertjaxError where data that was read has been found damaged; given a number of steps, only
-        after all that they and the evaluations read has been checked.
+      check_data: raises a BertjaxError if data that was read so far is damaged; given a number of steps, it first
+        checks everything that those steps and the evaluations read.
       best_by: the evaluation metric by which the best checkpoint is kept; `selection.is_error` tells of which less is
         better. "" keeps the newest.
       per_class: outputs of the evaluation batches to what became of each class, by the suffix that the metrics of an

@@ -112,8 +112,8 @@ def from_first(find: Callable[[], T]) -> T:
 def go_on_after(what: str, error: Exception) -> str:
     """The error that ended one of many things, in a line, where all processes of a run can go on with the next.
 
-    That is where it ended in all of them alike. One that fails alone leaves the others waiting in a collective
-    operation, where they hear of it through the store alone by which they are coordinated.
+    They can if all failed alike. If one fails alone, the others wait in a collective operation and learn of it
+    only from the store by which processes are coordinated.
 
     Args:
       what: has failed; a name that is asked about once.

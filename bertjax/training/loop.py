@@ -88,7 +88,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
             say(f"going on from step {int(state.step):,} of {workdir}")
             if init_from:
                 other = "" if workdirs.started_from(workdir) == start else ", which began with other parameters,"
-                say(f"--init_from is for a run that begins; this one{other} goes on without it")
+                say(f"--init_from is not used: the run of this workdir{other} goes on")
         else:
             state = init_state(task.objective, optimizer, mesh, _key(settings.seed, "init"))
             if init_from:
@@ -257,7 +257,7 @@ def _with_loss(values: dict[str, float], objective: Objective) -> dict[str, floa
 
 
 def _key(seed: int, purpose: str) -> jax.Array:
-    """A random key of its own for each purpose; steps are folded in by whoever uses it."""
+    """A random key for `init` and another for `dropout`; steps are folded in by whoever uses it."""
     return jax.random.fold_in(jax.random.key(seed), sum(purpose.encode()))
 
 

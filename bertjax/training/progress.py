@@ -102,7 +102,7 @@ class Progress:
         return self._writers.metric_lines if self._writers else 0
 
     def flush(self) -> None:
-        """Has the lines so far where the files are; before a checkpoint, which a run goes on from with all of them."""
+        """Writes out all lines so far; called before a checkpoint, from which a run goes on with all of them."""
         if self._writers:
             self._writers.flush()
 

@@ -94,7 +94,10 @@ def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
             by_slice.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
         found = [by_slice[index] for index in sorted(by_slice)]
         if wanted not in (-1, len(found)):
-            raise UsageError(f"mesh.slices={wanted}, and the {len(devices)} devices here are in {len(found)}")
+            raise UsageError(
+                f"mesh.slices={wanted}, but the {len(devices)} devices here are in {len(found)} slice(s); set "
+                f"mesh.slices={len(found)} or -1"
+            )
         return found
     size, rest = divmod(len(devices), max(wanted, 1))
     if rest:

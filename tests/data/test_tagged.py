@@ -171,7 +171,7 @@ def test_a_word_without_pieces_is_unknown_and_still_told(tokenizer, tmp_path):
 
 
 def test_a_tag_the_training_file_has_not_is_refused(tokenizer, tmp_path):
-    with pytest.raises(UsageError, match="dev has tags the training file has not: I-PER"):
+    with pytest.raises(UsageError, match="dev has tags that are not among the known ones: I-PER"):
         make_rows(read(tmp_path), ["O", "I-LOC", "I-ORG"], tokenizer, 16, False, "dev")
     words = tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, Reading(""))
     assert not words.has_tags

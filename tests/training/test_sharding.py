@@ -59,7 +59,7 @@ def test_options_of_the_compiler_are_for_tpus_and_some_for_several_slices(monkey
     [
         (MeshConfig(data=1, fsdp=8, tensor=4), "does not fit 2 slices of 16 devices: mesh.data, here 1"),
         (MeshConfig(data=3), "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 does not fit the 32 devices here"),
-        (MeshConfig(slices=4), "mesh.slices=4, and the 32 devices here are in 2"),
+        (MeshConfig(slices=4), r"mesh.slices=4, but the 32 devices here are in 2 slice\(s\); set mesh.slices=2 or -1"),
     ],
 )
 def test_what_does_not_fit_the_chips_is_refused_with_its_numbers(config, named, monkeypatch):

@@ -259,7 +259,8 @@ def _label_ids(tagged: Tagged, labels: list[str], path: str) -> list[int]:
     unknown = sorted({*tagged.tags} - {*index})
     if unknown:
         raise UsageError(
-            f"{path} has tags the training file has not: {listed(unknown)}; both need the same types, in one scheme"
+            f"{path} has tags that are not among the known ones: {listed(unknown)}; all files need the same types, in "
+            "one scheme"
         )
     return [index[tag] for tag in tagged.tags]
 

@@ -59,7 +59,7 @@ def masker(
       [B, uniforms_per_row] in [0, 1) to `Masked`.
     """
     choose = chooser(vocabulary, masking, seq_len, max_predictions)
-    replace = replacer(vocabulary, masking, seq_len, max_predictions)
+    replace = replacer(vocabulary, masking, seq_len)
 
     def mask(ids: tf.Tensor, lengths: tf.Tensor, uniforms: tf.Tensor) -> Masked:
         choice, others = tf.split(uniforms, [seq_len, 2 * max_predictions], axis=1)
@@ -88,7 +88,7 @@ def chooser(
 
 
 def replacer(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
+    vocabulary: Vocabulary, masking: Masking, seq_len: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
     """The second half of `masker`: ids, positions from `chooser` and uniforms [B, 2 P] to `Masked`."""
     is_ordinary = np.ones(vocabulary.size, bool)

@@ -33,7 +33,7 @@ from bertjax.data.pretraining.source import ORDER, Lookup, Prediction
 class _Joining:
     """Where the parts of a row's pairs come to lie, one behind the other.
 
-    Most rows of short pairs have one, so that the first of each row is taken as it is, and the others are put behind.
+    Most rows hold one pair, so each row's first pair is copied whole and the others are scattered behind it.
     """
 
     def __init__(self, place: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
@@ -74,7 +74,7 @@ def _maker(
     # Of one pair: there may be room for more than it can have.
     most = max(prediction_numbers(masking.rate, seq_len, max_predictions))
     choose = chooser(vocabulary, masking, seq_len, most)
-    replace = replacer(vocabulary, masking, seq_len, row_predictions)
+    replace = replacer(vocabulary, masking, seq_len)
 
     def make(pairs: Assembled, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)

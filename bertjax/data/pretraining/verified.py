@@ -17,13 +17,13 @@ _POSITIONS_AT_ONCE = 1 << 16
 
 
 def watched(dataset: tf.data.Dataset, corpus: Corpus, verify: Callable[[int], None]) -> Iterator[dict[str, np.ndarray]]:
-    """The batches of a dataset, while the corpus is verified beside; where one cannot be made, the damage that is why.
+    """Yields a dataset's batches while the corpus is verified in the background.
 
     Args:
       verify: holds against its checksums what so many of the batches were made of.
 
     Raises:
-      BertjaxError: the corpus is damaged, or a batch cannot be made for another reason.
+      BertjaxError: a batch cannot be made; names the damage of the corpus where that is why.
     """
     corpus.verification.start()
     made = 0
