@@ -119,10 +119,11 @@ class _Lines:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, such as 1:02:03."""
+    """Hours, minutes and seconds, such as 1:02:03, after the days where there are any: 4 d 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
+    days, hours = divmod(hours, 24)
+    return f"{f'{days:,} d ' if days else ''}{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def is_first() -> bool:

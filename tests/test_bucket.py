@@ -117,9 +117,8 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
     for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
         assert (there / name).read_bytes() == (alone / name).read_bytes(), name
     assert (there / "curves.png").stat().st_size and not [*there.glob(".*.unfinished")]
-    # The newest two: the end, and where it stopped if that was after step 30.
-    before, last = sorted(int(path.name) for path in (there / "checkpoints").iterdir())
-    assert 30 <= before < last == 40
+    # The newest two on time, wherever it stopped.
+    assert sorted(path.name for path in (there / "checkpoints").iterdir()) == ["30", "40"]
     assert checkpoint_arrays(there / "checkpoints" / "40") == checkpoint_arrays(alone / "checkpoints" / "40")
 
     # What is damaged is passed over.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bertjax.errors import BertjaxError, UsageError, listed
+from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
 # NAME or NAME/CONFIG, perhaps with a version, then the split, which may hold a slice such as train[:10%].
 _SPEC = re.compile(r"(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(?P<split>.+)")
@@ -73,11 +73,11 @@ def reading(name: str, split: str) -> Iterator[None]:
     except BertjaxError:
         raise
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
     except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {_first_line(error)}") from error
+        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}") from error
     except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {_first_line(error)}") from error
+        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}") from error
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
@@ -92,9 +92,9 @@ def open_builder(name: str, data_dir: str | None) -> Any:
 
         return tfds.builder(name, data_dir=data_dir)
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {_first_line(error)}; install it") from error
+        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
     except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
-        raise UsageError(f"tfds has no dataset {name!r}: {_first_line(error)}") from error
+        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}") from error
 
 
 def _text_feature(name: str, features: Any) -> str:
@@ -119,9 +119,3 @@ def _decode(data: bytes, problems: Counter[str]) -> str:
         text = data.decode("utf-8", "surrogateescape")
         problems["invalid_utf8_bytes"] += sum("\udc80" <= char <= "\udcff" for char in text)
         return data.decode("utf-8", "replace")
-
-
-def _first_line(error: BaseException) -> str:
-    """What a library says in many lines, in one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -33,8 +33,8 @@ def check_model(trained: TrainedModel, context: str | None) -> None:
     """
     if trained.layer is None:
         raise UsageError(
-            f"{trained.path} is pre-trained alone and has no output layer to predict with: `bertjax fill` asks it for "
-            "masked words, `bertjax train --init_from` fine-tunes it"
+            f"{trained.path} is pre-trained alone and has no output layer to predict with; `bertjax train --init_from` "
+            "fine-tunes it, and `bertjax fill` asks a masked language model for words"
         )
     kind = trained.layer.kind
     if kind == SPANS and not context:

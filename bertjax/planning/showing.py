@@ -29,13 +29,18 @@ def describe_plan(plan: dict[str, Any]) -> str:
     for number, phase in enumerate(plan["phases"], 1):
         lines += _phase_lines(number, phase, plan)
     if plan["fits"]:
-        cost = f", {plan['cost']:,.0f} at the price given" if plan["cost"] is not None else ""
+        cost = f", {_amount(plan['cost'])} at the price given" if plan["cost"] is not None else ""
         lines.append(
-            f"the run, at best: {plan['steps']:,} steps in {_long(plan['seconds'])}, {plan['chip_hours']:,.0f} "
+            f"the run, at best: {plan['steps']:,} steps in {duration(plan['seconds'])}, {_amount(plan['chip_hours'])} "
             f"chip-hours{cost}; MFU {100 * plan['mfu']:.1f} %"
         )
     lines += ["taken for granted:", *(f"  - {text}" for text in plan["assumptions"])]
     return "\n".join(lines)
+
+
+def _amount(value: float) -> str:
+    """To the unit, or where it is small to three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> list[str]:
@@ -70,11 +75,6 @@ def _phase_lines(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> li
         f"{seconds['dcn']:.4f} between)"
     )
     return lines
-
-
-def _long(seconds: float) -> str:
-    days, rest = divmod(round(seconds), 86400)
-    return f"{days} d {duration(rest)}" if days else duration(rest)
 
 
 def describe_search(found: Sequence[Found]) -> str:

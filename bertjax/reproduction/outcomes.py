@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import read_object, write_whole
 from bertjax.reproduction.table import Run
 from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of, outcome_of, summary
+from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.identity import sealed, unsealed
 from bertjax.training.progress import RESULTS, read_results
 from bertjax.training.workdir import other_numbers, place
@@ -82,8 +83,8 @@ class Results:
                 f"{place} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; choose other "
                 "--results, or move that folder away"
             )
-        before = self.outcome(run.start) if run.start and not run.start_step else None
-        if before and before.fingerprint and found.started_from != before.fingerprint:
+        before = self._parameters(run.start, run.start_step) if run.start else ""
+        if before and found.started_from != before:
             raise BertjaxError(
                 f"{place} started from other parameters than {run.start.name} ended with; move that folder away, and "
                 "it is run again"
@@ -94,6 +95,14 @@ class Results:
                 f"{place} is of other members than the table asks for; move that folder away, and it is run again"
             )
         return found
+
+    def _parameters(self, run: Run, step: int) -> str:
+        """Fingerprint of what a run ended with, or had at a step (see `Run.start_step`); "" where it is not known."""
+        there = self._found(run)
+        if there is None or not step:
+            return self.outcome(run).fingerprint if there else ""
+        checkpoint = epath.Path(run.checkpoint(there[0].place, step))
+        return saved_fingerprint(checkpoint) if there[0].kept is None and checkpoint.exists() else ""
 
     def _found(self, run: Run) -> tuple["Results", Outcome] | None:
         """Where the results of a run are, and what it came to."""
@@ -175,10 +184,14 @@ def _kept(file: epath.Path) -> Results:
         ) from error
 
 
-def write_asked(results: Results) -> None:
-    """Writes down which tables were asked for, and how long runs took."""
-    content = {_TABLES: results.tables, _SECONDS: results.seconds}
-    folder = epath.Path(results.place)
+def note(place: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
+    """Writes down in a folder of results which tables were asked for, and how long runs took, beside what is there.
+
+    What is there is read anew: other tables may be under way in the same folder.
+    """
+    there = read(place)
+    content = {_TABLES: {**there.tables, **tables}, _SECONDS: {**there.seconds, **seconds}}
+    folder = epath.Path(place)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / ASKED, json.dumps(sealed(content), indent=1) + "\n")
 

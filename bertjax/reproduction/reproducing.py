@@ -16,7 +16,7 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.inference.ensemble import ensemble
 from bertjax.inference.frozen import training_task
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.reproduction.outcomes import Results, read, write_asked
+from bertjax.reproduction.outcomes import Results, note, read
 from bertjax.reproduction.paper import table_names
 from bertjax.reproduction.table import Run, Table
 from bertjax.sweeps import sweep
@@ -122,21 +122,16 @@ def describe_plan(plan: Plan, results: str) -> str:
         elif run.lacking:
             state = f"left out: needs {run.lacking}"
         else:
-            state = f"about {_time(plan.seconds(run))}"
+            state = f"about {duration(plan.seconds(run))}"
         lines.append(f"{number:>3} {run.name:<40} {state}")
         if run.name not in plan.done:
             lines.append(f"      {run.command(results)}")
     left = plan.left
     lines.append(
-        f"{len(left)} of {len(plan.runs)} runs to do, about {_time(sum(map(plan.seconds, left)))} at "
+        f"{len(left)} of {len(plan.runs)} runs to do, about {duration(sum(map(plan.seconds, left)))} at "
         f"{plan.rate / 1e9:,.0f} GFLOP/s ({plan.source})"
     )
     return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    days = seconds / 86_400
-    return f"{days:,.0f} days" if days > 3 else duration(seconds)
 
 
 def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
@@ -158,9 +153,8 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
     first = jax.process_index() == 0
     if results.kept is not None:
         raise UsageError(f"--results {path} is a file of kept results; give a folder")
-    results.tables[table.number] = _from_anywhere(config, table.number)
     if first:
-        write_asked(results)
+        note(results.place, {table.number: _from_anywhere(config, table.number)}, {})
     runs = table.runs()
     # Of several processes all have to run the same.
     done, failed = set(from_first(lambda: [run.name for run in runs if results.outcome(run)])), {}
@@ -171,7 +165,7 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
             continue
         if first:
             seconds = sum(one.flops for one in left[number - 1 :]) / _rate(runs, results)[0]
-            say(f"run {number} of {len(left)}: {run.name}; about {_time(seconds)} left\n{run.command(path)}")
+            say(f"run {number} of {len(left)}: {run.name}; about {duration(seconds)} left\n{run.command(path)}")
         # One that was begun before takes less than it should.
         whole = from_first(lambda run=run: not (epath.Path(results.place) / run.name).exists())
         began = time.monotonic()
@@ -189,7 +183,7 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
         done.add(run.name)
         if whole and first:
             results.seconds[run.name] = time.monotonic() - began
-            write_asked(results)
+            note(results.place, {}, {run.name: results.seconds[run.name]})
     lacking = {run.name: run.lacking for run in runs if run.lacking}
     return {"stopped": False, "done": sorted(done), "failed": failed, "lacking": lacking}
 
@@ -211,6 +205,11 @@ def _execute(run: Run, place: str) -> dict[str, Any]:
         checkpoints = [find_checkpoint(member.checkpoint(place)) for member in run.members]
         return {"stopped": False, **ensemble(checkpoints, _on_dev, folder)}
     start = run.start.checkpoint(place, run.start_step) if run.start else None
+    if run.start_step and not epath.Path(start).exists():
+        raise BertjaxError(
+            f"{place}/{run.start.name} has no checkpoint of step {run.start_step:,} any more; move that folder away, "
+            "and the same command runs it again"
+        )
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, start)
     settings = settings_of(experiment_config(run.config, run.overrides, start))

@@ -1,11 +1,13 @@
 """The runs that tables are made of, at the paper's scale and at one that a small machine finishes."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
+from bertjax.corpus.store import MANIFEST
 from bertjax.errors import UsageError
 from bertjax.model.architecture import LSTM, size_fields
 from bertjax.model.config import ModelConfig
@@ -285,8 +287,15 @@ def pretraining(
         config=f"{scale.pretraining},size={size},corpus={data['corpus'] or 'CORPUS'}",
         overrides=(f"--config.seed={seed}", *scale.overrides, *pairs, *kept, *overrides),
         flops=flops,
-        lacks="" if data["corpus"] else "a corpus of `bertjax prepare`, given with corpus=",
+        lacks=_lacking_corpus(data["corpus"]),
     )
+
+
+def _lacking_corpus(corpus: str) -> str:
+    if not corpus:
+        return "a corpus of `bertjax prepare`, given with corpus="
+    manifest = epath.Path(os.path.expanduser(corpus)) / MANIFEST
+    return "" if manifest.exists() else f"{manifest}, which is not there"
 
 
 def fine_tuning(

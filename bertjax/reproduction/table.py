@@ -38,8 +38,8 @@ class Run:
 
     @property
     def lacking(self) -> str:
-        """The data that it, or a run before it, cannot be run without; "" where there is none."""
-        return next((text for text in (self.lacks, *(run.lacking for run in self.needs)) if text), "")
+        """All the data that it, or a run before it, cannot be run without; "" where there is none."""
+        return "; ".join(dict.fromkeys(run.lacks for run in in_order([self]) if run.lacks))
 
     def command(self, results: str) -> str:
         """What to type to run it, once the runs that come first are there.

@@ -13,6 +13,7 @@ from bertjax.data.pretraining.settings import (
     PACKED_BATCH,
     PAIRS_A_ROW,
     SHORTEST_ROW,
+    SPECIAL_TOKENS_OF_TILE,
     Masking,
     Phase,
     packed_predictions,
@@ -61,8 +62,6 @@ _OBJECTIVES = {
     "none": (masked_lm, _tiles),
     _LANGUAGE_MODEL: (language_model, _whole_tiles),
 }
-# [CLS] and [SEP].
-_SPECIAL_TOKENS = 2
 _BATCH_READINGS = ("tokens", "sequences")
 
 
@@ -185,7 +184,7 @@ class Settings(RunSettings):
 
         def phase(seq_len: int, batch_size: int, predictions: int, start: int, stop: int) -> Phase:
             if self.data.objective == _LANGUAGE_MODEL:
-                predictions = max(seq_len - _SPECIAL_TOKENS, 1)
+                predictions = max(seq_len - SPECIAL_TOKENS_OF_TILE, 1)
             rate = self.data.masking.rate
             predictions = predictions or math.ceil(round(rate * seq_len, 6))
             if not self.data.packing:

@@ -27,7 +27,7 @@ class RunSettings:
       log_every: steps between two lines of metrics.
       eval_every: steps between two evaluations.
       checkpoint_every: steps between two checkpoints.
-      keep_checkpoints: so many of the newest ones are kept.
+      keep_checkpoints: so many are kept: the newest, and the newest of those saved every `checkpoint_every` steps.
       accumulate: micro-batches a step.
       hang_seconds: without a finished step, evaluation batch or checkpoint (compilation counts) after which the process
         ends, so that it can be started again; 0 never ends it.

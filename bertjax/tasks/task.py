@@ -114,7 +114,8 @@ class Task:
       eval_batches: share to its rows of the evaluation batches; every example exactly once, padding has weight 0.
       eval_steps: batches of an evaluation, to tell the time left; 0 where they are not known before.
       work: a step to what all steps before it amount to.
-      synthetic_batch: a batch of random numbers, of the shape that a phase's batches have, for benchmarks.
+      synthetic_batch: a batch of the shape that a phase's batches have, for benchmarks: of random numbers, or where
+        there is data one that most are like.
       phase_steps: steps of each phase, in which all batches have one shape; () is one phase.
       show: (batch, row) to the row as text, for a person.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.

@@ -6,11 +6,12 @@ makes the directory appear under its name only when it is complete; at an addres
 is complete when its last file is there. What is damaged or edited later is found by these.
 """
 
+import dataclasses
 import errno
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,33 @@ def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Newest(preservation_policy.PreservationPolicy):
+    """Keeps `keep` checkpoints: the newest, and before it the newest of those at multiples of `every` steps.
+
+    So one that was saved at a stop, or for its score, pushes none of these out, and goes when a newer one is there.
+    """
+
+    keep: int
+    every: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        on_time = [step for step in steps[:-1] if step % self.every == 0]
+        kept = {*steps[-1:], *on_time[len(on_time) - self.keep + 1 if self.keep <= len(on_time) else 0 :]}
+        return [step in kept for step in steps]
+
+
 class Checkpoints:
     """The checkpoints of one workdir; a thin layer over `orbax.checkpoint.CheckpointManager`."""
 
-    def __init__(self, workdir: epath.Path, keep: int, identity: dict[str, Any]) -> None:
+    def __init__(self, workdir: epath.Path, keep: int, identity: dict[str, Any], every: int = 1) -> None:
         """Opens or makes `workdir/checkpoints` and removes what killed saves have left there.
 
         Args:
-          keep: the newest ones; of those saved with a score, the best stays as well.
+          keep: so many, the newest first; of those saved with a score, the best stays as well.
           identity: of the model that is saved and restored, from `identity_of`.
+          every: steps between two that are saved on time; others go when a newer one is there.
 
         Raises:
           UsageError: a file lies where a checkpoint may belong.
@@ -71,7 +90,7 @@ class Checkpoints:
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.AnyPreservationPolicy([preservation_policy.LatestN(keep), best]),
+            preservation_policy=preservation_policy.AnyPreservationPolicy([_Newest(keep, every), best]),
             best_fn=lambda metrics: metrics[_SCORE],
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,

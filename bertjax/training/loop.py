@@ -81,7 +81,9 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
         stop_requested = stack.enter_context(stop_requests())
         hear = stack.enter_context(watchdog(settings.hang_seconds))
         workdirs.keep_files(workdir, task.files)
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(workdir, settings.keep_checkpoints, identity)))
+        every = task.schedule.checkpoint_every
+        checkpoints = Checkpoints(workdir, settings.keep_checkpoints, identity, every)
+        stack.enter_context(contextlib.closing(checkpoints))
         # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
         state = checkpoints.restore_latest(abstract, say)
         if state is not None:

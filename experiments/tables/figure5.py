@@ -31,4 +31,5 @@ def get_table(given: ConfigDict) -> Table:
         for step in scale.steps_along
         for name, start in series.items()
     )
-    return Table("figure5", f"Pre-training steps, {task}, dev", scale.told, cells)
+    notes = () if task == "mnli" else (f"the paper fine-tunes on mnli, and these runs on {task}",)
+    return Table("figure5", "Pre-training steps", scale.told, cells, notes)

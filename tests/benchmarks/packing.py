@@ -11,12 +11,12 @@ import time
 
 from bertjax.corpus.store import open_corpus
 from bertjax.data.pretraining.plan import PairPlan, pair_plan
-from bertjax.data.pretraining.settings import PAIRS_A_ROW, SPECIAL_TOKENS
+from bertjax.data.pretraining.settings import PAIRS_A_ROW, SPECIAL_TOKENS_OF_PAIR
 
 
 def tokens_of(plan: PairPlan, seq_len: int) -> int:
     """Real tokens of all rows."""
-    lengths = plan.records["a_length"].astype(int) + plan.records["b_length"] + SPECIAL_TOKENS
+    lengths = plan.records["a_length"].astype(int) + plan.records["b_length"] + SPECIAL_TOKENS_OF_PAIR
     return int(lengths.clip(max=seq_len).sum())
 
 

@@ -70,6 +70,18 @@ def test_work_is_counted_as_done(bucket):
         )
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("examples_per_row", [1, 4])
+def test_a_usual_batch_is_full_and_as_long_as_most(seed, examples_per_row):
+    # Twenty batches of short examples, and two of long ones, one of which has few.
+    examples = made([*[20] * 160, *[100] * 9])
+    plan = TrainPlan(examples, Batching(8, 32, 128, examples_per_row), seed)
+    chosen, length = plan.batch(plan.usual_step())
+    shapes = plan.shapes(plan.steps_per_epoch)
+    assert shapes[len(chosen), length] == max(shapes.values())
+    assert (chosen >= 0).sum() == 8
+
+
 @pytest.mark.parametrize("parts", [2, 4])
 def test_shares_are_rows_of_the_same_batch(parts):
     examples, batching = made(lengths_of(30)), Batching(8, 32, 128)

@@ -163,7 +163,7 @@ def test_what_a_terminal_would_obey_is_escaped(folders, capfd):
 def test_what_cannot_be_asked_is_refused(folders, capfd, tmp_path):
     checkpoint = f"--checkpoint={folders[CLASSES]}"
     for arguments, named in (
-        ((f"--checkpoint={folders['']}", "a"), "no output layer to predict with: `bertjax fill`"),
+        ((f"--checkpoint={folders['']}", "a"), "no output layer to predict with; `bertjax train --init_from`"),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "give it with --context"),
         ((checkpoint, "a", "--context=b"), "--context is for a checkpoint that answers questions"),
         ((checkpoint,), "give texts, or a file of them with --text, or --output DIR"),

@@ -284,6 +284,45 @@ def test_an_ensemble_is_of_the_members_that_the_table_asks_for(members, fits):
         results.outcome(both)
 
 
+@pytest.mark.parametrize(("started_from", "fits"), [("a", True), ("b", False), ("", False)])
+def test_what_starts_along_a_pre_training_started_from_its_checkpoint(tmp_path, monkeypatch, started_from, fits):
+    one = Run("one", "pretrain")
+    two = Run("two", "glue", start=one, start_step=7)
+    found = {"one": outcomes.Outcome(({},), fingerprint="end"), "two": outcomes.Outcome(({},), started_from)}
+    monkeypatch.setattr(outcomes.Results, "_read", lambda self, run: found[run.name])
+    monkeypatch.setattr(outcomes, "saved_fingerprint", {tmp_path / "one/checkpoints/7": "a"}.__getitem__)
+    results = outcomes.Results(str(tmp_path))
+    # Of a checkpoint that is not kept nothing is known, and nothing can be started from it.
+    assert results.outcome(two) == found["two"]
+    with pytest.raises(outcomes.BertjaxError, match="one has no checkpoint of step 7 any more; move that folder away"):
+        reproducing._execute(two, str(tmp_path))
+    (tmp_path / "one/checkpoints/7").mkdir(parents=True)
+    if fits:
+        assert results.outcome(two) == found["two"]
+        return
+    with pytest.raises(outcomes.BertjaxError, match="two started from other parameters than one"):
+        results.outcome(two)
+
+
+def test_tables_that_are_under_way_in_one_folder_are_all_remembered(table, tmp_path, executed, monkeypatch):
+    calls, _ = executed
+    other = tmp_path / "other.py"
+    other.write_text(table.read_text().replace('Table("5"', 'Table("mine"'))
+    execute = reproducing._execute
+
+    def with_another(run, place):
+        if not calls:
+            calls.append("another")
+            cli.main(["reproduce", f"--config={other}", f"--results={tmp_path}/r"])
+        return execute(run, place)
+
+    monkeypatch.setattr(reproducing, "_execute", with_another)
+    cli.main(["reproduce", f"--config={table}", f"--results={tmp_path}/r"])
+    asked = json.loads((tmp_path / "r/reproduce.json").read_text())
+    assert asked["tables"] == {"5": str(table), "mine": str(other)}
+    assert asked["seconds"].keys() == {"pretrain/first", "cola/first"}
+
+
 def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, capfd, executed):
     _, ends = executed
     ends["stops"] = {"cola/first"}

@@ -2,17 +2,21 @@
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bertjax.arguments import parser
 from bertjax.building import settings_of
 from bertjax.config import load_config, load_trials
+from bertjax.corpus.store import MANIFEST
 from bertjax.experiment import trials_of
 from bertjax.reproduction import outcomes, scales
 from bertjax.reproduction.paper import paper_table, table_names
 from bertjax.reproduction.reproducing import load_table
 from bertjax.reproduction.showing import as_markdown, shown
+from bertjax.training.checkpoint import _Newest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
@@ -121,10 +125,30 @@ def test_what_is_said_to_have_equal_flops_has(scale):
 def test_data_that_is_not_there_is_named(tmp_path):
     (tmp_path / "SST-2").mkdir()
     (tmp_path / "SST-2/train.tsv").write_text("")
-    found = load_table(f"tables/table5:corpus=c,glue={tmp_path}")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / MANIFEST).write_text("")
+    found = load_table(f"tables/table5:corpus={tmp_path}/corpus,glue={tmp_path}")
     lacking = {run.name: run.lacking for run in found.runs()}
     assert not lacking["pretrain/bert-1"] and not lacking["sst2/bert-1"]
     assert lacking["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which is not there"
     assert lacking["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
+    (run, *_) = load_table(f"tables/table5:corpus={tmp_path}/none,glue={tmp_path}").runs()
+    assert run.lacking == f"{tmp_path}/none/manifest.json, which is not there"
+    (run,) = {run.lacking for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
+    assert "given with corpus=; squad:version=2.0, in a folder given with squad2=" in run
     without = load_table(f"tables/table5:glue={tmp_path}").runs()
     assert all("given with corpus=" in run.lacking for run in without if "sst2" in run.name)
+
+
+@pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL])
+def test_a_pre_training_that_is_stopped_anywhere_keeps_the_checkpoints_that_figure_5_takes(name):
+    scale = scales.scale_of(name)
+    every, keep = (int(override.partition("=")[2]) for override in scale.kept)
+    rng = np.random.default_rng(0)
+    stops = {int(step) for step in rng.integers(1, scale.steps_along[-1], 40)}
+    there: list[int] = []
+    for step in sorted({*range(every, scale.steps_along[-1] + 1, every), *stops}):
+        there.append(step)
+        kept = _Newest(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
+        there = [step for step, is_kept in zip(there, kept, strict=True) if is_kept]
+    assert {*scale.steps_along} <= {*there} and len(there) <= keep

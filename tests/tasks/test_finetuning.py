@@ -143,7 +143,10 @@ def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path,
         capfd.readouterr()
         cli.main([*command, f"--init_from={checkpoint}"])
         error = capfd.readouterr().err
-        assert "--init_from is not used: the run of this workdir" in error and ("began with other parameters" in error) == other
+        assert (
+            "--init_from is not used: the run of this workdir" in error
+            and ("began with other parameters" in error) == other
+        )
 
 
 @pytest.mark.parametrize(

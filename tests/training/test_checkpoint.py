@@ -26,10 +26,10 @@ def mesh_of(sizes):
     return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
 
 
-def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE):
+def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE, every=1):
     """Checkpoints of states that differ in a parameter and the step."""
     state = init_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
-    checkpoints = Checkpoints(epath.Path(workdir), keep, identity={})
+    checkpoints = Checkpoints(epath.Path(workdir), keep, {}, every)
     for step in steps:
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
         checkpoints.save(state)
@@ -62,6 +62,22 @@ def test_a_state_comes_back_bit_for_bit_on_another_mesh(tmp_path):
 def test_only_the_newest_are_kept(tmp_path):
     saved(tmp_path, steps=(1, 2, 3, 4), keep=2)
     assert sorted(child.name for child in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep", "kept"),
+    [
+        ((4, 8, 10, 12), 3, [4, 8, 12]),
+        # Of a stop the newest: it is what a run goes on from.
+        ((4, 8, 10), 3, [4, 8, 10]),
+        ((4, 8, 12, 13), 3, [8, 12, 13]),
+        ((4, 5, 6, 7), 3, [4, 7]),
+        ((4, 8, 10), 1, [10]),
+    ],
+)
+def test_one_that_was_saved_at_a_stop_pushes_out_none_that_was_saved_on_time(tmp_path, steps, keep, kept):
+    saved(tmp_path, steps, keep, every=4)
+    assert sorted(int(child.name) for child in (tmp_path / "checkpoints").iterdir()) == kept
 
 
 def data_files(step_folder):

@@ -55,6 +55,13 @@ class TrainPlan:
         batches, shapes = self._epoch(epoch)
         return batches[index], int(shapes[index, 1])
 
+    def usual_step(self) -> int:
+        """A step of the first epoch whose batch has the shape that most have, full of examples where any such is."""
+        batches, shapes = self._epoch(0)
+        usual, _ = self._shapes_of_epoch(0).most_common(1)[0]
+        steps = [step for step, shape in enumerate(shapes) if tuple(shape) == usual]
+        return max(steps, key=lambda step: (np.sum(batches[step] != NOBODY), -step))
+
     def shapes(self, step: int) -> dict[tuple[int, int], int]:
         """How many of the steps before `step` have so many rows of so many tokens."""
         epochs, rest = divmod(step, self.steps_per_epoch)

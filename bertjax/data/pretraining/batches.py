@@ -19,7 +19,7 @@ from bertjax.data.pretraining.rows import (
     stream_key,
     without_copy,
 )
-from bertjax.data.pretraining.settings import SPECIAL_TOKENS, Masking, Phase, check_shape
+from bertjax.data.pretraining.settings import SPECIAL_TOKENS_OF_PAIR, Masking, Phase, check_shape
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
 from bertjax.data.schema import Schema, padding_of
 from bertjax.data.share import Share
@@ -203,7 +203,7 @@ def _assembler(
                 )
             )
             bits = bits if spans.place is None else tf.gather(bits, spans.place)
-            spans = truncated(spans, seq_len - SPECIAL_TOKENS, bits)
+            spans = truncated(spans, seq_len - SPECIAL_TOKENS_OF_PAIR, bits)
         return predict(assembled(tokens, spans, seq_len, vocabulary, source.is_paired), spans, uniforms)
 
     return assemble

@@ -21,7 +21,7 @@ from bertjax.corpus.mapping import map_files
 from bertjax.corpus.store import Corpus, Split, array_file
 from bertjax.data.pretraining.packing import packed
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
-from bertjax.data.pretraining.settings import SPECIAL_TOKENS
+from bertjax.data.pretraining.settings import SPECIAL_TOKENS_OF_PAIR
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.files import check_space, is_ours, read_json, read_whole, remove_abandoned, replacing, write_whole
 from bertjax.temporary import shared_place
@@ -213,8 +213,8 @@ def _in_rows(
     """Pairs row after row, and int64 [pairs_a_row + 1], how many rows have no, one, two, ... of them."""
     if pairs_a_row == 1:
         return records, np.array([0, records.size])
-    room = seq_len - SPECIAL_TOKENS
-    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], room) + SPECIAL_TOKENS
+    room = seq_len - SPECIAL_TOKENS_OF_PAIR
+    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], room) + SPECIAL_TOKENS_OF_PAIR
     order, numbers = packed(lengths, seq_len, pairs_a_row, rng)
     return records[order], np.concatenate([[0], numbers])
 
@@ -238,7 +238,7 @@ def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[
         last = int(np.searchsorted(documents, documents[first] + _BLOCK_SENTENCES))
         last = min(max(last, first + 1), count)
         lengths = np.diff(sentences[documents[first : last + 1]])
-        targets = target_lengths(lengths, seq_len - SPECIAL_TOKENS, pass_index, _generator(seed, first))
+        targets = target_lengths(lengths, seq_len - SPECIAL_TOKENS_OF_PAIR, pass_index, _generator(seed, first))
         pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1))
         yield pairs, int(lengths.sum())
         first = last

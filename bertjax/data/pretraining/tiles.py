@@ -14,16 +14,13 @@ from bertjax.corpus.store import Corpus
 from bertjax.data.pretraining.assembly import Assembled, one_a_row
 from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
-from bertjax.data.pretraining.settings import LANGUAGE_MODEL_BATCH, Phase
+from bertjax.data.pretraining.settings import LANGUAGE_MODEL_BATCH, SPECIAL_TOKENS_OF_TILE, Phase
 from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, Prediction, RowSource
 from bertjax.errors import UsageError
 
-# [CLS] and [SEP].
-_SPECIAL = 2
-
 
 def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
-    tokens, width = _token_count(corpus, "train"), phase.seq_len - _SPECIAL
+    tokens, width = _token_count(corpus, "train"), phase.seq_len - SPECIAL_TOKENS_OF_TILE
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
     order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
     tile = tile_lookup(tokens, width, offset_key)
@@ -36,7 +33,7 @@ def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) 
 
 
 def _heldout(corpus: Corpus, seq_len: int) -> tuple[int, Callable[[tf.Tensor], Spans]]:
-    tokens, width = _token_count(corpus, "heldout"), seq_len - _SPECIAL
+    tokens, width = _token_count(corpus, "heldout"), seq_len - SPECIAL_TOKENS_OF_TILE
     tile = tile_lookup(tokens, width, None)
     return tile_count(tokens, width), lambda rows: tile(rows, tf.zeros_like(rows))
 

@@ -114,10 +114,12 @@ def make_task(
     if train is None:
         schedule = synthetic.schedule_without_data(settings)
         batches, work = synthetic.no_batches, synthetic.no_work
+        usual_batch = partial(synthetic.no_batches, share=WHOLE)
     else:
         plan = TrainPlan(train, batching, settings.seed)
         schedule = _schedule(settings, plan.steps_per_epoch)
         batches = partial(train_batches, train, batching, plan, schedule.steps)
+        usual_batch = partial(_usual_batch, train, batching, plan)
         work = partial(_work, plan, objective.model, batching.batch_size, train.choices)
         # Others have a multiple of the rows that the fullest have.
         batch_sizes = (data.batch_size // data.examples_per_row, *batch_sizes)
@@ -132,7 +134,7 @@ def make_task(
         eval_batches=partial(eval_batches, evaluated, evaluation) if is_evaluated else synthetic.no_evaluation,
         eval_steps=-(-len(evaluated) // evaluation.batch_size) if is_evaluated else 0,
         work=work,
-        synthetic_batch=lambda phase: next(batches(0, WHOLE)),
+        synthetic_batch=usual_batch,
         show=partial(format_row, vocabulary=vocabulary),
         score=lambda means, outputs: {**means, **score(outputs)},
         baseline=baseline,
@@ -167,6 +169,11 @@ def make_task(
         return dataclasses.replace(task, **changed)
 
     return dataclasses.replace(task, featured=featured)
+
+
+def _usual_batch(train: Examples, batching: Batching, plan: TrainPlan, phase: int) -> dict[str, np.ndarray]:
+    step = plan.usual_step()
+    return next(train_batches(train, batching, plan, step + 1, step, WHOLE))
 
 
 def _selected_by(

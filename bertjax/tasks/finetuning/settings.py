@@ -105,7 +105,7 @@ class FinetuningSettings(RunSettings):
       epochs: passes over the training rows.
       eval_every: steps between two evaluations; 0 is once an epoch.
       checkpoint_every: steps between two checkpoints; 0 is once an epoch. One better than all before is always saved.
-      keep_checkpoints: so many of the newest ones are kept, besides the best one.
+      keep_checkpoints: as of pre-training, besides the best one.
       select_by: evaluation metric by which the best checkpoint is kept; empty is the task's own.
       patience: evaluations without a better one after which the run ends; 0 never ends it.
       label_smoothing: share of a label's probability that is spread over all classes, in training.
