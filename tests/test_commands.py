@@ -94,6 +94,7 @@ def test_bench_step_needs_no_tensorflow_and_ends_with_json():
     assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
 
 
+@pytest.mark.slow
 def test_tensorflow_comes_without_keras(corpus):
     code = (
         "import sys; from bertjax.cli import main; main(sys.argv[1:]); print(*{'tensorflow', 'keras'} & {*sys.modules})"

@@ -116,7 +116,9 @@ def test_npz_refuses_what_cannot_be(tmp_path):
         write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
 
 
-@pytest.mark.parametrize("source", [SENTENCE_PAIRS, PACKED_PAIRS], ids=["alone", "packed"])
+@pytest.mark.parametrize(
+    "source", [pytest.param(SENTENCE_PAIRS, marks=pytest.mark.slow), PACKED_PAIRS], ids=["alone", "packed"]
+)
 def test_bench_counts_what_it_says(traced, source):
     result = bench_input(
         traced, Phase(32, 4, 5, 10, 20), source=source, masking=Masking(), seed=0, pair_passes=1, seconds=0.2

@@ -113,7 +113,15 @@ def test_names_shapes_and_dtypes(traced):
         assert batch["next_sentence_labels"].shape == (BATCH,)
 
 
-@pytest.mark.parametrize("objective, parts", [("nsp", 2), ("nsp", 4), ("packed", 4), ("none", 4)])
+@pytest.mark.parametrize(
+    "objective, parts",
+    [
+        pytest.param("nsp", 2, marks=pytest.mark.slow),
+        ("nsp", 4),
+        ("packed", 4),
+        pytest.param("none", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
     whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
     shares = [

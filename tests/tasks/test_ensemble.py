@@ -90,6 +90,7 @@ def test_it_says_what_the_mean_of_the_logits_says(kind, letters, tmp_path, capfd
             np.testing.assert_allclose(list(mine["probabilities"].values()), odds / odds.sum(), atol=2e-6)
 
 
+@pytest.mark.slow
 def test_members_that_do_not_fit_are_refused(cola, glue, letters, tmp_path, capfd):
     command = ["ensemble", f"--output={tmp_path}/both", f"--checkpoint={cola}"]
     assert "two checkpoints at least" in refused(capfd, *command)

@@ -88,6 +88,7 @@ def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
     )
 
 
+@pytest.mark.slow
 def test_states_are_computed_as_the_run_computes(ner, tmp_path, staging):
     files, start = ner
     given = [f"--init_from={start}", *FROZEN, "--config.upper.features=last", "--config.model.dtype=bfloat16"]

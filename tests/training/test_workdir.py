@@ -124,6 +124,7 @@ def test_how_often_to_log_may_change(corpus, whole, tmp_path):
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["14"]
 
 
+@pytest.mark.slow
 def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
