@@ -71,7 +71,8 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
         say(note)
-    check_same_run({"config": dataclasses.asdict(settings), "data": task.data_hash, "started_from": start})
+    told = {"config": dataclasses.asdict(settings), "data": task.data_hash, "started_from": start, "identity": identity}
+    check_same_run(told)
     workdir = workdirs.make(path)
     check_shared(workdir)
     with contextlib.ExitStack() as stack:

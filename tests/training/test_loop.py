@@ -16,10 +16,12 @@ from small_run import final_params, make, spoiled, stopped
 
 from bertjax.corpus import blocks
 from bertjax.corpus.store import open_corpus
+from bertjax.corpus.vocabulary_files import ENTRY
 from bertjax.data.pretraining import batches
 from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.share import WHOLE
-from bertjax.errors import BertjaxError
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training import loop, progress
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.sharding import make_mesh
@@ -244,3 +246,21 @@ def test_outputs_of_an_evaluation_do_not_pile_up_on_the_devices(corpus):
     _, outputs = loop.predict(watched, mesh, {})
     assert len(outputs) == len(held) > 5 and all(isinstance(output["logits"], np.ndarray) for output in outputs)
     assert held[3:] == [held[3]] * (len(held) - 3)
+
+
+def test_processes_are_compared_by_what_they_learn_and_not_by_where_it_lies(corpus, tmp_path, monkeypatch):
+    config, task = make(corpus)
+    labels = json.dumps({"kind": "classes", "labels": ["b", "a"]}).encode()
+    told = {}
+
+    def take(given):
+        told.update(given)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(loop, "check_same_run", take)
+    with pytest.raises(UsageError, match="enough"):
+        loop.train(config, dataclasses.replace(task, files={**task.files, OUTPUT_LAYER: labels}), str(tmp_path / "run"))
+    # The paths of both files may be others on each machine.
+    assert told["identity"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in told["identity"]
+    assert told["config"]["seed"] == config.seed and told["data"] == task.data_hash
+    assert not (tmp_path / "run").exists()
