@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from bertjax.corpus import datasets, docstrings, layouts
 from bertjax.corpus.layouts import Text
 from bertjax.corpus.sentences import LINES, PARAGRAPHS
-from bertjax.errors import BertjaxError, UsageError, shortened
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.plain_text import refuse_utf16
 
 FORMS = ("text", "prose", "wiki", "tfds", "docs")
@@ -134,7 +134,7 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
             sizes = list(pool.map(lambda file: file.stat().length, files))
         found = [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
     except Exception as error:  # Each file system behind epath has errors of its own.
-        raise UsageError(f"input {spec!r} cannot be listed: {shortened(str(error) or type(error).__name__)}") from error
+        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}") from error
     if not found:
         raise UsageError(f"input {spec!r} matches no file")
     return found
@@ -230,9 +230,9 @@ def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], Non
                 if not block:
                     break
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        why = shortened(str(error) or type(error).__name__)
         raise BertjaxError(
-            f"cannot read {source.name} past byte {total:,} of its text: {why}; mend the file or leave it out"
+            f"cannot read {source.name} past byte {total:,} of its text: {first_line(error)}; "
+            "mend the file or leave it out"
         ) from error
     problems["empty_files"] += total == 0
 

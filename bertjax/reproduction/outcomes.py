@@ -98,11 +98,12 @@ class Results:
 
     def _parameters(self, run: Run, step: int) -> str:
         """Fingerprint of what a run ended with, or had at a step (see `Run.start_step`); "" where it is not known."""
-        there = self._found(run)
-        if there is None or not step:
-            return self.outcome(run).fingerprint if there else ""
-        checkpoint = epath.Path(run.checkpoint(there[0].place, step))
-        return saved_fingerprint(checkpoint) if there[0].kept is None and checkpoint.exists() else ""
+        if not step:
+            outcome = self.outcome(run)
+            return outcome.fingerprint if outcome else ""
+        found = self._found(run)
+        checkpoint = epath.Path(run.checkpoint(found[0].place, step)) if found else None
+        return saved_fingerprint(checkpoint) if checkpoint and checkpoint.exists() else ""
 
     def _found(self, run: Run) -> tuple["Results", Outcome] | None:
         """Where the results of a run are, and what it came to."""

@@ -51,7 +51,7 @@ def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Newest(preservation_policy.PreservationPolicy):
+class NewestOnTime(preservation_policy.PreservationPolicy):
     """Keeps `keep` checkpoints: the newest, and before it the newest of those at multiples of `every` steps.
 
     So one that was saved at a stop, or for its score, pushes none of these out, and goes when a newer one is there.
@@ -90,7 +90,7 @@ class Checkpoints:
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.AnyPreservationPolicy([_Newest(keep, every), best]),
+            preservation_policy=preservation_policy.AnyPreservationPolicy([NewestOnTime(keep, every), best]),
             best_fn=lambda metrics: metrics[_SCORE],
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,

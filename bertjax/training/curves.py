@@ -6,7 +6,8 @@ from etils import epath
 
 from bertjax.files import writing
 
-_HELD_OUT = "eval_"
+# Of metrics that were measured on held-out rows, in `metrics.jsonl`.
+HELD_OUT = "eval_"
 
 
 def draw_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> None:
@@ -27,7 +28,7 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
         for index, name in enumerate(names):
             for key, width, label in (
                 (name, 0.8, f"{name}, training"),
-                (f"{_HELD_OUT}{name}", 2.2, f"{name}, held out"),
+                (f"{HELD_OUT}{name}", 2.2, f"{name}, held out"),
             ):
                 points = [(line["tokens"] / 1e6, line[key]) for line in lines if isinstance(line.get(key), float)]
                 if points:
@@ -42,7 +43,7 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
 
 def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str]]]:
     """Titles, and the metrics that are drawn under each."""
-    names = list(dict.fromkeys(name.removeprefix(_HELD_OUT) for line in lines for name in line))
+    names = list(dict.fromkeys(name.removeprefix(HELD_OUT) for line in lines for name in line))
     losses = [name for name in names if name == "loss" or name.endswith("_loss")]
     if score:
         return [("Loss", losses), (score.replace("_", " "), [score])]

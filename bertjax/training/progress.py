@@ -22,7 +22,7 @@ from bertjax.tasks.task import Task
 from bertjax.terminal import duration, progress_bar, say
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
 from bertjax.training.confusion import draw_confusion
-from bertjax.training.curves import draw_curves
+from bertjax.training.curves import HELD_OUT, draw_curves
 from bertjax.training.identity import sealed, unsealed
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.step import ATTENTION_FILL, FILL
@@ -165,7 +165,7 @@ class Progress:
         self.evaluation, self._evaluated_at = values, step
         self._scores.append(self._score(values))
         self._first_evaluation = self._first_evaluation or values
-        prefixed = {f"eval_{name}": value for name, value in values.items()}
+        prefixed = {f"{HELD_OUT}{name}": value for name, value in values.items()}
         self._write(METRICS, step, {**prefixed, **self._seen(step, fill)})
         self.flush()
         if self._writers and time.monotonic() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
@@ -303,4 +303,4 @@ class _Compilation:
 
 
 def _evaluation(line: dict[str, float]) -> dict[str, float]:
-    return {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
+    return {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}

@@ -8,51 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from finetuning_data import glue_files
-from running import EXPERIMENTS, overrides, refused
+from running import EXPERIMENTS, refused
 from several import WORKER, started
 
 from bertjax import cli
 from bertjax.files import write_whole
 from bertjax.reproduction import outcomes, reproducing
-from bertjax.reproduction.table import Run
 from bertjax.training.identity import sealed
-
-TABLE = """
-from bertjax.experiment import arguments
-from bertjax.reproduction.table import Cell, Run, Table
-
-TINY = {tiny!r}
-
-@arguments(glue={glue!r}, steps=2, whole=False)
-def get_table(given):
-    first = Run("pretrain/first", "{experiments}/pretrain.py:size=L1_H16,seq_len=16,corpus={corpus},quick=true",
-                ("--config.steps=2", "--config.eval_every=2", "--config.checkpoint_every=1", *TINY), flops=1e9)
-    tuning = f"{experiments}/glue.py:task=cola,path={{given.glue or 'GLUE'}},grid=one,quick=true"
-    lacks = "" if given.glue else "CoLA, in a folder given with glue="
-    fields = (f"--config.steps={{given.steps}}", *TINY)
-    tuned = Run("cola/first", tuning, fields, first, seeds=2, flops=2e9, lacks=lacks)
-    early = Run("cola/first-1", tuning, fields, first, 1, seeds=2, flops=2e9, lacks=lacks)
-    singles = [Run(f"cola/seed{{n}}", tuning, (*fields, f"--config.seed={{n}}"), first, lacks=lacks) for n in (0, 1)]
-    both = Run("cola/both", members=tuple(singles), lacks=lacks)
-    more = (Cell("No NSP", "SST-2", (early,), "accuracy"), Cell("ours", "SST-2", (both,), "accuracy"))
-    return Table("5", "", "tiny", (
-        Cell("BERT BASE", "LM perplexity", (first,), "perplexity", 1.0),
-        Cell("BERT BASE", "SST-2", (tuned,), "accuracy"),
-        *(more if given.whole else ()),
-        Cell("BERT BASE", "mean", (), "", mean_of=("LM perplexity", "SST-2")),
-    ))
-"""
-
-
-@pytest.fixture(scope="module")
-def table(corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("table")
-    tiny = [item for item in overrides(None) if "learning_rate" not in item]
-    glue = glue_files(folder / "glue")
-    content = TABLE.format(tiny=tuple(tiny), glue=str(glue), experiments=EXPERIMENTS, corpus=corpus)
-    (folder / "table.py").write_text(content)
-    return folder / "table.py"
 
 
 def printed(capfd, *arguments) -> tuple[str, str]:
@@ -76,9 +38,6 @@ def whole(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     cli.main(["reproduce", f"--config={table}:whole", f"--results={folder}"])
     return folder
-
-
-NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
 
 
 def test_a_plan_runs_nothing_and_tells_order_time_and_commands(table, tmp_path, capfd):
@@ -206,136 +165,6 @@ def test_what_is_missing_is_named_with_commands_that_fill_it(table, whole, tmp_p
     assert "What is missing" not in out
 
 
-@pytest.fixture
-def executed(monkeypatch):
-    """Names of the runs that were begun, none of which takes any time; `stops` and `fails` are names of such as do, and
-    `odd` of such whose results are refused."""
-    calls, done, ends = [], {}, {"stops": set(), "fails": set(), "odd": set()}
-
-    def execute(run, place):
-        calls.append(run.name)
-        assert all((place, earlier.name) in done for earlier in run.needs)
-        if run.name in ends["fails"]:
-            raise outcomes.BertjaxError("the loss is not finite")
-        if run.name in ends["stops"]:
-            return {"stopped": True}
-        done[place, run.name] = outcomes.Outcome(({},))
-        return {"stopped": False}
-
-    def outcome(results, run):
-        if run.name in ends["odd"] and run.name in calls:
-            raise outcomes.UsageError(f"{run.name} has results of other settings")
-        return done.get((results.place, run.name))
-
-    monkeypatch.setattr(reproducing, "_execute", execute)
-    monkeypatch.setattr(outcomes.Results, "outcome", outcome)
-    return calls, ends
-
-
-def test_a_run_that_is_stopped_goes_on_and_what_is_finished_is_not_repeated(table, tmp_path, capfd, executed):
-    calls, ends = executed
-    command = ["reproduce", f"--config={table}:whole", f"--results={tmp_path}"]
-    ends["stops"] = {"cola/first"}
-    with pytest.raises(SystemExit) as end:
-        cli.main(command)
-    assert end.value.code == 42 and calls == ["pretrain/first", "cola/first"]
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told == {"stopped": True, "done": ["pretrain/first"], "failed": {}}
-    ends["stops"] = set()
-    cli.main(command)
-    assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
-
-
-@pytest.mark.parametrize(
-    ("how", "which", "failed"),
-    [
-        ("fails", "cola/seed0", {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}),
-        ("odd", "cola/first", {"cola/first": "cola/first has results of other settings"}),
-    ],
-)
-def test_one_that_fails_or_is_refused_does_not_keep_the_others_from_being_run(
-    table, tmp_path, capfd, executed, how, which, failed
-):
-    calls, ends = executed
-    ends[how] = {which}
-    with pytest.raises(SystemExit) as end:
-        cli.main(["reproduce", f"--config={table}:whole", f"--results={tmp_path}"])
-    assert end.value.code == 1
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told["failed"] == failed and told["done"] == sorted(set(NAMES) - failed.keys())
-    assert ("cola/both" in calls) == ("cola/both" not in failed)
-
-
-@pytest.mark.parametrize(("members", "fits"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
-def test_an_ensemble_is_of_the_members_that_the_table_asks_for(members, fits):
-    one, two = Run("one", "glue"), Run("two", "glue")
-    both = Run("both", members=(one, two))
-    found = {
-        one.name: outcomes.Outcome(({},), fingerprint="a"),
-        two.name: outcomes.Outcome(({},), fingerprint="b"),
-        both.name: outcomes.Outcome(({},), members=tuple(members)),
-    }
-    asked = {"one": ["glue"], "two": ["glue"], "both": [""]}
-    results = outcomes.Results("place", kept={name: (asked[name], found[name]) for name in found})
-    if fits:
-        assert results.outcome(both) == found["both"]
-        return
-    with pytest.raises(outcomes.BertjaxError, match="place/both is of other members"):
-        results.outcome(both)
-
-
-@pytest.mark.parametrize(("started_from", "fits"), [("a", True), ("b", False), ("", False)])
-def test_what_starts_along_a_pre_training_started_from_its_checkpoint(tmp_path, monkeypatch, started_from, fits):
-    one = Run("one", "pretrain")
-    two = Run("two", "glue", start=one, start_step=7)
-    found = {"one": outcomes.Outcome(({},), fingerprint="end"), "two": outcomes.Outcome(({},), started_from)}
-    monkeypatch.setattr(outcomes.Results, "_read", lambda self, run: found[run.name])
-    monkeypatch.setattr(outcomes, "saved_fingerprint", {tmp_path / "one/checkpoints/7": "a"}.__getitem__)
-    results = outcomes.Results(str(tmp_path))
-    # Of a checkpoint that is not kept nothing is known, and nothing can be started from it.
-    assert results.outcome(two) == found["two"]
-    with pytest.raises(outcomes.BertjaxError, match="one has no checkpoint of step 7 any more; move that folder away"):
-        reproducing._execute(two, str(tmp_path))
-    (tmp_path / "one/checkpoints/7").mkdir(parents=True)
-    if fits:
-        assert results.outcome(two) == found["two"]
-        return
-    with pytest.raises(outcomes.BertjaxError, match="two started from other parameters than one"):
-        results.outcome(two)
-
-
-def test_tables_that_are_under_way_in_one_folder_are_all_remembered(table, tmp_path, executed, monkeypatch):
-    calls, _ = executed
-    other = tmp_path / "other.py"
-    other.write_text(table.read_text().replace('Table("5"', 'Table("mine"'))
-    execute = reproducing._execute
-
-    def with_another(run, place):
-        if not calls:
-            calls.append("another")
-            cli.main(["reproduce", f"--config={other}", f"--results={tmp_path}/r"])
-        return execute(run, place)
-
-    monkeypatch.setattr(reproducing, "_execute", with_another)
-    cli.main(["reproduce", f"--config={table}", f"--results={tmp_path}/r"])
-    asked = json.loads((tmp_path / "r/reproduce.json").read_text())
-    assert asked["tables"] == {"5": str(table), "mine": str(other)}
-    assert asked["seconds"].keys() == {"pretrain/first", "cola/first"}
-
-
-def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, capfd, executed):
-    _, ends = executed
-    ends["stops"] = {"cola/first"}
-    command = ["reproduce", f"--config={table}:whole", f"--results={tmp_path}"]
-    with pytest.raises(SystemExit):
-        cli.main(command)
-    (tmp_path / "cola/first").mkdir(parents=True)
-    ends["stops"] = set()
-    cli.main(command)
-    # The one that went on took less than it would have.
-    assert "cola/first" not in json.loads((tmp_path / "reproduce.json").read_text())["seconds"]
-
-
 def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
@@ -397,7 +226,7 @@ def test_two_processes_fill_the_same_table(table, whole, tmp_path):
         _, said = process.communicate(timeout=500)
         assert process.returncode == 0, said.decode()[-2000:]
     old, new = outcomes.read(str(whole)), outcomes.read(str(tmp_path))
-    assert sorted(new.seconds) == NAMES
+    assert sorted(new.seconds) == sorted(run.name for run in reproducing.load_table(f"{table}:whole").runs())
     for run in reproducing.load_table(f"{table}:whole").runs():
         for seed, other in zip(old.outcome(run).metrics, new.outcome(run).metrics, strict=True):
             assert seed == pytest.approx(other, rel=1e-3, abs=1e-3), run.name

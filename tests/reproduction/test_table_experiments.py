@@ -16,7 +16,7 @@ from bertjax.reproduction import outcomes, scales
 from bertjax.reproduction.paper import paper_table, table_names
 from bertjax.reproduction.reproducing import load_table
 from bertjax.reproduction.showing import as_markdown, shown
-from bertjax.training.checkpoint import _Newest
+from bertjax.training.checkpoint import NewestOnTime
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
@@ -149,6 +149,6 @@ def test_a_pre_training_that_is_stopped_anywhere_keeps_the_checkpoints_that_figu
     there: list[int] = []
     for step in sorted({*range(every, scale.steps_along[-1] + 1, every), *stops}):
         there.append(step)
-        kept = _Newest(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
+        kept = NewestOnTime(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
         there = [step for step, is_kept in zip(there, kept, strict=True) if is_kept]
     assert {*scale.steps_along} <= {*there} and len(there) <= keep
