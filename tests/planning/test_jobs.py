@@ -104,6 +104,8 @@ def test_a_plan_of_a_tpu_that_is_not_here(tmp_path, capfd):
     assert plan["cost"] == pytest.approx(2 * plan["chip_hours"]) == pytest.approx(8 * plan["seconds"] / 3600)
     assert 0 < plan["mfu"] < 1
     assert describe_plan(plan).splitlines() == lines
+    # A small job costs little, and not nothing.
+    assert 0 < plan["cost"] < 10 and any(f", {plan['cost']:.3g} at the price given;" in line for line in lines)
     # What is started from here obeys, whatever libtpu has ignored.
     started = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True).stdout
     assert not int(started.split()[1], 16) & 1 << signal.SIGHUP - 1

@@ -152,3 +152,10 @@ def test_a_pre_training_that_is_stopped_anywhere_keeps_the_checkpoints_that_figu
         kept = NewestOnTime(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
         there = [step for step, is_kept in zip(there, kept, strict=True) if is_kept]
     assert {*scale.steps_along} <= {*there} and len(there) <= keep
+
+
+@pytest.mark.parametrize(("arguments", "others"), [("", "sst2"), (":task=mnli", ""), (":scale=paper", "")])
+def test_figure_5_says_where_its_task_is_not_the_paper_s(arguments, others, tmp_path):
+    text = as_markdown(shown(load_table(f"tables/figure5{arguments}"), outcomes.read(str(tmp_path))))
+    assert text.startswith("**Figure 5: Pre-training steps")
+    assert (f"the paper fine-tunes on mnli, and these runs on {others}" in text) == bool(others)
