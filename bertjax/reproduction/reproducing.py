@@ -146,19 +146,21 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
       Names of runs `done` now and before, `failed`, and `lacking` data; and whether a signal `stopped` it.
 
     Raises:
-      UsageError: the folder is one file of kept results.
+      UsageError: the folder is one file of kept results, or the data for all runs is lacking.
       BertjaxError: what it holds is damaged, or of other runs.
     """
     results = read(path)
     first = jax.process_index() == 0
     if results.kept is not None:
         raise UsageError(f"--results {path} is a file of kept results; give a folder")
-    if first:
-        note(results.place, {table.number: _from_anywhere(config, table.number)}, {})
     runs = table.runs()
     # Of several processes all have to run the same.
     done, failed = set(from_first(lambda: [run.name for run in runs if results.outcome(run)])), {}
     left = [run for run in runs if run.name not in done and not run.lacking]
+    if not done and not left:
+        raise UsageError(f"nothing of {config} can be run: it needs {runs[0].lacking}")
+    if first:
+        note(results.place, {table.number: _from_anywhere(config, table.number)}, {})
     for number, run in enumerate(left, 1):
         if missing := [earlier.name for earlier in run.needs if earlier.name in failed]:
             failed[run.name] = f"{missing[0]} failed"

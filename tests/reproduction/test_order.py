@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from running import refused
 
 from bertjax import cli
 from bertjax.reproduction import outcomes, reproducing
@@ -100,3 +101,13 @@ def test_time_is_reckoned_by_runs_that_were_not_interrupted(table, tmp_path, cap
     cli.main(command)
     # The one that went on took less than it would have.
     assert "cola/first" not in json.loads((tmp_path / "reproduce.json").read_text())["seconds"]
+
+
+def test_nothing_is_begun_and_nothing_noted_where_the_data_for_all_of_it_is_lacking(tmp_path, capfd):
+    for given, named in (
+        ("", "a corpus of `bertjax prepare`"),
+        (f":corpus={tmp_path}/none", f"{tmp_path}/none/manifest"),
+    ):
+        error = refused(capfd, "reproduce", f"--config=tables/table5{given}", f"--results={tmp_path}/r")
+        assert f"nothing of tables/table5{given} can be run: it needs {named}" in error
+    assert not (tmp_path / "r").exists()
