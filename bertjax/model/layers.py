@@ -49,7 +49,7 @@ class Dense(nn.Module):
             kernel = placed(kernel.astype(dtype), self.axes)
             if self.flat:
                 kernel = kernel.reshape(*self.shape[: self.inputs], -1)
-            return of_rows(lambda rows: jnp.tensordot(rows, kernel, self.inputs), x.astype(dtype), self.inputs)
+            return of_rows(lambda rows: _product(rows, kernel, self.inputs), x.astype(dtype), self.inputs)
 
         bias = placed(bias.astype(dtype), self.axes[self.inputs :])
         # The kernel of a device's own, and not what it gathers from others.
@@ -67,6 +67,14 @@ def of_rows(product: Callable[[jax.Array], jax.Array], x: jax.Array, inputs: int
     leading = x.shape[: x.ndim - inputs]
     y = product(x.reshape(-1, *x.shape[len(leading) :]))
     return y.reshape(*leading, *y.shape[1:])
+
+
+def _product(rows: jax.Array, kernel: jax.Array, inputs: int) -> jax.Array:
+    """Rows [..., I...] and a kernel [I..., O...] to [..., O...]."""
+    if platform() == "cpu" and inputs == 1 and kernel.ndim == 2 and kernel.shape[0] > kernel.shape[1]:
+        # So that the gradient is made as [O, I], and XLA's CPU backend transposes the narrower one of its factors.
+        return jnp.einsum("...I,OI->...O", rows, jax.lax.optimization_barrier(kernel.T))
+    return jnp.tensordot(rows, kernel, inputs)
 
 
 class LayerNorm(nn.Module):

@@ -28,7 +28,7 @@ def get_table(given: ConfigDict) -> Table:
     scale = scales.scale_of(given.scale)
     seeds = range(1, scale.pretrainings + 1)
     bert = [scales.bert(scale, given, seed=seed) for seed in seeds]
-    without_nsp = [scales.pretraining(scale, given, "no_nsp", *scales.WITHOUT_NSP)]
+    without_nsp = [scales.pretraining(scale, given, "no_nsp", *scales.WITHOUT_NSP, seed=seed) for seed in seeds]
     left = [scales.pretraining(scale, given, "ltr", *scales.LEFT_TO_RIGHT, seed=seed) for seed in seeds]
     rows = {"BERT BASE": bert, "No NSP": without_nsp, "LTR & No NSP": left, "+ BiLSTM": left}
     cells = []

@@ -1,5 +1,7 @@
 """How products with parameters are taken on each platform."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -37,3 +39,19 @@ def test_a_gradient_sums_over_rows_and_positions_as_one_axis_on_cpus_alone(modul
 
     over_both = "dimension_numbers=(([0, 1], [0, 1])"
     assert over_both not in program("cpu") and over_both in program("tpu")
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (8, 16)], ids=["narrowing", "widening"])
+def test_a_gradient_transposes_the_narrower_factor_on_cpus(shape):
+    x = jnp.ones((5, 3, shape[0]))  # 15 rows
+    module = Dense(CONFIG, shape, ("mlp", "embed"))
+    params = module.init(jax.random.key(0), x)
+
+    def loss(params, x):
+        return jnp.sum(module.apply(params, x) ** 2)
+
+    program = jax.jit(jax.grad(loss)).lower(params, x).compile().as_text()
+    # Written out as [8, 16], which XLA may call [16, 8] with the first axis as the one that is contiguous.
+    written = {"f32[8,16]{1,0}", "f32[16,8]{0,1}"}
+    of_products = {result for result in re.findall(r"(\S+) dot\(", program) if "16" in result and "15" not in result}
+    assert of_products and of_products <= written
