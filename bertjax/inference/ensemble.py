@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from bertjax.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError
 from bertjax.files import write_whole
 from bertjax.inference.predictions import check_writable, write_outputs
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.run import build_task
 from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
@@ -92,8 +93,16 @@ def _check_alike(first: RunSettings, task: Task, settings: RunSettings, other: T
             "all of them"
         )
     for name in (ENTRY, *task.files.keys() & other.files.keys()):
-        if task.files.get(name) != other.files.get(name):
+        if _form(name, task.files) != _form(name, other.files):
             raise UsageError(f"{checkpoint} has another {name} than the first member, so their outputs differ in form")
+
+
+def _form(name: str, files: Mapping[str, bytes]) -> Any:
+    """What must be alike in a file of all members: of the output layer all but what is below it."""
+    content = files.get(name)
+    if name != OUTPUT_LAYER or content is None:
+        return content
+    return {field: value for field, value in json.loads(content).items() if field != "upper"}
 
 
 def _moved(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:

@@ -88,6 +88,34 @@ def test_a_function_of_the_users_own_is_taken_by_its_path():
     assert set(np.flatnonzero(np.any(before != after, axis=-1))) == {3}
 
 
+def failing(query, key, value, mask, **options):
+    raise ValueError("no such kernel\nand more")
+
+
+def narrowing(query, key, value, mask, **options):
+    return value[:, :3]
+
+
+def forgetting(query, key, value, mask, **options):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("failing", "fails: ValueError: no such kernel; --debug shows where"),
+        ("narrowing", r"returns float32\[1,3,2,8\], and is to return an array \[1, 6, 2, 8\]"),
+        ("forgetting", "returns NoneType, and is to return"),
+    ],
+)
+def test_a_function_of_the_users_own_that_fails_is_named(name, why):
+    path = f"{__name__}.{name}"
+    config = dataclasses.replace(MODEL, attention=path)
+    ids, ones = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
+    with pytest.raises(UsageError, match=f"config.model.attention={path} .*{why}"):
+        Encoder(config).init(jax.random.key(0), ids, 0 * ids, ones)
+
+
 def test_a_row_that_is_too_long_for_what_is_asked_for_is_refused():
     with pytest.raises(UsageError, match="model.attention=fused takes no rows of 513 tokens, 512 at most"):
         resolve(dataclasses.replace(MODEL, attention="fused"), 513)

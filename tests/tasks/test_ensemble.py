@@ -25,9 +25,9 @@ def members(kind, folder, letters):
     experiment, make, fields = TASKS[kind]
     files = make(folder / "files")
     for seed in (1, 2):
-        given = {"seed": seed, "data.class_weights": "balanced" if seed == 2 and kind == "classes" else "", **fields}
-        if kind == "spans":
-            given.pop("data.class_weights")
+        given = {"seed": seed, **fields}
+        if seed == 2 and kind == "classes":
+            given |= {"data.class_weights": "balanced", "upper.lstm_layers": 1, "upper.lstm_size": 4}
         train(f"{experiment},path={files}", folder / f"{seed}", letters, steps=2, **given)
     return [f"--checkpoint={folder / str(seed)}" for seed in (1, 2)]
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
-from bertjax.errors import UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.model import placement
 from bertjax.model.attention.mask import DIRECTIONS, AttentionMask
 from bertjax.model.attention.plain import plain_attention
@@ -160,7 +160,28 @@ def _given(path: str) -> Implementation:
         raise UsageError(f"config.model.attention={path}: {error}; {known}") from error
     if not callable(function):
         raise UsageError(f"config.model.attention={path} is no function, but {type(function).__name__}; {known}")
-    return Implementation(function, DIRECTIONS, dropout=True, several_sequences=True)
+    return Implementation(functools.partial(_of_user, path, function), DIRECTIONS, dropout=True, several_sequences=True)
+
+
+def _of_user(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, **options: Any) -> jax.Array:
+    """What a user's own function returns.
+
+    Raises:
+      UsageError: the function fails, or returns something else than it must.
+    """
+    try:
+        context = function(query, *arrays, **options)
+    except BertjaxError:
+        raise
+    # Whatever is wrong in the user's own code.
+    except Exception as error:
+        raise UsageError(
+            f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --debug shows where"
+        ) from error
+    found, expected = jax.typeof(context) if isinstance(context, jax.Array) else type(context).__name__, query.shape
+    if not isinstance(context, jax.Array) or context.shape != expected:
+        raise UsageError(f"config.model.attention={path} returns {found}, and is to return an array {list(expected)}")
+    return context
 
 
 def _lacking(implementation: Implementation, config: ModelConfig, length: int, several_sequences: bool) -> str:
