@@ -52,6 +52,7 @@ def _start(args: argparse.Namespace, several: bool) -> Iterator[str | None]:
     from bertjax.building import settings_of
     from bertjax.interop.convert import as_bertjax
     from bertjax.terminal import say
+    from bertjax.training.workdir import CONVERTED
 
     if not args.init_from:
         yield None
@@ -59,7 +60,7 @@ def _start(args: argparse.Namespace, several: bool) -> Iterator[str | None]:
     # A conversion may take minutes.
     settings_of(config_of(args))
     shared = several or "://" in args.workdir
-    keep = None if shared else Path(args.workdir).expanduser().absolute() / "init_from"
+    keep = None if shared else Path(args.workdir).expanduser().absolute() / CONVERTED
     with as_bertjax(args.init_from, say, keep) as path:
         yield path
 

@@ -29,8 +29,8 @@ from bertjax.training import loop
 from bertjax.training.agreement import from_first, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import sealed
-from bertjax.training.progress import RESULTS, read_results
-from bertjax.training.workdir import check_own, other_numbers, place
+from bertjax.training.progress import read_results
+from bertjax.training.workdir import CONVERTED, RESULTS, check_own, other_numbers, place
 
 SWEEP = "sweep.json"
 TRIALS = "trials"
@@ -109,7 +109,7 @@ def run_sweep(
       BertjaxError: every trial failed.
     """
     workdir = place(path)
-    check_own(workdir, (SWEEP, TRIALS, "init_from", ".*"))
+    check_own(workdir, (SWEEP, TRIALS, CONVERTED, ".*"))
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]

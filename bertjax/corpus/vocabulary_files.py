@@ -5,7 +5,7 @@ import os
 
 from etils import epath
 
-from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
+from bertjax.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
 from bertjax.files import path_of, read_json
 
@@ -13,10 +13,11 @@ ENTRY = "vocabulary.json"
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Name to content of what a workdir keeps: the vocabulary's own file, and how it is to be read."""
-    entry = {"file": vocabulary.path.name, "lower_case": vocabulary.lower_case, "sha256": vocabulary.sha256}
+    """Name to content of what a workdir keeps: the vocabulary, whatever its file was called, and how it is read."""
+    name = VOCABULARY_FILES[vocabulary.kind]
+    entry = {"file": name, "lower_case": vocabulary.lower_case, "sha256": vocabulary.sha256}
     return {
-        vocabulary.path.name: vocabulary.content,
+        name: vocabulary.content,
         ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode(),
     }
 

@@ -23,7 +23,7 @@ from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.evaluation import mesh_and_params
 from bertjax.training.identity import CONFIG, sealed
 from bertjax.training.loop import predict
-from bertjax.training.progress import RESULTS
+from bertjax.training.workdir import RESULTS
 
 _Outputs = list[dict[str, np.ndarray]]
 # Of the data's settings, what may differ: files of the checkpoint itself, and what members were trained with.

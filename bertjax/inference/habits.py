@@ -10,8 +10,8 @@ from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.identity import ANSWERS
-from bertjax.training.progress import RESULTS, read_results
-from bertjax.training.workdir import is_converted
+from bertjax.training.progress import read_results
+from bertjax.training.workdir import RESULTS, is_converted
 
 
 @dataclasses.dataclass(frozen=True)

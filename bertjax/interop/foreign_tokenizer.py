@@ -4,7 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertjax.corpus.tokenizer import MAX_WORD_CHARS, SPECIAL_PIECES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.corpus.tokenizer import (
+    MAX_WORD_CHARS,
+    SPECIAL_PIECES,
+    VOCABULARY_FILES,
+    WORDPIECE,
+    Vocabulary,
+    load_vocabulary,
+)
 from bertjax.errors import UsageError
 from bertjax.files import read_object
 from bertjax.model.config import ModelConfig
@@ -47,14 +54,13 @@ def write_tokenizer(vocabulary: Vocabulary | None, model: ModelConfig, folder: P
     """Writes what `AutoTokenizer` reads, and returns what there is to say about it."""
     if vocabulary is None:
         return ["no vocabulary: the source has none, and AutoTokenizer will find none"]
-    (folder / vocabulary.path.name).write_bytes(vocabulary.content)
+    name = VOCABULARY_FILES[vocabulary.kind]
+    (folder / name).write_bytes(vocabulary.content)
     if vocabulary.kind != WORDPIECE:
-        return [f"{vocabulary.path.name} is a SentencePiece model, which no BERT tokenizer of Hugging Face reads"]
+        return [f"{name} is a SentencePiece model, which no BERT tokenizer of Hugging Face reads"]
     from tokenizers import BertWordPieceTokenizer
 
-    if vocabulary.path.name != VOCABULARY:
-        (folder / vocabulary.path.name).rename(folder / VOCABULARY)
-    tokenizer = BertWordPieceTokenizer(str(folder / VOCABULARY), lowercase=vocabulary.lower_case)
+    tokenizer = BertWordPieceTokenizer(str(folder / name), lowercase=vocabulary.lower_case)
     # Of words up to this length google-research/bert looks for pieces; the library's own limit is 100.
     tokenizer._tokenizer.model.max_input_chars_per_word = MAX_WORD_CHARS
     tokenizer.save(str(folder / _FAST))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Vocabulary, load_vocabulary
+from bertjax.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import JSON_BYTES, read_text
 from bertjax.interop import names
@@ -166,8 +166,7 @@ def write(portable: Portable, folder: Path) -> list[str]:
         notes.append("no vocabulary: the source has none")
     else:
         config[_OUR_CASE] = portable.vocabulary.lower_case
-        name = portable.vocabulary.path.name if portable.vocabulary.path.suffix == ".model" else _VOCABULARY
-        (folder / name).write_bytes(portable.vocabulary.content)
+        (folder / VOCABULARY_FILES[portable.vocabulary.kind]).write_bytes(portable.vocabulary.content)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return notes
 

@@ -7,6 +7,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.building import checkpoint_model
+from bertjax.corpus.tokenizer import VOCABULARY_FILES
 from bertjax.corpus.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.experiment import finetuning_config, pretraining_config
@@ -30,7 +31,7 @@ from bertjax.training.parameters import load_all_params, save_params
 from bertjax.training.workdir import ORIGIN
 
 # All that a conversion leaves in a folder.
-FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, "vocab.txt", "*.model")
+FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.values())
 # A task that can take each of them up.
 _TASKS = {"": "pretraining", CLASSES: "text", MULTILABEL: "text", CHOICES: "swag", TAGS: "ner", SPANS: "squad"}
 

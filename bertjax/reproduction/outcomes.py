@@ -17,8 +17,8 @@ from bertjax.reproduction.table import Run
 from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of, outcome_of, summary
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.identity import sealed, unsealed
-from bertjax.training.progress import RESULTS, read_results
-from bertjax.training.workdir import other_numbers, place
+from bertjax.training.progress import read_results
+from bertjax.training.workdir import RESULTS, other_numbers, place
 
 # In a folder of results: which tables were asked for, and how long runs took.
 ASKED = "reproduce.json"

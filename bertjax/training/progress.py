@@ -26,12 +26,9 @@ from bertjax.training.curves import HELD_OUT, draw_curves
 from bertjax.training.identity import sealed, unsealed
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.step import ATTENTION_FILL, FILL
-from bertjax.training.workdir import started_from
+from bertjax.training.workdir import CONFUSION, CURVES, RESULTS, started_from
 from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, rounded
 
-RESULTS = "results.json"
-CURVES = "curves.png"
-CONFUSION = "confusion.png"
 # Drawing takes as long as the evaluation of a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
 

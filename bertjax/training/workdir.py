@@ -14,6 +14,8 @@ import jax
 from etils import epath
 
 from bertjax.config import differences
+from bertjax.corpus.tokenizer import VOCABULARY_FILES
+from bertjax.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.files import (
     JSON_BYTES,
@@ -26,14 +28,21 @@ from bertjax.files import (
     write_whole,
 )
 from bertjax.settings import places
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
 from bertjax.training.identity import CONFIG
 from bertjax.training.step import TrainState
+from bertjax.training.writers import METRICS, TIMING
 
 DATA = "data.json"
 _LOCK = ".lock"
 # What a checkpoint of another format was converted from.
 ORIGIN = "origin.json"
+# A checkpoint of another format that a run starts from, converted.
+CONVERTED = "init_from"
+RESULTS = "results.json"
+CURVES = "curves.png"
+CONFUSION = "confusion.png"
 # May change when a run goes on: they do not change the numbers it computes.
 _MAY_CHANGE = (
     "log_every",
@@ -53,9 +62,9 @@ _MAY_CHANGE = (
 _SHOWN_DIFFERENCES = 5
 # All that may be in the folder of a run, whatever task and version of it.
 _OWN = (
-    *("config.json", "data.json", "origin.json", "vocabulary.json", "output_layer.json", "vocab.txt", "*.model"),
-    *("metrics.jsonl", "timing.jsonl", "results.json", "curves.png", "confusion.png", "events.out.tfevents.*"),
-    *(CHECKPOINTS, DAMAGED, "init_from", ".*"),
+    *(CONFIG, DATA, ORIGIN, ENTRY, OUTPUT_LAYER, *VOCABULARY_FILES.values()),
+    *(METRICS, TIMING, RESULTS, CURVES, CONFUSION, "events.out.tfevents.*"),
+    *(CHECKPOINTS, DAMAGED, CONVERTED, ".*"),
 )
 # What a shell or a scheduler may have put there before.
 _LOGS = ("*.log", "*.out", "*.err")

@@ -223,3 +223,14 @@ def test_labels_that_are_given_are_those_that_are_learnt_in_their_order(kind, le
     config = experiment_config(f"{EXPERIMENTS}/text.py:{arguments},size=L1_H16,quick=true", given)
     layer = json.loads(build_task(settings_of(config), train=True).files["output_layer.json"])
     assert layer["labels"] == ["z", "y", "x"]
+
+
+def test_a_run_goes_on_and_is_used_whatever_its_vocabulary_was_called(letters, tmp_path, capfd):
+    data = tmp_path / "train.csv"
+    data.write_text("text,label\n" + "".join(f"the {'good' if n % 2 else 'bad'},{n % 2}\n" for n in range(8)))
+    vocabulary = tmp_path / "bert-base-letters.txt"
+    vocabulary.write_bytes(letters.read_bytes())
+    for _ in ("begun", "gone on with"):
+        train(f"text.py:train={data}", tmp_path / "run", vocabulary, steps=1)
+    assert (tmp_path / "run/vocab.txt").read_bytes() == letters.read_bytes()
+    cli.main(["predict", f"--checkpoint={tmp_path}/run", "the good"])
