@@ -109,7 +109,7 @@ def run_sweep(
       BertjaxError: every trial failed.
     """
     workdir = place(path)
-    check_own(workdir, (SWEEP, TRIALS, CONVERTED, ".*"))
+    check_own(workdir, (SWEEP, TRIALS, CONVERTED, ".*"), TRIALS)
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]

@@ -93,7 +93,7 @@ def make(path: str) -> epath.Path:
       BertjaxError: it cannot be written.
     """
     workdir = place(path)
-    check_own(workdir, _OWN)
+    check_own(workdir, _OWN, CONFIG)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         check_writable(workdir)
@@ -102,12 +102,13 @@ def make(path: str) -> epath.Path:
     return workdir
 
 
-def check_own(workdir: epath.Path, own: Sequence[str]) -> None:
+def check_own(workdir: epath.Path, own: Sequence[str], mark: str) -> None:
     """Refuses a folder in which there is something else, with which a run would be mixed.
 
     Args:
       workdir: the folder, or where one is to be made.
       own: patterns of the names that are expected there, beside those of logs.
+      mark: the name that shows that it is a run's already, which goes on whatever else has been put there.
 
     Raises:
       UsageError: names what is there.
@@ -118,7 +119,7 @@ def check_own(workdir: epath.Path, own: Sequence[str]) -> None:
         raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
     expected = (*own, *_LOGS)
     others = [name for name in names if not any(fnmatch(name, pattern) for pattern in expected)]
-    if others:
+    if others and mark not in names:
         raise UsageError(f"the workdir {workdir} holds {listed(others, 3)}, of no run; choose another --workdir")
     config = _read(workdir / CONFIG)
     if config is not None and not {"task", "data", "model"} <= config.keys():

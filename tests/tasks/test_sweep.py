@@ -42,6 +42,7 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
     assert {row["trials"] + row["failed"] for row in first["settings"]} == {2}
     kept = [path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists()]
     assert len(kept) == 1
+    (tmp_path / "notes.txt").write_text("somebody's")
     capfd.readouterr()
     cli.main(command)
     assert len(calls) == 9  # the failed one alone

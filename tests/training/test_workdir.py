@@ -109,6 +109,15 @@ def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_pat
     assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
 
 
+def test_a_run_goes_on_whatever_somebody_has_put_into_its_folder(corpus, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    config, task = make(corpus)
+    assert loop.train(config, task, str(tmp_path / "run"))["step"] == 14
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
 def _fail_early(batch):
     raise RuntimeError("early")
 
