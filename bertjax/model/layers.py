@@ -72,9 +72,31 @@ def of_rows(product: Callable[[jax.Array], jax.Array], x: jax.Array, inputs: int
 def _product(rows: jax.Array, kernel: jax.Array, inputs: int) -> jax.Array:
     """Rows [..., I...] and a kernel [I..., O...] to [..., O...]."""
     if platform() == "cpu" and inputs == 1 and kernel.ndim == 2 and kernel.shape[0] > kernel.shape[1]:
-        # So that the gradient is made as [O, I], and XLA's CPU backend transposes the narrower one of its factors.
-        return jnp.einsum("...I,OI->...O", rows, jax.lax.optimization_barrier(kernel.T))
+        return _narrowing(rows, kernel)
     return jnp.tensordot(rows, kernel, inputs)
+
+
+@jax.custom_vjp
+def _narrowing(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Rows [N, I] and a kernel [I, O], I above O, that is transposed first where gradients are taken.
+
+    Its own is made as [O, I] then, and XLA's CPU backend transposes the narrower one of its factors. Where none are
+    taken and rows are few, transposing takes as long as the product.
+    """
+    return rows @ kernel
+
+
+def _narrowing_and_kept(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    transposed = jax.lax.optimization_barrier(kernel.T)
+    return rows @ transposed.T, (rows, transposed)
+
+
+def _gradients_of_narrowing(kept: tuple[jax.Array, jax.Array], of_output: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows, transposed = kept
+    return of_output @ transposed, jax.lax.optimization_barrier(of_output.T @ rows).T
+
+
+_narrowing.defvjp(_narrowing_and_kept, _gradients_of_narrowing)
 
 
 class LayerNorm(nn.Module):

@@ -55,3 +55,10 @@ def test_a_gradient_transposes_the_narrower_factor_on_cpus(shape):
     written = {"f32[8,16]{1,0}", "f32[16,8]{0,1}"}
     of_products = {result for result in re.findall(r"(\S+) dot\(", program) if "16" in result and "15" not in result}
     assert of_products and of_products <= written
+
+
+def test_without_a_gradient_no_kernel_is_transposed():
+    module, x = Dense(CONFIG, (16, 8), ("mlp", "embed")), jnp.ones((1, 3, 16))
+    params = module.init(jax.random.key(0), x)
+    program = jax.jit(module.apply).lower(params, x).compile().as_text()
+    assert "dot(" in program and "transpose(" not in program and "copy(" not in program
