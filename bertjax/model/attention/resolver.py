@@ -178,9 +178,11 @@ def _of_user(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, *
         raise UsageError(
             f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --debug shows where"
         ) from error
-    found, expected = jax.typeof(context) if isinstance(context, jax.Array) else type(context).__name__, query.shape
-    if not isinstance(context, jax.Array) or context.shape != expected:
-        raise UsageError(f"config.model.attention={path} returns {found}, and is to return an array {list(expected)}")
+    is_array = isinstance(context, jax.Array)
+    if not is_array or context.shape != query.shape:
+        returned = jax.typeof(context) if is_array else type(context).__name__
+        wanted = list(query.shape)
+        raise UsageError(f"config.model.attention={path} returns {returned}, and is to return an array {wanted}")
     return context
 
 
