@@ -110,6 +110,7 @@ _PAPER_GLUE = {
     "mrpc": ("MRPC", 3_668, 96),
     "rte": ("RTE", 2_490, 128),
 }
+_A_TENTH_ONCE = ("--config.epochs=1", "--config.data.train_share=0.1")
 _RATE, _LOW_RATE = "--config.optimizer.learning_rate=3e-4", "--config.optimizer.learning_rate=1e-4"
 
 _SQUAD = (
@@ -189,19 +190,15 @@ _SCALES = {
             "24/1024/16": "L4_H192",
         },
         tasks={
-            "mnli": _glue(
-                "mnli", "MNLI", 39_000, 64, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.1"
-            ),
-            "qnli": _glue("qnli", "QNLI", 2_731, 96, 3, _RATE, _FLOAT32),
+            "mnli": _glue("mnli", "MNLI", 39_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
+            "qnli": _glue("qnli", "QNLI", 104_743, 96, 3, _RATE, _FLOAT32),
             "sst2": _glue(
                 "sst2", "SST-2", 20_205, 32, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.3"
             ),
             "mrpc": _glue("mrpc", "MRPC", 3_668, 64, 3, _LOW_RATE, _FLOAT32),
             "cola": _glue("cola", "CoLA", 8_551, 32, 3, _LOW_RATE, _FLOAT32),
             "rte": _glue("rte", "RTE", 2_490, 128, 3, _LOW_RATE, _FLOAT32),
-            "qqp": _glue(
-                "qqp", "QQP", 36_000, 64, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.1"
-            ),
+            "qqp": _glue("qqp", "QQP", 36_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
             "stsb": _glue("stsb", "STS-B", 5_749, 64, 3, _LOW_RATE, _FLOAT32),
             "squad": FineTuning(
                 "squad:version=1.1",
@@ -214,7 +211,7 @@ _SCALES = {
             ),
             "squad2": FineTuning("squad:version=2.0", "squad2", "", 3_900 * 256, 2, (_SQUAD)),
             "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 2_700 * 256, 2, _SQUAD),
-            "swag": FineTuning("swag", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32)),
+            "swag": FineTuning("swag", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32, *_A_TENTH_ONCE)),
             "ner": FineTuning("ner", "ner", "eng.train", 350_000, 3, (_RATE, _FLOAT32, "--config.data.seq_len=128")),
         },
         feature_epochs=3,

@@ -15,7 +15,7 @@ from bertjax.experiment import arguments
 from bertjax.reproduction import scales
 from bertjax.reproduction.table import Table
 
-_COLUMNS = {"Dev EM": "exact", "Dev F1": "f1"}
+_COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 
 
 @arguments(scale="small", corpus="", squad2="")

@@ -12,10 +12,14 @@ from bertjax.building import settings_of
 from bertjax.config import load_config, load_trials
 from bertjax.corpus.store import MANIFEST
 from bertjax.experiment import trials_of
+from bertjax.metrics.entities import entity_scores
+from bertjax.metrics.squad import score_v1, score_v2
+from bertjax.model.upper import LAST, Upper
 from bertjax.reproduction import outcomes, scales
 from bertjax.reproduction.paper import paper_table, table_names
 from bertjax.reproduction.reproducing import load_table
 from bertjax.reproduction.showing import as_markdown, shown
+from bertjax.tasks.finetuning.glue_data import TASKS
 from bertjax.training.checkpoint import NewestOnTime
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +75,35 @@ def test_commands_are_valid_and_each_comes_after_what_it_needs(file, scale):
         assert run.flops > 0
         if args.command == "sweep":
             assert load_trials(args.config, trials_of) and args.seeds == scales.scale_of(scale).seeds
+
+
+@every_table
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_cells_ask_for_metrics_that_their_task_gives(file, scale):
+    given = {
+        "squad": score_v1({}, {}),
+        "squad2": score_v2({"question": []}, {"question": ""}),
+        "swag": {"accuracy"},
+        "ner": entity_scores([["O"]], [["O"]]),
+        "pretrain": {"perplexity"},
+        **{
+            name: [f"{metric}{suffix}" for metric in task.metrics for suffix in task.evaluated]
+            for name, task in TASKS.items()
+        },
+    }
+    cells = [cell for cell in table(file, scale).cells if cell.runs]
+    assert cells and [cell for cell in cells if cell.metric not in given[cell.runs[0].name.partition("/")[0]]] == []
+
+
+@every_table
+@pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
+@pytest.mark.parametrize("upper", [None, Upper(LAST, 2, 128)], ids=["fine-tuned", "on features"])
+def test_as_many_epochs_are_run_as_are_reckoned_with(task, upper, scale):
+    found = scales.scale_of(scale)
+    start = scales.bert(found, GIVEN)
+    run = scales.fine_tuning(found, GIVEN, task, start, upper=upper, variant="" if upper is None else "features")
+    reckoned = found.tasks[task].epochs if upper is None else found.feature_epochs
+    assert load_config(run.config, run.overrides).epochs == reckoned
 
 
 @every_table
