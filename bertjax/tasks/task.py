@@ -116,6 +116,7 @@ class Task:
       work: a step to what all steps before it amount to.
       synthetic_batch: a batch of the shape that a phase's batches have, for benchmarks: of random numbers, or where
         there is data one that most are like.
+      usual_step: a step whose batch has the shape of the first phase's `synthetic_batch`.
       phase_steps: steps of each phase, in which all batches have one shape; () is one phase.
       show: (batch, row) to the row as text, for a person.
       score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
@@ -152,6 +153,7 @@ class Task:
     check_data: Callable[[int | None], None] = lambda steps: None
     best_by: str = ""
     eval_steps: int = 0
+    usual_step: Callable[[], int] = lambda: 0
     phase_steps: tuple[int, ...] = ()
     unlabelled: str = ""
     write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None

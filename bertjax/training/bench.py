@@ -20,7 +20,7 @@ from bertjax.training.step import ATTENTION_FILL, FILL, TrainState, init_state, 
 
 
 def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
-    """Runs `steps` timed train steps of the first step's shape, after one that compiles.
+    """Runs `steps` timed train steps of the first phase's usual shape, after one that compiles.
 
     Args:
       settings: of the run that is timed.
@@ -46,7 +46,8 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         say(f"step of {seconds[-1]:.3f} s")
     # After the steps, not before: processors that have just worked are as warm as they were during them.
     peak, source = peak_flops_per_second(jax.devices())
-    work, sums = task.work(1), means(jax.device_get(state.sums))
+    usual, sums = task.usual_step(), means(jax.device_get(state.sums))
+    work = task.work(usual + 1).since(task.work(usual))
     fill, attention_fill = sums.pop(FILL), sums.pop(ATTENTION_FILL)
     real_flops = work.real_flops(fill, attention_fill)
     return {
@@ -63,8 +64,9 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         "peak_source": source,
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
-        "batch_size": work.rows,
-        "seq_len": settings.data.seq_len,
+        "batch_size": settings.data.batch_size,
+        "rows": work.rows,
+        "seq_len": given[0]["input_ids"].shape[-1],
         "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
         "losses": sums,
     }

@@ -234,3 +234,17 @@ def test_a_run_goes_on_and_is_used_whatever_its_vocabulary_was_called(letters, t
         train(f"text.py:train={data}", tmp_path / "run", vocabulary, steps=1)
     assert (tmp_path / "run/vocab.txt").read_bytes() == letters.read_bytes()
     cli.main(["predict", f"--checkpoint={tmp_path}/run", "the good"])
+
+
+def test_bench_step_counts_the_batch_that_it_times(letters, tmp_path, capfd):
+    # Of three batches one is longer, and with this seed it comes first.
+    rows = ["zu ba,a\n"] * 62 + ["zu " * 40 + ",b\n"] * 32
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
+    config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16"
+    given = overrides(letters, data__bucket=8, data__seq_len=64, data__batch_size=32, data__eval_split="none", seed=3)
+    task = build_task(settings_of(experiment_config(config.partition("=")[2], given)), train=True)
+    cli.main(["bench", "step", config, *given, "--steps=2"])
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    first, timed = next(task.train_batches(0, WHOLE))["input_ids"], task.synthetic_batch(0)["input_ids"]
+    assert first.shape != timed.shape == (said["rows"], said["seq_len"])
+    assert said["positions_per_second"] * said["seconds_per_step"] == pytest.approx(timed.size)

@@ -114,13 +114,13 @@ def make_task(
     if train is None:
         schedule = synthetic.schedule_without_data(settings)
         batches, work = synthetic.no_batches, synthetic.no_work
-        usual_batch = partial(synthetic.no_batches, share=WHOLE)
+        usual_batch, usual_step = partial(synthetic.no_batches, share=WHOLE), lambda: 0
     else:
         plan = TrainPlan(train, batching, settings.seed)
         schedule = _schedule(settings, plan.steps_per_epoch)
         batches = partial(train_batches, train, batching, plan, schedule.steps)
-        usual_batch = partial(_usual_batch, train, batching, plan)
-        work = partial(_work, plan, objective.model, batching.batch_size, train.choices)
+        usual_batch, usual_step = partial(_usual_batch, train, batching, plan), plan.usual_step
+        work = partial(_work, plan, objective.model, train.choices)
         # Others have a multiple of the rows that the fullest have.
         batch_sizes = (data.batch_size // data.examples_per_row, *batch_sizes)
         if not is_evaluated:
@@ -135,6 +135,7 @@ def make_task(
         eval_steps=-(-len(evaluated) // evaluation.batch_size) if is_evaluated else 0,
         work=work,
         synthetic_batch=usual_batch,
+        usual_step=usual_step,
         show=partial(format_row, vocabulary=vocabulary),
         score=lambda means, outputs: {**means, **score(outputs)},
         baseline=baseline,
@@ -223,14 +224,15 @@ def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
     )
 
 
-def _work(plan: TrainPlan, model: Any, batch_size: int, choices: int, step: int) -> Work:
-    positions, flops, attention = 0, 0.0, 0.0
-    for (rows, length), steps in plan.shapes(step).items():
-        here = steps * rows * choices * length
+def _work(plan: TrainPlan, model: Any, choices: int, step: int) -> Work:
+    rows, positions, flops, attention = 0, 0, 0.0, 0.0
+    for (rows_a_batch, length), steps in plan.shapes(step).items():
+        rows += steps * rows_a_batch
+        here = steps * rows_a_batch * choices * length
         positions += here
         flops += here * flops_per_token(model.config, length, upper=model.upper)
         attention += here * attention_flops_per_token(model.config, length, model.upper)
-    return Work(step * batch_size, positions, flops, attention)
+    return Work(rows, positions, flops, attention)
 
 
 def known(labels: np.ndarray) -> np.ndarray:

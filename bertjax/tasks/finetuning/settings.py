@@ -39,7 +39,7 @@ class FinetuningData:
       vocabulary: a file; empty is the checkpoint's.
       labels: an output_layer.json; empty takes the labels of the training file.
       seq_len: tokens a row at most, special tokens included.
-      batch_size: rows of the global batch.
+      batch_size: examples of the global batch.
       eval_batch_size: the same, of an evaluation.
       bucket: rows are padded to a multiple of so many tokens; 0 is to `seq_len`.
       examples_per_row: so many at most share a training row, each with positions and attention of its own, where they
