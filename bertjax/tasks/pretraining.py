@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
+
 from bertjax.corpus.local_copy import open_anywhere
 from bertjax.corpus.store import Corpus
 from bertjax.corpus.vocabulary_files import vocabulary_files
@@ -55,13 +57,15 @@ def _whole_tiles() -> Any:
     return WHOLE_TILES
 
 
-_LANGUAGE_MODEL = "lm"
+_NEXT_SENTENCE, _PAIRS, _LANGUAGE_MODEL = "nsp", "pairs", "lm"
 # Of each objective, what a step computes and where its rows come from.
 _OBJECTIVES = {
-    "nsp": (masked_lm, _sentence_pairs),
+    _NEXT_SENTENCE: (masked_lm, _sentence_pairs),
+    _PAIRS: (masked_lm, _sentence_pairs),
     "none": (masked_lm, _tiles),
     _LANGUAGE_MODEL: (language_model, _whole_tiles),
 }
+_OF_PAIRS = (_NEXT_SENTENCE, _PAIRS)
 _BATCH_READINGS = ("tokens", "sequences")
 
 
@@ -75,9 +79,10 @@ class PretrainingData:
       batch_size: rows of the global batch.
       max_predictions: masked positions at most, of a row or of each pair of a packed one; 0 is `masking.rate` of
         `seq_len`, rounded up (20 at 128, 77 at 512).
-      objective: `nsp`, masked LM with next-sentence prediction; `none`, masked LM alone; or `lm`, every piece from
-        those on one side of it, for models that see no other: `model.attention_direction=left` (LTR & No NSP of Table
-        5) or `right`, or `model.encoder=lstm`, which does both.
+      objective: `nsp`, masked LM with next-sentence prediction; `pairs`, masked LM alone, on the same rows (No NSP of
+        Table 5); `none`, masked LM on rows of running text; or `lm`, every piece from those on one side of it, for
+        models that see no other: `model.attention_direction=left` (LTR & No NSP of Table 5) or `right`, or
+        `model.encoder=lstm`, which does both.
       pair_passes: different passes over the corpus that pairs are made of, 10 as google-research/bert's dupe_factor.
       packing: put several sentence pairs into a row, each [CLS] A [SEP] B [SEP] with positions, attention and a
         next-sentence label of its own, so that rows are full. A batch then holds more pairs; evaluation has one a row.
@@ -98,7 +103,7 @@ class PretrainingData:
     def __post_init__(self) -> None:
         one_of(self, "config.data", objective=tuple(_OBJECTIVES))
         at_least(self, "config.data", pair_passes=1, eval_rows=0, max_predictions=0)
-        if self.packing and self.objective != "nsp":
+        if self.packing and self.objective not in _OF_PAIRS:
             raise UsageError(
                 f"config.data.packing puts sentence pairs together, and objective={self.objective} has none: its rows "
                 "are full as they are; give packing=false"
@@ -146,7 +151,7 @@ class Settings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data.objective == "nsp" and self.model["num_segments"] < 2:
+        if self.data.objective in _OF_PAIRS and self.model["num_segments"] < 2:
             raise UsageError(
                 f"config.model.num_segments is {self.model['num_segments']}; sentence pairs have 2 segments"
             )
@@ -294,7 +299,8 @@ def _train_batches(settings: Settings, corpus: Corpus | None, start_step: int, s
                 start_step=first,
                 share=share,
             )
-            yield from watched(dataset, corpus, lambda made, first=first: _check_data(settings, corpus, first + made))
+            batches = watched(dataset, corpus, lambda made, first=first: _check_data(settings, corpus, first + made))
+            yield from _as_asked(settings, batches)
 
 
 def _check_data(settings: Settings, corpus: Corpus | None, steps: int | None) -> None:
@@ -337,7 +343,16 @@ def _eval_batches(
     from bertjax.data.pretraining.verified import verify_evaluation, watched
 
     seq_len = settings.phases[0].seq_len
-    return watched(held_out(share), corpus, lambda made: verify_evaluation(corpus, seq_len, settings.source))
+    batches = watched(held_out(share), corpus, lambda made: verify_evaluation(corpus, seq_len, settings.source))
+    return _as_asked(settings, batches)
+
+
+def _as_asked(settings: Settings, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+    """Without what follows what, where nobody asks: of a label of -1 there is no loss."""
+    if settings.data.objective != _PAIRS:
+        return batches
+    name = "next_sentence_labels"
+    return ({**batch, name: np.full_like(batch[name], -1)} for batch in batches)
 
 
 def _with_perplexity(means: dict[str, float]) -> dict[str, float]:
