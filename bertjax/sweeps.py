@@ -196,7 +196,7 @@ def _finished(
     if not (folder / RESULTS).exists():
         return None
     results = read_results(folder)
-    shown = other_numbers(results["config"], dataclasses.asdict(settings))
+    shown = other_numbers(results["config"], dataclasses.asdict(settings), of_best=True)
     if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
         shown = "it started from other parameters than those of --init_from"
     if shown:
@@ -205,6 +205,12 @@ def _finished(
 
 
 def outcome_of(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """What a sweep notes of a finished trial: its fields and metrics, and the `score` it was selected by.
+
+    Args:
+      trial: fields and their values.
+      results: what its `results.json` holds. Of the metric that they name, more is better or less, as `score` knows.
+    """
     name = results["selected_by"]
     metrics = {key: value for key, value in results.items() if isinstance(value, float)}
     told = {"trial": trial, "score": results[name], "score_name": name, "metrics": metrics}
@@ -216,6 +222,11 @@ def name_of(trial: dict[str, Any]) -> str:
     return ",".join(f"{field}={quote(str(value), _PLAIN)}" for field, value in sorted(trial.items())) or "default"
 
 
+def setting_of(trial: dict[str, Any]) -> dict[str, Any]:
+    """A trial's fields but for the seed: what restarts have in common."""
+    return {field: value for field, value in trial.items() if field != SEED}
+
+
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """All trials; each setting's mean, deviation and best over its seeds, the best setting first; the best trial."""
     # Of losses and errors, less is better.
@@ -223,8 +234,7 @@ def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     better = functools.partial(score, selected_by)
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
-        setting = {field: value for field, value in outcome["trial"].items() if field != SEED}
-        settings.setdefault(name_of(setting), []).append(outcome)
+        settings.setdefault(name_of(setting_of(outcome["trial"])), []).append(outcome)
     rows = []
     for name, members in settings.items():
         scores = [member["score"] for member in members if "score" in member]

@@ -1,6 +1,7 @@
 """The door for Python: what is public, what it gives, the examples, and an installed program far from its source."""
 
 import ast
+import dataclasses
 import doctest
 import os
 import runpy
@@ -139,6 +140,19 @@ def test_a_mesh_with_explicit_axes_is_taken_as_one_without(folders):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
     found, expected = (bertjax.load(folders["bertjax"], each).fill("a [MASK] c", top=3) for each in (mesh, None))
     assert [piece for piece, _ in found[0]] == [piece for piece, _ in expected[0]]
+
+
+@pytest.mark.devices
+def test_masks_are_filled_by_what_sees_one_side_on_any_mesh(letters, tmp_path):
+    whole = portable(letters)
+    workdir.write(
+        dataclasses.replace(whole, model=dataclasses.replace(whole.model, attention_direction="left")), tmp_path
+    )
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    found = [
+        dict(bertjax.load(tmp_path, each).fill("a [MASK] c", top=4)[0]) for each in (make_mesh(MeshConfig()), mesh)
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
 def test_what_is_asked_again_is_not_compiled_again(folders):

@@ -36,7 +36,7 @@ _PROBLEMS = {
     "documents_without_sentences": "{} documents held no text after cleaning and were left out",
     "empty_files": "{} files were empty",
     "files_named_again": "{} files were named by more than one --input and read once",
-    "invalid_utf8_bytes": "{} bytes were not UTF-8 and were left out",
+    "invalid_utf8_bytes": "{} bytes were not UTF-8 and were replaced",
     "long_sentence_cuts": "{} cuts, at white space where there was some, of text without a sentence end",
     "no_heldout_document": "no document could be held out: there are too few different ones to evaluate on",
     "nul_characters": "{} NUL characters were left out",

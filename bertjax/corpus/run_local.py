@@ -19,6 +19,7 @@ _BATCHES_AHEAD = 2
 
 
 def worker_lost() -> BertjaxError:
+    """What is raised where a worker process ended by itself."""
     return BertjaxError(
         "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
     )

@@ -19,7 +19,7 @@ from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.corpus.vocabulary_files import workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.inference.habits import Habits, habits_of
-from bertjax.model.architecture import Architecture
+from bertjax.model.architecture import LSTM, Architecture
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import EncoderModel, LanguageModel, MaskedLmHead, PretrainingModel, SequenceModel, TokenModel
@@ -181,8 +181,11 @@ def shardings_of(config: ModelConfig, outputs: int, upper: Upper, mesh: Mesh) ->
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
     batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
     found: dict[str, Sharding] = {}
-    pretrained = PretrainingModel(config) if config.reads == ("both",) else LanguageModel(config)
-    for model in (pretrained, *([SequenceModel(config, outputs, upper)] if outputs else [])):
+    models: list[nn.Module] = [SequenceModel(config, outputs, upper)] if outputs else []
+    # What sees one side of a position may have been trained as a language model, or to fill in masks.
+    models += [LanguageModel(config)] if config.reads != ("both",) else []
+    models += [PretrainingModel(config)] if config.encoder != LSTM else []
+    for model in models:
         boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
         found |= flatten_dict(parameter_shardings(boxed, mesh), sep="/")
     return found

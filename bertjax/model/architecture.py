@@ -100,10 +100,12 @@ class Architecture:
 
     @property
     def head_size(self) -> int:
+        """K, width of an attention head."""
         return self.hidden_size // self.num_heads
 
     @property
     def padded_vocab_size(self) -> int:
+        """Rows of the token table."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 

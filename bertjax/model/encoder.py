@@ -23,10 +23,8 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, LayerNorm, activation, kernel_init
 from bertjax.model.placement import placed
-from bertjax.model.recurrent import LEFT, LstmReader
+from bertjax.model.recurrent import ACTIVATION_AXES, LEFT, LstmReader
 from bertjax.model.stack import CONTEXT, MLP_IN, PROJECTIONS, SUMS, kept, run_layers
-
-_ACTIVATION_AXES = ("batch", "length", "embed")
 
 
 class Embeddings(nn.Module):
@@ -56,7 +54,7 @@ class Embeddings(nn.Module):
         # A product with one-hot rows: two segments make a gather slower than this, forwards and backwards.
         x += jax.nn.one_hot(segment_ids, self.config.num_segments, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
-        x = placed(placed(x, ("shared_batch", "length", "embed_part")), _ACTIVATION_AXES)
+        x = placed(placed(x, ("shared_batch", "length", "embed_part")), ACTIVATION_AXES)
         key = None if deterministic else self.make_rng("dropout")
         return dropout(self.norm(x), self.config.hidden_dropout, key)
 
@@ -107,7 +105,7 @@ class Layer(nn.Module):
         def residual(x: jax.Array, y: jax.Array, norm: str) -> jax.Array:
             key = None if self.deterministic else self.make_rng("dropout")
             x = LayerNorm(config, name=norm)(kept(x + dropout(y, config.hidden_dropout, key), SUMS))
-            return placed(x, _ACTIVATION_AXES)
+            return placed(x, ACTIVATION_AXES)
 
         y = SelfAttention(config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
         x = residual(x, y, "attention_norm")

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.architecture import TRANSFORMER
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder, Pooler, summaries, summary
@@ -133,7 +134,9 @@ class LanguageModel(nn.Module):
         reads = self.config.reads
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        of_part = dataclasses.replace(self.config, hidden_size=self.config.hidden_size // len(reads), num_heads=1)
+        # A head's own sizes; what reads the row is no matter to it.
+        width = self.config.hidden_size // len(reads)
+        of_part = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_heads=1)
         parts = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
         return {
             direction: MaskedLmHead(of_part, name=f"{direction}_lm")(states, table)

@@ -17,6 +17,12 @@ def platform() -> str:
     return device.platform if device else jax.default_backend()
 
 
+def device_kind() -> str:
+    """Such as `TPU v3`, of the same devices."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    return device.device_kind if device else jax.devices()[0].device_kind
+
+
 def placed(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """The same array, cut over the mesh as the logical names of its axes say; what does not divide stays whole."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -16,7 +16,7 @@ from bertjax.model.placement import placed
 from bertjax.model.stack import run_layers
 
 LEFT, RIGHT = BOTH = ("left", "right")
-_ACTIVATION_AXES = ("batch", "length", "embed")
+ACTIVATION_AXES = ("batch", "length", "embed")
 
 
 class LstmReader(nn.Module):
@@ -57,7 +57,7 @@ class TokenEmbeddings(nn.Module):
         ids, table = placed(input_ids, ("shared_batch", "length")), placed(self.token_table, ("vocab", "embed_part"))
         x = placed(jnp.take(table, ids, axis=0), ("shared_batch", "length", "embed_part"))
         key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(placed(x, _ACTIVATION_AXES)), self.config.hidden_dropout, key)
+        return dropout(self.norm(placed(x, ACTIVATION_AXES)), self.config.hidden_dropout, key)
 
 
 class LstmLayer(nn.Module):
@@ -73,7 +73,7 @@ class LstmLayer(nn.Module):
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
         x = placed(
-            LayerNorm(self.config, name="norm")(x + dropout(y, self.config.hidden_dropout, key)), _ACTIVATION_AXES
+            LayerNorm(self.config, name="norm")(x + dropout(y, self.config.hidden_dropout, key)), ACTIVATION_AXES
         )
         return x, x if self.collect else None
 
@@ -100,8 +100,8 @@ class Lstm(nn.Module):
         gates = Dense(self.config, (x.shape[-1], *shape[1:]), axes, initializer=init, name="input")(x)  # [B, L, G, D]
         recurrent = placed(self.param("recurrent", init, shape), (None, None, None))
         begins = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-        ends = jnp.ones_like(begins[:, :1])
-        begins = jnp.concatenate([ends, begins] if self.direction == LEFT else [begins, ends], axis=1)
+        edge = jnp.ones_like(begins[:, :1])
+        begins = jnp.concatenate([edge, begins] if self.direction == LEFT else [begins, edge], axis=1)
         states = _recurrence(
             gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~begins.T[..., None], self.direction == RIGHT
         )

@@ -59,6 +59,7 @@ class Upper:
 
     @property
     def is_there(self) -> bool:
+        """Whether there is anything between encoder and output."""
         return self != Upper(lstm_size=self.lstm_size)
 
     def layers(self, num_layers: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from bertjax.config import load_config
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.files import read_object, write_whole
 from bertjax.reproduction.table import Run
-from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of, outcome_of, summary
+from bertjax.sweeps import SEED, SWEEP, TRIALS, name_of, outcome_of, setting_of, summary
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.identity import sealed, unsealed
 from bertjax.training.progress import read_results
@@ -34,7 +34,7 @@ class Outcome:
     Attributes:
       metrics: of each seed, on dev or on held-out text.
       started_from: fingerprint of the parameters that it started from; "" where they were random.
-      fingerprint: of the parameters it ended with; "" of several seeds.
+      fingerprint: of the parameters that it leaves behind, its last or its best; "" of several seeds.
       members: of an ensemble, the fingerprints of theirs.
     """
 
@@ -67,6 +67,10 @@ class Results:
         """Of further runs: the first that is a folder, or a word for it where there are files alone."""
         return next((one.place for one in (self, *self.others) if one.kept is None), "RESULTS")
 
+    def is_done(self, run: Run) -> bool:
+        """Whether a run was run to its end; raises as `outcome`."""
+        return self.outcome(run) is not None
+
     def outcome(self, run: Run) -> Outcome | None:
         """What a run came to; None where it has not been run to its end.
 
@@ -77,22 +81,22 @@ class Results:
         there = self._found(run)
         if there is None:
             return None
-        place, found = f"{there[0].place}/{run.name}", there[1]
+        where, found = f"{there[0].place}/{run.name}", there[1]
         if len(found.metrics) != max(run.seeds, 1):
             raise BertjaxError(
-                f"{place} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; choose other "
+                f"{where} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; choose other "
                 "--results, or move that folder away"
             )
         before = self._parameters(run.start, run.start_step) if run.start else ""
         if before and found.started_from != before:
             raise BertjaxError(
-                f"{place} started from other parameters than {run.start.name} ended with; move that folder away, and "
+                f"{where} started from other parameters than {run.start.name} ended with; move that folder away, and "
                 "it is run again"
             )
         members = [outcome.fingerprint for member in run.members if (outcome := self.outcome(member))]
         if len(found.members) != len(run.members) or not set(members) <= set(found.members):
             raise BertjaxError(
-                f"{place} is of other members than the table asks for; move that folder away, and it is run again"
+                f"{where} is of other members than the table asks for; move that folder away, and it is run again"
             )
         return found
 
@@ -144,15 +148,15 @@ def read(path: str) -> Results:
       UsageError: it is a file of something else.
       BertjaxError: what a folder holds is damaged.
     """
-    place_ = place(path)
-    if not place_.is_dir() and place_.exists():
-        return _kept(place_)
-    asked = place_ / ASKED
+    where = place(path)
+    if not where.is_dir() and where.exists():
+        return _kept(where)
+    asked = where / ASKED
     if not asked.exists():
-        return Results(os.fspath(place_))
+        return Results(os.fspath(where))
     try:
         content = unsealed(read_object(asked))
-        return Results(os.fspath(place_), dict(content[_TABLES]), dict(content[_SECONDS]))
+        return Results(os.fspath(where), dict(content[_TABLES]), dict(content[_SECONDS]))
     except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
         raise BertjaxError(
             f"{asked} is damaged ({first_line(error)}); remove it, and `bertjax reproduce` writes it again"
@@ -236,7 +240,8 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: d
         name: config["model"].get(name) if run.start and not value else value for name, value in wanted["model"].items()
     }
     left = {name: config["data"].get(name) for name in ("labels",) if name in wanted["data"]}
-    if found := other_numbers({**wanted, "model": model, "data": {**wanted["data"], **left}}, config):
+    asked = {**wanted, "model": model, "data": {**wanted["data"], **left}}
+    if found := other_numbers(asked, config, of_best=run.start is not None):
         raise UsageError(
             f"{folder} has results of other settings than the table asks for ({found}); choose other --results, or "
             "move that folder away"
@@ -264,15 +269,11 @@ def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
         _check_config(run, folder, results["config"], trial)
     outcomes = [outcome_of(*each) for each in zip(trials, found, strict=True)]
     best = summary(outcomes)["settings"][0]["setting"]
-    chosen = [outcome for outcome in outcomes if name_of(_setting(outcome["trial"])) == best]
+    chosen = [outcome for outcome in outcomes if name_of(setting_of(outcome["trial"])) == best]
     if len(chosen) < run.seeds:
         return None
     chosen.sort(key=lambda outcome: outcome["trial"][SEED])
     return Outcome(tuple(_numbers(outcome["metrics"]) for outcome in chosen), chosen[0]["started_from"])
-
-
-def _setting(trial: dict[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in trial.items() if field != SEED}
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -93,7 +93,11 @@ class Plan:
     @property
     def left(self) -> list[Run]:
         """What is to be run, and can be."""
-        return [run for run in self.runs if run.name not in self.done and not run.lacking]
+        return [run for run in self.runs if run.name not in self.done and not self.lacking(run)]
+
+    def lacking(self, run: Run) -> str:
+        """As `Run.lacking`."""
+        return run.lacking(lambda one: one.name in self.done)
 
 
 def plan(table: Table, results: Results) -> Plan:
@@ -119,8 +123,8 @@ def describe_plan(plan: Plan, results: str) -> str:
     for number, run in enumerate(plan.runs, 1):
         if run.name in plan.done:
             state = "done"
-        elif run.lacking:
-            state = f"left out: needs {run.lacking}"
+        elif lacking := plan.lacking(run):
+            state = f"left out: needs {lacking}"
         else:
             state = f"about {duration(plan.seconds(run))}"
         lines.append(f"{number:>3} {run.name:<40} {state}")
@@ -156,9 +160,10 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
     runs = table.runs()
     # Of several processes all have to run the same.
     done, failed = set(from_first(lambda: [run.name for run in runs if results.outcome(run)])), {}
-    left = [run for run in runs if run.name not in done and not run.lacking]
+    lacking = {run.name: what for run in runs if (what := run.lacking(lambda one: one.name in done))}
+    left = [run for run in runs if run.name not in {*done, *lacking}]
     if not done and not left:
-        raise UsageError(f"nothing of {config} can be run: it needs {runs[0].lacking}")
+        raise UsageError(f"nothing of {config} can be run: it needs {lacking[runs[0].name]}")
     if first:
         note(results.place, {table.number: _from_anywhere(config, table.number)}, {})
     for number, run in enumerate(left, 1):
@@ -186,7 +191,6 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
         if whole and first:
             results.seconds[run.name] = time.monotonic() - began
             note(results.place, {}, {run.name: results.seconds[run.name]})
-    lacking = {run.name: run.lacking for run in runs if run.lacking}
     return {"stopped": False, "done": sorted(done), "failed": failed, "lacking": lacking}
 
 

@@ -19,6 +19,8 @@ LEFT_TO_RIGHT = ("--config.data.objective=lm", "--config.model.attention_directi
 LSTMS = ("--config.data.objective=lm", f"--config.model.encoder={LSTM}")
 WITHOUT_NSP = ("--config.data.objective=none",)
 PAPER, SMALL = "paper", "small"
+# Pre-trainings whose checkpoints along the way Figure 5 takes.
+_TAKEN_ALONG = ("bert", "ltr")
 _FLOAT32 = "--config.model.dtype=float32"
 # Of features, for which the paper gives none.
 _FEATURES_RATE = "--config.optimizer.learning_rate=1e-3"
@@ -246,6 +248,10 @@ def measured(row: str, column: str, task: str, *runs: Run, metric: str = "") -> 
     return Cell(row, column, runs, metric or usual, factor)
 
 
+# For the notes of a table that has such a column.
+OF_PERPLEXITY = "perplexity is of held-out text, in rows as long as those of the first phase of pre-training"
+
+
 def perplexity(row: str, *runs: Run) -> Cell:
     """The cell of what pre-trainings come to on held-out text, in the column that Table 6 calls so."""
     return Cell(row, "LM perplexity", runs, "perplexity", 1.0)
@@ -271,7 +277,7 @@ def pretraining(
       seed: of everything.
     """
     size = size or scale.base
-    kept = scale.kept if name in ("bert", "ltr") else ()
+    kept = scale.kept if name in _TAKEN_ALONG else ()
     model = _model(scale, size, overrides)
     every = "--config.data.objective=lm" in overrides
     pairs = () if any(one.startswith("--config.data.objective=") for one in overrides) else scale.of_pairs

@@ -22,7 +22,7 @@ class Figure:
     Attributes:
       values: of all seeds of the runs that are finished.
       share: of the runs that are finished, in words; "" where all are, or none.
-      missing: the runs that would fill it.
+      missing: the runs that would fill it, in order.
       lacks: the data that is not at hand; "" where nothing is lacking.
     """
 
@@ -50,10 +50,8 @@ def figure_of(cell: Cell, results: Results) -> Figure:
     values = tuple(cell.factor * seed[cell.metric] for _, seed in metrics)
     finished = sum(outcome is not None for _, outcome in found)
     share = f" ({finished} of {len(found)})" if 0 < finished < len(found) else ""
-    missing = tuple(
-        run for run in in_order([run for run, outcome in found if outcome is None]) if results.outcome(run) is None
-    )
-    return Figure(values, share, missing, next((run.lacking for run in missing if run.lacking), ""))
+    missing = tuple(in_order([run for run, outcome in found if outcome is None], results.is_done))
+    return Figure(values, share, missing, "; ".join(dict.fromkeys(run.lacks for run in missing if run.lacks)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +94,8 @@ def shown(table: Table, results: Results) -> Shown:
         name: tuple((_printed_at(printed, name, column), _text_at(ours, name, column)) for column in columns)
         for name in names
     }
-    missing = in_order([run for figure in ours.values() for run in figure.missing])
-    commands = tuple(run.command(results.folder) for run in missing if results.outcome(run) is None)
+    missing = dict.fromkeys(run for figure in ours.values() for run in figure.missing)
+    commands = tuple(run.command(results.folder) for run in missing)
     lacking: dict[str, list[str]] = {}
     for (_, column), figure in ours.items():
         if figure.lacks and column not in lacking.setdefault(figure.lacks, []):

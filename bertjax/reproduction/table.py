@@ -2,7 +2,13 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+IsDone = Callable[["Run"], bool]
+
+
+def _never(run: "Run") -> bool:
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +21,7 @@ class Run:
       overrides: `--config.FIELD=VALUE`.
       start: the run whose parameters it starts from, one of a single seed.
       start_step: of which checkpoint; 0 is the last one of a pre-training, and the best one of a fine-tuning.
-      seeds: random restarts, from seed 0 on; 0 is one run of the seed that the config has.
+      seeds: random restarts, from the config's seed on; 0 is one run of that seed.
       members: of an ensemble, each of a single seed.
       flops: of all its training, for estimates.
       lacks: the data without which it cannot be run; "" where that is at hand.
@@ -36,10 +42,9 @@ class Run:
         """The runs that come first."""
         return (*((self.start,) if self.start else ()), *self.members)
 
-    @property
-    def lacking(self) -> str:
-        """All the data that it, or a run before it, cannot be run without; "" where there is none."""
-        return "; ".join(dict.fromkeys(run.lacks for run in in_order([self]) if run.lacks))
+    def lacking(self, is_done: IsDone = _never) -> str:
+        """All the data that it, or a run before it, cannot be run without; "" where it is done, or lacks nothing."""
+        return "; ".join(dict.fromkeys(run.lacks for run in in_order([self], is_done) if run.lacks))
 
     def command(self, results: str) -> str:
         """What to type to run it, once the runs that come first are there.
@@ -104,12 +109,13 @@ class Table:
         return in_order([run for cell in self.cells for run in cell.runs])
 
 
-def in_order(runs: Sequence[Run]) -> list[Run]:
-    """Runs and all that they need, each once and after what it needs."""
+def in_order(runs: Sequence[Run], is_done: IsDone = _never) -> list[Run]:
+    """Runs and all that they need, each once and after what it needs; without what is done, and what that needed."""
 
     def walk(run: Run) -> Iterator[Run]:
-        for earlier in run.needs:
-            yield from walk(earlier)
-        yield run
+        if not is_done(run):
+            for earlier in run.needs:
+                yield from walk(earlier)
+            yield run
 
     return list(dict.fromkeys(each for run in runs for each in walk(run)))

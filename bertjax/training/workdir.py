@@ -168,11 +168,17 @@ def started_from(workdir: epath.Path) -> str:
     return (_read(workdir / DATA) or {}).get("started_from", "")
 
 
-def other_numbers(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The fields of two configs whose differences change what a run computes, in a line; "" where there are none."""
+def other_numbers(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
+    """The fields of two configs whose differences change what a run computes, in a line; "" where there are none.
+
+    Args:
+      old, new: as nested dictionaries.
+      of_best: whether its numbers are those of its best evaluation, which how many there are decides, too.
+    """
     # One of them may come from JSON, which has no tuples.
     old, new = (json.loads(json.dumps(config)) for config in (old, new))
-    changed = [line for line in differences(old, new) if not line.startswith(_MAY_CHANGE)]
+    may_change = tuple(field for field in _MAY_CHANGE if not (of_best and field == "eval_every"))
+    changed = [line for line in differences(old, new) if not line.startswith(may_change)]
     return "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
 
 

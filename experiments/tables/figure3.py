@@ -45,5 +45,9 @@ def get_table(given: ConfigDict) -> Table:
             cells.append(scales.measured(row, f"{column} fine-tuned", task, tuned))
             cells.append(scales.measured(row, f"{column} on features", task, on_features))
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())
-    notes = (f"FLOPs of pre-training: {flops}", "perplexity is of masked pieces for BERT, and of all pieces otherwise")
+    notes = (
+        f"FLOPs of pre-training: {flops}",
+        scales.OF_PERPLEXITY,
+        "that is of masked pieces for BERT, and of all pieces otherwise",
+    )
     return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.told, tuple(cells), notes)

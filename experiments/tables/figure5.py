@@ -26,9 +26,11 @@ def get_table(given: ConfigDict) -> Table:
         "Masked LM": scales.bert(scale, given),
         "Left-to-right": scales.pretraining(scale, given, "ltr", *scales.LEFT_TO_RIGHT),
     }
+    # The last is what other tables fine-tune from.
+    taken = {step: step if step < scale.steps_along[-1] else 0 for step in scale.steps_along}
     cells = tuple(
-        scales.measured(f"{step:,}", name, task, scales.fine_tuning(scale, given, task, start, step=step))
-        for step in scale.steps_along
+        scales.measured(f"{step:,}", name, task, scales.fine_tuning(scale, given, task, start, step=checkpoint))
+        for step, checkpoint in taken.items()
         for name, start in series.items()
     )
     notes = () if task == "mnli" else (f"the paper fine-tunes on mnli, and these runs on {task}",)

@@ -41,7 +41,8 @@ def get_table(given: ConfigDict) -> Table:
         if not on_top:
             cells.append(scales.perplexity(row, *starts))
     notes = (
-        "NER (F1) and perplexity are not in the paper's table; perplexity is of held-out text, of masked pieces for "
-        "masked LM and of all pieces for LTR, which is not the same question",
+        "NER (F1) and perplexity are not in the paper's table; perplexity is of masked pieces for masked LM and of all "
+        "pieces for LTR, which is not the same question",
+        scales.OF_PERPLEXITY,
     )
     return Table("5", "", scale.told, tuple(cells), notes)

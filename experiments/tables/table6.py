@@ -28,4 +28,5 @@ def get_table(given: ConfigDict) -> Table:
             run = scales.fine_tuning(scale, given, task, start)
             cells.append(scales.measured(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
     here = ", ".join(f"{row} is {size}" for row, size in scale.sizes.items())
-    return Table("6", "", scale.told, tuple(cells), (f"here {here}", "NER (F1) is not in the paper's table"))
+    notes = (f"here {here}", "NER (F1) is not in the paper's table", scales.OF_PERPLEXITY)
+    return Table("6", "", scale.told, tuple(cells), notes)

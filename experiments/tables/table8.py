@@ -37,5 +37,8 @@ def get_table(given: ConfigDict) -> Table:
         run = scales.fine_tuning(scale, given, "ner", start, variant=on_top.features, upper=on_top)
         cells.append(scales.measured(row, "NER feature-based", "ner", run))
         cells.append(scales.perplexity(row, start))
-    notes = ("SST-2 and perplexity of held-out text, masked by the row's own shares, are not in the paper's table",)
+    notes = (
+        "SST-2 and perplexity are not in the paper's table; perplexity is of text masked by the row's own shares",
+        scales.OF_PERPLEXITY,
+    )
     return Table("8", "", scale.told, tuple(cells), notes)

@@ -12,6 +12,7 @@ from bertjax.model import recurrent
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
+from bertjax.model.recurrent import BOTH
 from bertjax.tasks.objectives import language_model
 
 BOTH_WAYS = ModelConfig(
@@ -45,6 +46,12 @@ def test_what_is_predicted_is_not_seen(config):
     # Before [CLS] and after [SEP] there is nothing: the first and the last position predict no piece of text.
     weights = np.asarray(language_model.text_weights(BATCH["input_mask"]))
     np.testing.assert_array_equal(weights[0], [0, 1, 1, 1, 1, 0, 0, 0])
+
+
+def test_lstms_may_be_of_any_width_that_has_two_halves():
+    config = dataclasses.replace(LSTMS, hidden_size=6)
+    logits = jax.eval_shape(LanguageModel(config).init_with_output, jax.random.key(0), BATCH)[0]
+    assert {direction: values.shape for direction, values in logits.items()} == dict.fromkeys(BOTH, (2, 8, 20))
 
 
 @pytest.mark.parametrize(("config", "positions"), [(LEFT, {3, 4, 5}), (RIGHT, {0, 1, 2, 3}), (LSTMS, {*range(6)})])

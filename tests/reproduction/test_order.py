@@ -7,6 +7,8 @@ from running import refused
 
 from bertjax import cli
 from bertjax.reproduction import outcomes, reproducing
+from bertjax.reproduction.showing import figure_of
+from bertjax.reproduction.table import Cell, Run
 
 NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
 
@@ -111,3 +113,15 @@ def test_nothing_is_begun_and_nothing_noted_where_the_data_for_all_of_it_is_lack
         error = refused(capfd, "reproduce", f"--config=tables/table5{given}", f"--results={tmp_path}/r")
         assert f"nothing of tables/table5{given} can be run: it needs {named}" in error
     assert not (tmp_path / "r").exists()
+
+
+def test_data_that_only_finished_runs_needed_is_lacking_no_more(executed, tmp_path):
+    start = Run("pretrain/first", lacks="a corpus")
+    tuned, other = Run("cola/first", start=start), Run("sst2/first", start=start, lacks="SST-2")
+    cell, results = Cell("row", "CoLA", (tuned, other), "accuracy"), outcomes.read(str(tmp_path))
+    before = reproducing.Plan((start, tuned, other), frozenset(), 1.0, "")
+    assert before.left == [] and before.lacking(other) == figure_of(cell, results).lacks == "a corpus; SST-2"
+    reproducing._execute(start, results.place)
+    after = reproducing.Plan((start, tuned, other), frozenset({start.name}), 1.0, "")
+    assert after.left == [tuned] and after.lacking(other) == figure_of(cell, results).lacks == "SST-2"
+    assert figure_of(cell, results).missing == (tuned, other)

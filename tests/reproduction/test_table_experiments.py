@@ -161,16 +161,16 @@ def test_data_that_is_not_there_is_named(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / MANIFEST).write_text("")
     found = load_table(f"tables/table5:corpus={tmp_path}/corpus,glue={tmp_path}")
-    lacking = {run.name: run.lacking for run in found.runs()}
+    lacking = {run.name: run.lacking() for run in found.runs()}
     assert not lacking["pretrain/bert-1"] and not lacking["sst2/bert-1"]
     assert lacking["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which is not there"
     assert lacking["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
     (run, *_) = load_table(f"tables/table5:corpus={tmp_path}/none,glue={tmp_path}").runs()
-    assert run.lacking == f"{tmp_path}/none/manifest.json, which is not there"
-    (run,) = {run.lacking for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
-    assert "given with corpus=; squad:version=2.0, in a folder given with squad2=" in run
+    assert run.lacking() == f"{tmp_path}/none/manifest.json, which is not there"
+    (lacking,) = {run.lacking() for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
+    assert "given with corpus=; squad:version=2.0, in a folder given with squad2=" in lacking
     without = load_table(f"tables/table5:glue={tmp_path}").runs()
-    assert all("given with corpus=" in run.lacking for run in without if "sst2" in run.name)
+    assert all("given with corpus=" in run.lacking() for run in without if "sst2" in run.name)
 
 
 @pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL])

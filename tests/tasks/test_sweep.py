@@ -54,6 +54,10 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
     # What is done was done with another config: it may not pass for what is asked now.
     error = refused(capfd, *command, "--config.model.hidden_dropout=0.25")
     assert "was run otherwise (model.hidden_dropout: 0.0 -> 0.25)" in error
+    # The best of more evaluations is another best; how often it was saved is no matter.
+    error = refused(capfd, *command, "--config.eval_every=1")
+    assert re.search(r"was run otherwise \(eval_every: \d+ -> 1\)", error)
+    cli.main([*command, "--config.checkpoint_every=1"])
     # Nor with other data, of whichever trial.
     other = tmp_path / "trials" / ".other"
     shutil.copytree(glue, other)

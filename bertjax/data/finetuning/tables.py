@@ -38,9 +38,11 @@ class Reading:
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
+        """Counts a row that is left out; `place` is its line, or the id it has."""
         _count(self.skipped, reason, place)
 
     def note(self, reason: str, place: int | str) -> None:
+        """Counts a row that is taken all the same."""
         _count(self.noted, reason, place)
 
     def summary(self) -> str:

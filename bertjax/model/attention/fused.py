@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from bertjax.model.attention.devices import on_each_device, tpu_kernel
 from bertjax.model.attention.mask import NOT_SEEN, AttentionMask, allowed
 from bertjax.model.dropout import BITS, hashed, kept_scale, seeds_of, threshold
+from bertjax.model.placement import device_kind
 
 # Columns of a register: what is read of the hidden size is a multiple of them, or all of it.
 _LANES = 128
@@ -63,8 +64,7 @@ def fused_attention(
     rows, length, heads, size = query.shape
     rate = dropout_rate if dropout_key is not None else 0.0
     seeds = seeds_of(dropout_key, (rows, heads)) if rate else (jnp.zeros((rows, heads), jnp.uint32),) * 2
-    device = getattr(mesh, "abstract_device", None)
-    wide = device is not None and device.device_kind in _WIDE_PRODUCTS
+    wide = device_kind() in _WIDE_PRODUCTS
     # As they lie: heads beside each other in the hidden size.
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
     states, per_head = ("batch", None, "heads"), ("batch", "heads")
@@ -178,7 +178,7 @@ def _backward(shape: _Shape, seeds, query_ids, key_ids, query, key, value, gradi
         of_dropped = _product(shape, above, value[row, :, columns], 1, 1)
         of_probabilities = _dropped(of_dropped, keep, shape.rate)
         mean = jnp.sum(of_probabilities * probabilities, axis=-1, keepdims=True)
-        # Zero of what is not seen, except where nothing is.
+        # Unseen keys have probability 0, but where a token sees none all are equal: no gradient may pass there.
         of_logits = jnp.where(seen, probabilities * (of_probabilities - mean), 0.0).astype(dtype)
         scale = above.shape[-1] ** -0.5
         d_query[row, :, columns] = (_product(shape, of_logits, key[row, :, columns]) * scale).astype(dtype)

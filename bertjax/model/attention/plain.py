@@ -20,7 +20,6 @@ def plain_attention(
     """softmax(Q K^T / sqrt(K)) V with the softmax in float32; an `AttentionFn`."""
     query = query * query.shape[-1] ** -0.5
     logits = jnp.einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
-    # Finite, so that a row of padding alone gives a uniform distribution and not NaN.
     ids = mask.sequence_ids
     logits = jnp.where(allowed(mask.direction, ids[:, None, :, None], ids[:, None, None, :]), logits, NOT_SEEN)
     probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]

@@ -15,7 +15,7 @@ _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),
     *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"),
 )
-# Keys that a query sees before and behind itself.
+# How many keys a query sees on its left and on its right; None is all.
 _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 
