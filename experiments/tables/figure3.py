@@ -47,7 +47,6 @@ def get_table(given: ConfigDict) -> Table:
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())
     notes = (
         f"FLOPs of pre-training: {flops}",
-        scales.OF_PERPLEXITY,
-        "that is of masked pieces for BERT, and of all pieces otherwise",
+        f"{scales.OF_PERPLEXITY}, of masked pieces for BERT, and of all pieces otherwise",
     )
     return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.told, tuple(cells), notes)

@@ -216,16 +216,16 @@ def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, m
 
 
 def test_two_phases_run_under_one_schedule(corpus, tmp_path):
-    config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32)
+    config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
     assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in config.phases] == [
-        (16, 8, 7),
-        (32, 4, 14),
+        (16, 16, 7),
+        (32, 8, 14),
     ]
     loop.train(config, task, str(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rates = [line["learning_rate"] for line in lines if "loss" in line]
     np.testing.assert_allclose(rates[2:], [1e-2 * (1 - step / 14) for step in (8, 11, 13)], rtol=1e-5)
-    assert lines[-1]["positions"] == 14 * 128
+    assert lines[-1]["positions"] == 14 * 256
 
 
 def test_outputs_of_an_evaluation_do_not_pile_up_on_the_devices(corpus):
