@@ -30,12 +30,23 @@ from bertjax.training.agreement import from_first, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.identity import sealed
 from bertjax.training.progress import read_results
-from bertjax.training.workdir import CONVERTED, RESULTS, check_own, other_numbers, place
+from bertjax.training.workdir import (
+    CONVERTED,
+    RESULTS,
+    check_own,
+    lock,
+    make,
+    other_numbers,
+    place,
+    started_from,
+)
 
 SWEEP = "sweep.json"
 TRIALS = "trials"
 SEED = "seed"
 _PLAIN = "+,()' "
+# All that may be in the folder of a sweep.
+_OWN = (SWEEP, TRIALS, CONVERTED, ".*")
 
 
 def sweep(
@@ -109,37 +120,47 @@ def run_sweep(
       BertjaxError: every trial failed.
     """
     workdir = place(path)
-    check_own(workdir, (SWEEP, TRIALS, CONVERTED, ".*"), TRIALS)
+    check_own(workdir, _OWN, TRIALS)
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]
     planned = list(zip(trials, runs, folders, strict=True))
-    finished = from_first(lambda: [_finished(*each, init_from) for each in planned])
+    start = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
+    finished = from_first(lambda: [_finished(*each, start) for each in planned])
     # Also refuses data that cannot be used, before any trial.
     _check_data(runs, folders, finished)
+    with lock(make(path, _OWN, TRIALS)):
+        return _run_all(planned, finished, workdir, init_from)
+
+
+def _run_all(
+    planned: Sequence[tuple[dict[str, Any], RunSettings, epath.Path]],
+    finished: Sequence[dict[str, Any] | None],
+    workdir: epath.Path,
+    init_from: str | None,
+) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
     spent: list[float] = []
-    with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
-        for number, (trial, settings, folder, outcome) in enumerate(
-            zip(trials, runs, folders, finished, strict=True), 1
-        ):
+    count = len(planned)
+    with progress_bar("trials", count, " trials", shown=sys.stderr.isatty()) as bar:
+        for number, ((trial, settings, folder), outcome) in enumerate(zip(planned, finished, strict=True), 1):
             if outcome is None:
-                left = f", about {duration(statistics.mean(spent) * (len(trials) - number + 1))} left" if spent else ""
-                say(f"trial {number} of {len(trials)}: {name_of(trial)}{left}")
+                left = f", about {duration(statistics.mean(spent) * (count - number + 1))} left" if spent else ""
+                say(f"trial {number} of {count}: {name_of(trial)}{left}")
                 start = time.monotonic()
                 outcome = _run(trial, settings, folder, init_from)
                 if outcome is None:
-                    say(f"the sweep stopped in trial {number} of {len(trials)}; the same command goes on from here")
+                    say(f"the sweep stopped in trial {number} of {count}; the same command goes on from here")
                     return {"stopped": True, "trials": outcomes}
                 spent.append(time.monotonic() - start)
             outcomes.append(outcome)
             bar.update()
-            whole = summary(outcomes) | {"left": len(trials) - number}
+            whole = summary(outcomes) | {"left": count - number}
             if jax.process_index() == 0:
                 _keep_best_checkpoint(outcomes, workdir)
                 write_whole(workdir / SWEEP, json.dumps(sealed(whole), indent=1) + "\n")
     if whole["best"] is None:
-        raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
+        raise BertjaxError(f"all {count} trials failed; the first: {outcomes[0]['error']}")
     say(table(whole))
     say(f"best: {workdir / TRIALS / name_of(whole['best']['trial'])}; all in {workdir / SWEEP}")
     return {"stopped": False, **whole}
@@ -189,19 +210,25 @@ def _run(
         return {"trial": trial, "error": text}
 
 
-def _finished(
-    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None
-) -> dict[str, Any] | None:
-    """The outcome of a trial that was run before; None where it was not, or not to its end."""
-    if not (folder / RESULTS).exists():
-        return None
-    results = read_results(folder)
-    shown = other_numbers(results["config"], dataclasses.asdict(settings), of_best=True)
-    if init_from and results.get("started_from") != saved_fingerprint(find_checkpoint(init_from)):
-        shown = "it started from other parameters than those of --init_from"
+def _finished(trial: dict[str, Any], settings: RunSettings, folder: epath.Path, start: str) -> dict[str, Any] | None:
+    """The outcome of a trial that was run before; None where it was not, or not to its end.
+
+    Args:
+      start: fingerprint of the parameters that it is to start from; "" is random ones.
+
+    Raises:
+      UsageError: it was run, or begun, otherwise than it would be now.
+    """
+    results = read_results(folder) if (folder / RESULTS).exists() else None
+    began_with = results["started_from"] if results else started_from(folder)
+    shown = ""
+    if began_with not in (None, start):
+        shown = f"it started from {'other parameters than those of --init_from' if start else 'a checkpoint'}"
+    elif results:
+        shown = other_numbers(results["config"], dataclasses.asdict(settings), of_best=True)
     if shown:
         raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
-    return outcome_of(trial, results)
+    return outcome_of(trial, results) if results else None
 
 
 def outcome_of(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:

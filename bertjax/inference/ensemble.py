@@ -40,10 +40,11 @@ def ensemble(
     Args:
       checkpoints: of one task, with one vocabulary; sizes may differ.
       settings_of: a checkpoint to the settings with which it is to predict.
-      folder: for the predictions, and for `results.json` with the metrics of the whole and of each member.
+      folder: for the predictions, and for `results.json` with what is returned, the first member's config and the hash
+        of the data.
 
     Returns:
-      What `results.json` holds; without metrics where the examples have no labels.
+      The metrics of the whole, none where the examples have no labels, and `members` with those of each.
 
     Raises:
       UsageError: the members do not fit together, the task has no predictions, or the folder is a workdir.
@@ -72,11 +73,12 @@ def ensemble(
         members.append({"fingerprint": fingerprint, **_scores(task, outputs)})
         mean = _moved(mean, outputs, number) if mean else outputs
     assert first is not None
-    task = first[1]
+    settings, task = first
     results = {**_scores(task, mean), "members": members}
     for path in write_outputs(task, mean, folder):
         say(str(path))
-    write_whole(Path(folder) / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
+    told = {"config": dataclasses.asdict(settings), "data_sha256": task.data_hash}
+    write_whole(Path(folder) / RESULTS, json.dumps(sealed({**results, **told}), indent=1) + "\n")
     return results
 
 

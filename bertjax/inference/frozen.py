@@ -36,7 +36,8 @@ def training_task(settings: RunSettings, start: str | None) -> Task:
     task = build_task(settings, train=True)
     if task.featured is None or start is None or jax.process_count() > 1:
         return task
-    return task.featured(lambda examples: _kept_states(settings, start, examples))
+    featured = task.featured(lambda examples: _kept_states(settings, start, examples))
+    return dataclasses.replace(featured, states_of=saved_fingerprint(find_checkpoint(start)))
 
 
 def _kept_states(settings: RunSettings, start: str, examples: Examples) -> np.ndarray:

@@ -55,7 +55,7 @@ def read(path: Path | epath.Path) -> Portable:
     elif layer and layer.upper.is_there:
         what = f"upper.features={layer.upper.features or '(none)'} and upper.lstm_layers={layer.upper.lstm_layers}"
     if what:
-        raise UsageError(f"{checkpoint} has {what}, which no other program can read; bertjax takes it as it is")
+        raise UsageError(f"{checkpoint} has {what}, which is not converted; bertjax takes the workdir as it is")
     outputs = params.get(f"{names.CLASSIFIER}/bias")
     # Whose the layer is elsewhere does not matter for its shape.
     classifier = None if outputs is None else (len(outputs), {names.HUGGINGFACE: ""})

@@ -136,6 +136,7 @@ class Results:
         if ("members" in results) != bool(run.members):
             raise BertjaxError(f"{folder / RESULTS} is of something else than {run.name}; move that folder away")
         if run.members:
+            _check_config(run.members[0], folder, results["config"], {})
             return Outcome((_numbers(results),), members=tuple(each["fingerprint"] for each in results["members"]))
         _check_config(run, folder, results["config"], {})
         return Outcome((_numbers(results),), results.get("started_from", ""), results.get("parameters_fingerprint", ""))
@@ -268,6 +269,8 @@ def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
     for trial, results in zip(trials, found, strict=True):
         _check_config(run, folder, results["config"], trial)
     outcomes = [outcome_of(*each) for each in zip(trials, found, strict=True)]
+    if len({outcome["started_from"] for outcome in outcomes}) > 1:
+        raise BertjaxError(f"trials in {folder} started from different parameters; move that folder away")
     best = summary(outcomes)["settings"][0]["setting"]
     chosen = [outcome for outcome in outcomes if name_of(setting_of(outcome["trial"])) == best]
     if len(chosen) < run.seeds:

@@ -380,7 +380,8 @@ def _merged(*overrides: str) -> tuple[str, ...]:
 def _lacking(tuning: FineTuning, path: str) -> str:
     if not path:
         return f"{tuning.needs or tuning.config}, in a folder given with {tuning.data}="
-    if tuning.needs and ":" not in path.partition("/")[0] and not (epath.Path(path) / tuning.needs).exists():
+    folder = epath.Path(os.path.expanduser(path))
+    if tuning.needs and ":" not in path.partition("/")[0] and not (folder / tuning.needs).exists():
         return f"{path}/{tuning.needs}, which is not there"
     return ""
 

@@ -85,9 +85,10 @@ def shown(table: Table, results: Results) -> Shown:
     ours = {(cell.row, cell.column): figure_of(cell, results) for cell in table.cells if not cell.mean_of}
     for cell in table.cells:
         if cell.mean_of:
-            parts = [ours[cell.row, column].values for column in cell.mean_of]
-            mean = (statistics.mean(statistics.mean(values) for values in parts),) if all(parts) else ()
-            ours[cell.row, cell.column] = Figure(mean)
+            parts = [ours[cell.row, column] for column in cell.mean_of]
+            whole = all(part.values for part in parts)
+            mean = (statistics.mean(statistics.mean(part.values) for part in parts),) if whole else ()
+            ours[cell.row, cell.column] = Figure(mean, next((part.share for part in parts if part.share), ""))
     columns = tuple(dict.fromkeys((*(printed.columns if printed else ()), *(cell.column for cell in table.cells))))
     names = dict.fromkeys((*(printed.rows if printed else ()), *(cell.row for cell in table.cells)))
     rows = {

@@ -177,6 +177,8 @@ class Settings(RunSettings):
             )
         elif self.data.max_predictions or self.long_phase.max_predictions:
             raise UsageError(f"config.data.objective={_LANGUAGE_MODEL} predicts every piece; leave max_predictions out")
+        elif self.data.masking != Masking():
+            raise UsageError(f"config.data.objective={_LANGUAGE_MODEL} masks nothing; leave data.masking as it is")
 
     @property
     def has_data(self) -> bool:

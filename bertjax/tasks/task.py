@@ -132,6 +132,7 @@ class Task:
       records: what is written beside those files: a record of each row, with probabilities.
       featured: takes a function of examples to the states of a frozen encoder for each of their tokens, and gives the
         task whose batches have them; None where no encoder is frozen for good.
+      states_of: fingerprint of the checkpoint whose encoder's states the batches have; "" where they have none.
       fresh: top-level parameters that never come from the checkpoint a run starts from.
       files: name to content of what the workdir keeps, so that its checkpoints can be used without the data.
       report: what was read, for `results.json`.
@@ -160,6 +161,7 @@ class Task:
     records: tuple[FileRecords, ...] = ()
     per_class: Callable[[list[dict[str, np.ndarray]]], dict[str, ClassReport]] | None = None
     featured: "Callable[[Callable[[Examples], np.ndarray]], Task] | None" = None
+    states_of: str = ""
     fresh: tuple[str, ...] = ()
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     report: dict[str, Any] = dataclasses.field(default_factory=dict)

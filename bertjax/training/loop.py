@@ -88,9 +88,15 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
         # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
         state = checkpoints.restore_latest(abstract, say)
         if state is not None:
+            began_with = workdirs.started_from(workdir)
+            if task.states_of and task.states_of != began_with:
+                raise UsageError(
+                    f"the run of {workdir} began with other parameters than --init_from has, so its features are "
+                    "others; give those that it began with, or another --workdir"
+                )
             say(f"going on from step {int(state.step):,} of {workdir}")
             if init_from:
-                other = "" if workdirs.started_from(workdir) == start else ", which began with other parameters,"
+                other = "" if began_with == start else ", which began with other parameters,"
                 say(f"--init_from is not used: the run of this workdir{other} goes on")
         else:
             state = init_state(task.objective, optimizer, mesh, _key(settings.seed, "init"))

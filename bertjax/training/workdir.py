@@ -85,15 +85,19 @@ def place(path: str) -> epath.Path:
     return workdir
 
 
-def make(path: str) -> epath.Path:
+def make(path: str, own: Sequence[str] = _OWN, mark: str = CONFIG) -> epath.Path:
     """Makes the workdir where there is none, and finds out whether it can be written.
+
+    Args:
+      path: of the workdir.
+      own, mark: as `check_own` takes them; of a run.
 
     Raises:
       UsageError: no run may live there, or something else does.
       BertjaxError: it cannot be written.
     """
     workdir = place(path)
-    check_own(workdir, _OWN, CONFIG)
+    check_own(workdir, own, mark)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         check_writable(workdir)
@@ -141,7 +145,7 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
       BertjaxError: the disk is too full for two checkpoints.
     """
     # A run that failed before its first checkpoint has left nothing to protect from the command that puts it right.
-    begun = any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
+    begun = has_begun(workdir)
     old = _read(workdir / CONFIG)
     shown = other_numbers(old, config) if begun and old is not None else ""
     if shown:
@@ -163,9 +167,15 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
         write_whole(workdir / DATA, json.dumps(before) + "\n")
 
 
-def started_from(workdir: epath.Path) -> str:
-    """Fingerprint of the parameters the run of a claimed workdir began with; "" where they were random."""
-    return (_read(workdir / DATA) or {}).get("started_from", "")
+def started_from(workdir: epath.Path) -> str | None:
+    """Fingerprint of the parameters the run of a workdir began with, "" where they were random; None without a run."""
+    data = _read(workdir / DATA) if has_begun(workdir) else None
+    return None if data is None else data.get("started_from", "")
+
+
+def has_begun(workdir: epath.Path) -> bool:
+    """Whether a run has left anything in a workdir that may not be lost: a checkpoint."""
+    return any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
 
 
 def other_numbers(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:

@@ -7,8 +7,8 @@ from running import refused
 
 from bertjax import cli
 from bertjax.reproduction import outcomes, reproducing
-from bertjax.reproduction.showing import figure_of
-from bertjax.reproduction.table import Cell, Run
+from bertjax.reproduction.showing import figure_of, shown
+from bertjax.reproduction.table import Cell, Run, Table
 
 NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
 
@@ -113,6 +113,20 @@ def test_nothing_is_begun_and_nothing_noted_where_the_data_for_all_of_it_is_lack
         error = refused(capfd, "reproduce", f"--config=tables/table5{given}", f"--results={tmp_path}/r")
         assert f"nothing of tables/table5{given} can be run: it needs {named}" in error
     assert not (tmp_path / "r").exists()
+
+
+def test_a_mean_over_columns_tells_how_much_of_them_is_there(executed, tmp_path, monkeypatch):
+    runs = [Run(f"cola/{n}") for n in range(3)]
+    monkeypatch.setattr(
+        outcomes.Results, "outcome", lambda _, run: outcomes.Outcome(({"accuracy": 0.5},)) if run != runs[2] else None
+    )
+    cells = (
+        Cell("row", "CoLA", (runs[0],), "accuracy"),
+        Cell("row", "SST-2", (runs[1], runs[2]), "accuracy"),
+        Cell("row", "mean", (), "", mean_of=("CoLA", "SST-2")),
+    )
+    found = shown(Table("mine", "", "tiny", cells), outcomes.read(str(tmp_path)))
+    assert [ours for _, ours in found.rows["row"]] == ["50.0", "50.0 (1 of 2)", "50.0 (1 of 2)"]
 
 
 def test_data_that_only_finished_runs_needed_is_lacking_no_more(executed, tmp_path):

@@ -163,6 +163,10 @@ def test_what_is_missing_is_named_with_commands_that_fill_it(table, whole, tmp_p
     out, _ = printed(capfd, "table", "5", f"--results={whole}")
     assert f"{100 * both['accuracy']:.1f}" in next(line for line in out.splitlines() if line.startswith("ours"))
     assert "What is missing" not in out
+    shutil.rmtree(tmp_path / "new/cola/both")
+    cli.main([*shlex.split(runs[-1].command(f"{tmp_path}/new"))[1:], "--config.data.seq_len=8"])
+    error = refused(capfd, "reproduce", f"--config={table}:whole", f"--results={tmp_path}/new", "--plan")
+    assert "cola/both has results of other settings than the table asks for (data.seq_len" in error
 
 
 def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
@@ -176,6 +180,12 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
         cli.main(["table", "5", f"--results={tmp_path}/r"])
     error = capfd.readouterr().err
     assert end.value.code == 1 and "cola/first started from other parameters than pretrain/first ended with" in error
+    # Of one trial, whichever it is.
+    *_, last = sorted((results / "cola/first").glob("trials/*/results.json"))
+    shutil.copy(last, tmp_path / "r" / last.relative_to(results))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["table", "5", f"--results={tmp_path}/r"])
+    assert end.value.code == 1 and "cola/first started from different parameters" in capfd.readouterr().err
     sweep = json.loads((tmp_path / "r/cola/first/sweep.json").read_text())
     del sweep["seal"]
     (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sealed({**sweep, "left": 1})))

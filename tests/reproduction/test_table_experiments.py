@@ -155,7 +155,7 @@ def test_what_is_said_to_have_equal_flops_has(scale):
     assert three["Left-to-right, as wide"].flops > 1.2 * bert
 
 
-def test_data_that_is_not_there_is_named(tmp_path):
+def test_data_that_is_not_there_is_named(tmp_path, monkeypatch):
     (tmp_path / "SST-2").mkdir()
     (tmp_path / "SST-2/train.tsv").write_text("")
     (tmp_path / "corpus").mkdir()
@@ -165,6 +165,9 @@ def test_data_that_is_not_there_is_named(tmp_path):
     assert not lacking["pretrain/bert-1"] and not lacking["sst2/bert-1"]
     assert lacking["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which is not there"
     assert lacking["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
+    monkeypatch.setenv("HOME", str(tmp_path))
+    there = {run.name: run for run in load_table("tables/table5:corpus=~/corpus,glue=~").runs()}
+    assert not there["sst2/bert-1"].lacking()
     (run, *_) = load_table(f"tables/table5:corpus={tmp_path}/none,glue={tmp_path}").runs()
     assert run.lacking() == f"{tmp_path}/none/manifest.json, which is not there"
     (lacking,) = {run.lacking() for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}

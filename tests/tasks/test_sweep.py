@@ -15,9 +15,10 @@ from bertjax.sweeps import name_of, run_sweep
 from bertjax.training import loop
 from bertjax.training.progress import read_results
 from bertjax.training.step import make_train_step
+from bertjax.training.workdir import lock
 
 
-def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tmp_path, capfd, monkeypatch):
+def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, letters, tmp_path, capfd, monkeypatch):
     command = [
         "sweep",
         f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
@@ -71,8 +72,23 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, tm
     assert "was run on other data; choose another --workdir" in refused(capfd, *elsewhere)
     first_trial.with_name(".first").rename(first_trial)
     best = next(path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists())
+    without = [*(item for item in command if item != f"--init_from={cola}"), f"--config.data.vocabulary={letters}"]
+    assert "was run otherwise (it started from a checkpoint)" in refused(capfd, *without)
     command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
     assert "started from other parameters than those of --init_from" in refused(capfd, *command)
+    # One that was begun, too.
+    half = tmp_path / "trials" / ".half"
+    shutil.copytree(best, half / "trials" / best.name)
+    (half / "trials" / best.name / "results.json").unlink()
+    command[command.index(f"--workdir={tmp_path}")] = f"--workdir={half}"
+    assert "started from other parameters than those of --init_from" in refused(capfd, *command)
+
+
+def test_two_sweeps_do_not_share_a_workdir(cola, glue, tmp_path, capfd):
+    command = ["sweep", f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true", f"--workdir={tmp_path}"]
+    with lock(tmp_path):
+        assert f"another run is using the workdir {tmp_path}" in refused(capfd, *command, f"--init_from={cola}")
+    assert not (tmp_path / "trials").exists()
 
 
 def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
-from running import EXPERIMENTS, predict, refused, train
+from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.files import unfinished_name
 from bertjax.inference import frozen
@@ -44,7 +44,9 @@ def params_of(workdir):
     "features",
     ["sum_last_four", *(pytest.param(name, marks=pytest.mark.slow) for name in FEATURES if name != "sum_last_four")],
 )
-def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(ner, features, tmp_path, staging):
+def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
+    ner, features, tmp_path, staging, capfd
+):
     files, start = ner
     given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.upper.features={features}"]
     sizes = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
@@ -70,6 +72,12 @@ def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
         np.testing.assert_allclose(after[name], other[name], rtol=1e-3, atol=1e-5)
     saved = json.loads((find_checkpoint(tmp_path / "kept").parents[1] / "config.json").read_text())
     assert saved["upper"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
+    # Its features are of the parameters that it began with.
+    given[0] = f"--init_from={through}"
+    fields = overrides(None, **sizes)
+    config = f"--config={EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
+    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'kept'}", *fields, *given)
+    assert "began with other parameters than --init_from has, so its features are others" in error
 
 
 @pytest.mark.slow
