@@ -115,6 +115,7 @@ def test_its_features_are_of_what_it_reads(pretrained, tmp_path, capfd):
             "config.data.objective is nsp, and model.encoder=lstm sees no position from both sides",
         ),
         ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every piece; leave max_predictions out"),
+        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks nothing; leave data.masking as it is"),
         ("lm", [*KINDS.values()], "model.attention_direction is left, and model.encoder=lstm has no attention"),
         ("lm", [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_heads=1"], "need an even one"),
         ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; known: transformer, lstm"),
