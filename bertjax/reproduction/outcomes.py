@@ -133,7 +133,7 @@ class Results:
         if not (folder / RESULTS).exists():
             return None
         results = read_results(folder)
-        if ("members" in results) != bool(run.members):
+        if "config" not in results or ("members" in results) != bool(run.members):
             raise BertjaxError(f"{folder / RESULTS} is of something else than {run.name}; move that folder away")
         if run.members:
             _check_config(run.members[0], folder, results["config"], {})
