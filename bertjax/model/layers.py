@@ -80,8 +80,8 @@ def _product(rows: jax.Array, kernel: jax.Array, inputs: int) -> jax.Array:
 def _narrowing(rows: jax.Array, kernel: jax.Array) -> jax.Array:
     """Rows [N, I] and a kernel [I, O], I above O, that is transposed first where gradients are taken.
 
-    Its own is made as [O, I] then, and XLA's CPU backend transposes the narrower one of its factors. Where none are
-    taken and rows are few, transposing takes as long as the product.
+    Its gradient is made as [O, I] then, and XLA's CPU backend transposes the narrower one of its factors. Where no
+    gradient is taken and rows are few, transposing takes as long as the product.
     """
     return rows @ kernel
 
