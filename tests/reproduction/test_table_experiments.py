@@ -140,7 +140,7 @@ def test_masks_sizes_and_directions_are_what_the_rows_say():
     }
     left = ("lm", "left")
     assert told == {
-        "BERT BASE": ("nsp", "both"), "No NSP": ("none", "both"), "LTR & No NSP": left, "+ BiLSTM": left
+        "BERT BASE": ("nsp", "both"), "No NSP": ("pairs", "both"), "LTR & No NSP": left, "+ BiLSTM": left
     }  # fmt: skip
     on_top = load_config(five["+ BiLSTM"].config, five["+ BiLSTM"].overrides)
     assert on_top.upper.lstm_layers == 1 and not on_top.upper.features
