@@ -92,7 +92,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
             ["--config", TINY, "--config.mesh.data=0"],
             "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1: each must be at least 1",
         ),
-        (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, none"),
+        (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, pairs, none"),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
         (["--config", TINY, "stray"], "'stray'"),
