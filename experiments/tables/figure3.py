@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
 from bertjax.model.upper import SUM_ALL
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 _COLUMNS = {"SST-2": "sst2", "NER": "ner"}
@@ -28,25 +28,25 @@ def get_table(given: ConfigDict) -> Table:
     scale = scales.scale_of(given.scale)
     narrow, lstms = scale.equal_flops
     rows = {
-        "BERT": scales.bert(scale, given),
-        "Left-to-right, as wide": scales.pretraining(scale, given, "ltr", *scales.LEFT_TO_RIGHT),
-        "Left-to-right, equal FLOPs": scales.pretraining(
-            scale, given, "ltr_equal_flops", *scales.LEFT_TO_RIGHT, size=narrow
+        "BERT": runs.bert(scale, given),
+        "Left-to-right, as wide": runs.pretraining(scale, given, "ltr", *runs.LEFT_TO_RIGHT),
+        "Left-to-right, equal FLOPs": runs.pretraining(
+            scale, given, "ltr_equal_flops", *runs.LEFT_TO_RIGHT, size=narrow
         ),
-        "LSTMs both ways, equal FLOPs": scales.pretraining(scale, given, "elmo", *scales.LSTMS, size=lstms),
+        "LSTMs both ways, equal FLOPs": runs.pretraining(scale, given, "elmo", *runs.LSTMS, size=lstms),
     }
     cells = []
     for row, start in rows.items():
-        cells.append(scales.perplexity(row, start))
+        cells.append(runs.perplexity(row, start))
         for column, task in _COLUMNS.items():
-            on_top = scales.features(scale, SUM_ALL)
-            tuned = scales.fine_tuning(scale, given, task, start)
-            on_features = scales.fine_tuning(scale, given, task, start, variant=SUM_ALL, upper=on_top)
-            cells.append(scales.measured(row, f"{column} fine-tuned", task, tuned))
-            cells.append(scales.measured(row, f"{column} on features", task, on_features))
+            on_top = runs.features(scale, SUM_ALL)
+            tuned = runs.fine_tuning(scale, given, task, start)
+            on_features = runs.fine_tuning(scale, given, task, start, variant=SUM_ALL, upper=on_top)
+            cells.append(runs.measured(row, f"{column} fine-tuned", task, tuned))
+            cells.append(runs.measured(row, f"{column} on features", task, on_features))
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())
     notes = (
         f"FLOPs of pre-training: {flops}",
-        f"{scales.OF_PERPLEXITY}, of masked pieces for BERT, and of all pieces otherwise",
+        f"{runs.OF_PERPLEXITY}, of masked pieces for BERT, and of all pieces otherwise",
     )
     return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.told, tuple(cells), notes)

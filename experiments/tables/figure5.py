@@ -13,7 +13,7 @@ almost at once.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 
@@ -23,13 +23,13 @@ def get_table(given: ConfigDict) -> Table:
     scale = scales.scale_of(given.scale)
     task = given.task or ("mnli" if scale.name == scales.PAPER else "sst2")
     series = {
-        "Masked LM": scales.bert(scale, given),
-        "Left-to-right": scales.pretraining(scale, given, "ltr", *scales.LEFT_TO_RIGHT),
+        "Masked LM": runs.bert(scale, given),
+        "Left-to-right": runs.pretraining(scale, given, "ltr", *runs.LEFT_TO_RIGHT),
     }
     # The last is what other tables fine-tune from.
     taken = {step: step if step < scale.steps_along[-1] else 0 for step in scale.steps_along}
     cells = tuple(
-        scales.measured(f"{step:,}", name, task, scales.fine_tuning(scale, given, task, start, step=checkpoint))
+        runs.measured(f"{step:,}", name, task, runs.fine_tuning(scale, given, task, start, step=checkpoint))
         for step, checkpoint in taken.items()
         for name, start in series.items()
     )

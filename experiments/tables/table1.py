@@ -13,7 +13,7 @@ Hardware and time: `--plan` says.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Cell, Table
 
 _COLUMNS = {
@@ -35,9 +35,9 @@ def get_table(given: ConfigDict) -> Table:
     scale = scales.scale_of(given.scale)
     cells = []
     for row, size in (("BERT BASE", scale.base), ("BERT LARGE", scale.large)):
-        start = scales.bert(scale, given, size)
+        start = runs.bert(scale, given, size)
         for column, (task, metric) in _COLUMNS.items():
-            run = scales.fine_tuning(scale, given, task, start)
-            cells.append(scales.measured(row, column, task, run, metric=metric))
+            run = runs.fine_tuning(scale, given, task, start)
+            cells.append(runs.measured(row, column, task, run, metric=metric))
         cells.append(Cell(row, "Average", (), "", mean_of=tuple(_COLUMNS)))
     return Table("1", "", scale.told, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))

@@ -14,7 +14,7 @@ Hardware and time: `--plan` says.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Cell, Run, Table
 
 _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
@@ -24,26 +24,26 @@ _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,squad=DIR,triviaqa=DIR`."""
     scale = scales.scale_of(given.scale)
-    base = scales.bert(scale, given)
-    larges = [scales.bert(scale, given, scale.large, seed=seed) for seed in range(1, scale.members + 1)]
-    trivia = [scales.fine_tuning(scale, given, "triviaqa", large, seed=seed) for seed, large in enumerate(larges)]
+    base = runs.bert(scale, given)
+    larges = [runs.bert(scale, given, scale.large, seed=seed) for seed in range(1, scale.members + 1)]
+    trivia = [runs.fine_tuning(scale, given, "triviaqa", large, seed=seed) for seed, large in enumerate(larges)]
 
     def tuned(starts: list[Run], variant: str = "") -> list[Run]:
         return [
-            scales.fine_tuning(scale, given, "squad", start, variant=variant, seed=seed)
+            runs.fine_tuning(scale, given, "squad", start, variant=variant, seed=seed)
             for seed, start in enumerate(starts)
         ]
 
     single, after = tuned(larges), tuned(trivia, "triviaqa")
     rows = {
-        "BERT BASE (Single)": scales.fine_tuning(scale, given, "squad", base),
-        "BERT LARGE (Single)": scales.fine_tuning(scale, given, "squad", larges[0]),
-        "BERT LARGE (Ensemble)": scales.ensemble("squad", "ensemble", single),
+        "BERT BASE (Single)": runs.fine_tuning(scale, given, "squad", base),
+        "BERT LARGE (Single)": runs.fine_tuning(scale, given, "squad", larges[0]),
+        "BERT LARGE (Ensemble)": runs.ensemble("squad", "ensemble", single),
         "BERT LARGE (Sgl.+TriviaQA)": after[0],
-        "BERT LARGE (Ens.+TriviaQA)": scales.ensemble("squad", "ensemble-triviaqa", after),
+        "BERT LARGE (Ens.+TriviaQA)": runs.ensemble("squad", "ensemble-triviaqa", after),
     }
     cells: list[Cell] = [
-        scales.measured(row, column, "squad", run, metric=metric)
+        runs.measured(row, column, "squad", run, metric=metric)
         for row, run in rows.items()
         for column, metric in _COLUMNS.items()
     ]

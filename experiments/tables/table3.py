@@ -12,7 +12,7 @@ Hardware and time: `--plan` says.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
@@ -22,9 +22,9 @@ _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,squad2=DIR`."""
     scale = scales.scale_of(given.scale)
-    run = scales.fine_tuning(scale, given, "squad2", scales.bert(scale, given, scale.large))
+    run = runs.fine_tuning(scale, given, "squad2", runs.bert(scale, given, scale.large))
     cells = (
-        scales.measured("BERT LARGE (Single)", column, "squad2", run, metric=metric)
+        runs.measured("BERT LARGE (Single)", column, "squad2", run, metric=metric)
         for column, metric in _COLUMNS.items()
     )
     return Table("3", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))

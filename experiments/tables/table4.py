@@ -12,7 +12,7 @@ Hardware and time: `--plan` says.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 
@@ -22,7 +22,7 @@ def get_table(given: ConfigDict) -> Table:
     scale = scales.scale_of(given.scale)
     rows = {"BERT BASE": scale.base, "BERT LARGE": scale.large}
     cells = (
-        scales.measured(row, "Dev", "swag", scales.fine_tuning(scale, given, "swag", scales.bert(scale, given, size)))
+        runs.measured(row, "Dev", "swag", runs.fine_tuning(scale, given, "swag", runs.bert(scale, given, size)))
         for row, size in rows.items()
     )
     return Table("4", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
 from bertjax.model.upper import Upper
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 _COLUMNS = {"MNLI-m": "mnli", "QNLI": "qnli", "MRPC": "mrpc", "SST-2": "sst2", "SQuAD": "squad", "NER": "ner"}
@@ -27,22 +27,22 @@ def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,glue=DIR,squad=DIR,ner=DIR`."""
     scale = scales.scale_of(given.scale)
     seeds = range(1, scale.pretrainings + 1)
-    bert = [scales.bert(scale, given, seed=seed) for seed in seeds]
-    without_nsp = [scales.pretraining(scale, given, "no_nsp", *scales.WITHOUT_NSP, seed=seed) for seed in seeds]
-    left = [scales.pretraining(scale, given, "ltr", *scales.LEFT_TO_RIGHT, seed=seed) for seed in seeds]
+    bert = [runs.bert(scale, given, seed=seed) for seed in seeds]
+    without_nsp = [runs.pretraining(scale, given, "no_nsp", *runs.WITHOUT_NSP, seed=seed) for seed in seeds]
+    left = [runs.pretraining(scale, given, "ltr", *runs.LEFT_TO_RIGHT, seed=seed) for seed in seeds]
     rows = {"BERT BASE": bert, "No NSP": without_nsp, "LTR & No NSP": left, "+ BiLSTM": left}
     cells = []
     for row, starts in rows.items():
         on_top = {"variant": "bilstm", "upper": Upper("", 1, scale.lstm_size)} if row == "+ BiLSTM" else {}
         for column, task in _COLUMNS.items():
-            runs = [scales.fine_tuning(scale, given, task, start, **on_top) for start in starts]
+            tuned = [runs.fine_tuning(scale, given, task, start, **on_top) for start in starts]
             # The paper gives accuracy for MRPC here.
-            cells.append(scales.measured(row, column, task, *runs, metric="accuracy" if task == "mrpc" else ""))
+            cells.append(runs.measured(row, column, task, *tuned, metric="accuracy" if task == "mrpc" else ""))
         if not on_top:
-            cells.append(scales.perplexity(row, *starts))
+            cells.append(runs.perplexity(row, *starts))
     notes = (
         "NER (F1) and perplexity are not in the paper's table; perplexity is of masked pieces for masked LM and of all "
         "pieces for LTR, which is not the same question",
-        scales.OF_PERPLEXITY,
+        runs.OF_PERPLEXITY,
     )
     return Table("5", "", scale.told, tuple(cells), notes)

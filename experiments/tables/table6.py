@@ -10,7 +10,7 @@ sets too.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 _COLUMNS = {"MNLI-m": "mnli", "MRPC": "mrpc", "SST-2": "sst2", "NER": "ner"}
@@ -22,11 +22,11 @@ def get_table(given: ConfigDict) -> Table:
     scale = scales.scale_of(given.scale)
     cells = []
     for row, size in scale.sizes.items():
-        start = scales.bert(scale, given, size)
-        cells.append(scales.perplexity(row, start))
+        start = runs.bert(scale, given, size)
+        cells.append(runs.perplexity(row, start))
         for column, task in _COLUMNS.items():
-            run = scales.fine_tuning(scale, given, task, start)
-            cells.append(scales.measured(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
+            run = runs.fine_tuning(scale, given, task, start)
+            cells.append(runs.measured(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
     here = ", ".join(f"{row} is {size}" for row, size in scale.sizes.items())
-    notes = (f"here {here}", "NER (F1) is not in the paper's table", scales.OF_PERPLEXITY)
+    notes = (f"here {here}", "NER (F1) is not in the paper's table", runs.OF_PERPLEXITY)
     return Table("6", "", scale.told, tuple(cells), notes)

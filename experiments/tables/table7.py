@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
 from bertjax.model import upper
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 _FEATURES = {
@@ -31,14 +31,14 @@ _FEATURES = {
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,ner=DIR`."""
     scale = scales.scale_of(given.scale)
-    base, large = scales.bert(scale, given), scales.bert(scale, given, scale.large)
-    runs = {
-        "Fine-tuning BERT LARGE": scales.fine_tuning(scale, given, "ner", large),
-        "Fine-tuning BERT BASE": scales.fine_tuning(scale, given, "ner", base),
+    base, large = runs.bert(scale, given), runs.bert(scale, given, scale.large)
+    rows = {
+        "Fine-tuning BERT LARGE": runs.fine_tuning(scale, given, "ner", large),
+        "Fine-tuning BERT BASE": runs.fine_tuning(scale, given, "ner", base),
     }
     for row, which in _FEATURES.items():
-        on_top = scales.features(scale, which)
-        runs[row] = scales.fine_tuning(scale, given, "ner", base, variant=which, upper=on_top)
-    cells = tuple(scales.measured(row, "Dev", "ner", run) for row, run in runs.items())
+        on_top = runs.features(scale, which)
+        rows[row] = runs.fine_tuning(scale, given, "ner", base, variant=which, upper=on_top)
+    cells = tuple(runs.measured(row, "Dev", "ner", run) for row, run in rows.items())
     notes = (f"LARGE is {scale.large}; BiLSTMs of {scale.lstm_size} units in each direction",)
     return Table("7", "", scale.told, cells, notes)

@@ -10,7 +10,7 @@ the feature-based approach suffers where all are [MASK], which it never sees.
 from ml_collections import ConfigDict
 
 from bertjax.experiment import arguments
-from bertjax.reproduction import scales
+from bertjax.reproduction import runs, scales
 from bertjax.reproduction.table import Table
 
 _COLUMNS = {"MNLI fine-tuning": "mnli", "SST-2 fine-tuning": "sst2", "NER fine-tuning": "ner"}
@@ -30,15 +30,15 @@ def get_table(given: ConfigDict) -> Table:
         ]
         name = f"mask_{row.replace('/', '_')}"
         usual = row == _ROWS[0]
-        start = scales.bert(scale, given) if usual else scales.pretraining(scale, given, name, *shares)
+        start = runs.bert(scale, given) if usual else runs.pretraining(scale, given, name, *shares)
         for column, task in _COLUMNS.items():
-            cells.append(scales.measured(row, column, task, scales.fine_tuning(scale, given, task, start)))
-        on_top = scales.features(scale)
-        run = scales.fine_tuning(scale, given, "ner", start, variant=on_top.features, upper=on_top)
-        cells.append(scales.measured(row, "NER feature-based", "ner", run))
-        cells.append(scales.perplexity(row, start))
+            cells.append(runs.measured(row, column, task, runs.fine_tuning(scale, given, task, start)))
+        on_top = runs.features(scale)
+        run = runs.fine_tuning(scale, given, "ner", start, variant=on_top.features, upper=on_top)
+        cells.append(runs.measured(row, "NER feature-based", "ner", run))
+        cells.append(runs.perplexity(row, start))
     notes = (
         "SST-2 and perplexity are not in the paper's table; perplexity is of text masked by the row's own shares",
-        scales.OF_PERPLEXITY,
+        runs.OF_PERPLEXITY,
     )
     return Table("8", "", scale.told, tuple(cells), notes)

@@ -15,7 +15,7 @@ from bertjax.experiment import trials_of
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
 from bertjax.model.upper import LAST, Upper
-from bertjax.reproduction import outcomes, scales
+from bertjax.reproduction import outcomes, runs, scales
 from bertjax.reproduction.paper import paper_table, table_names
 from bertjax.reproduction.reproducing import load_table
 from bertjax.reproduction.showing import as_markdown, shown
@@ -52,11 +52,11 @@ def test_tables_in_the_documents_are_those_of_the_kept_file():
 
 @every_table
 def test_one_name_is_one_run_in_all_tables(scale):
-    runs = {}
+    by_name = {}
     for file in FILES:
         for run in table(file, scale).runs():
-            assert runs.setdefault(run.name, run) == run, f"{run.name} of {file.name} is another one elsewhere"
-    assert len(runs) > 90
+            assert by_name.setdefault(run.name, run) == run, f"{run.name} of {file.name} is another one elsewhere"
+    assert len(by_name) > 90
 
 
 @every_table
@@ -100,8 +100,8 @@ def test_cells_ask_for_metrics_that_their_task_gives(file, scale):
 @pytest.mark.parametrize("upper", [None, Upper(LAST, 2, 128)], ids=["fine-tuned", "on features"])
 def test_as_many_epochs_are_run_as_are_reckoned_with(task, upper, scale):
     found = scales.scale_of(scale)
-    start = scales.bert(found, GIVEN)
-    run = scales.fine_tuning(found, GIVEN, task, start, upper=upper, variant="" if upper is None else "features")
+    start = runs.bert(found, GIVEN)
+    run = runs.fine_tuning(found, GIVEN, task, start, upper=upper, variant="" if upper is None else "features")
     reckoned = found.tasks[task].epochs if upper is None else found.feature_epochs
     assert load_config(run.config, run.overrides).epochs == reckoned
 
