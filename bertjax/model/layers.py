@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.placement import placed, platform
+from bertjax.model.placement import placed
+from bertjax.model.products import product
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> Callable:
@@ -45,58 +46,15 @@ class Dense(nn.Module):
         kernel = self.param("kernel", self.initializer or kernel_init(self.config, self.axes), self.shape)
         bias = self.param("bias", constant_init(0.0, self.axes[self.inputs :]), self.shape[self.inputs :])
 
-        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        def projected(x: jax.Array, kernel: jax.Array) -> jax.Array:
             kernel = placed(kernel.astype(dtype), self.axes)
             if self.flat:
                 kernel = kernel.reshape(*self.shape[: self.inputs], -1)
-            return of_rows(lambda rows: _product(rows, kernel, self.inputs), x.astype(dtype), self.inputs)
+            return product(x.astype(dtype), kernel, self.inputs)
 
         bias = placed(bias.astype(dtype), self.axes[self.inputs :])
         # The kernel of a device's own, and not what it gathers from others.
-        return keeping_inputs(product, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
-
-
-def of_rows(product: Callable[[jax.Array], jax.Array], x: jax.Array, inputs: int = 1) -> jax.Array:
-    """A product with the `inputs` trailing axes of `x`; on CPUs all axes before them are one while it is taken.
-
-    What a kernel's gradient sums over more than one axis, XLA's CPU backend writes out transposed first. A TPU's step
-    of BASE at 512 reads and writes 7 % more where the axes are one.
-    """
-    if platform() != "cpu":
-        return product(x)
-    leading = x.shape[: x.ndim - inputs]
-    y = product(x.reshape(-1, *x.shape[len(leading) :]))
-    return y.reshape(*leading, *y.shape[1:])
-
-
-def _product(rows: jax.Array, kernel: jax.Array, inputs: int) -> jax.Array:
-    """Rows [..., I...] and a kernel [I..., O...] to [..., O...]."""
-    if platform() == "cpu" and inputs == 1 and kernel.ndim == 2 and kernel.shape[0] > kernel.shape[1]:
-        return _narrowing(rows, kernel)
-    return jnp.tensordot(rows, kernel, inputs)
-
-
-@jax.custom_vjp
-def _narrowing(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Rows [N, I] and a kernel [I, O], I above O, that is transposed first where gradients are taken.
-
-    Its gradient is made as [O, I] then, and XLA's CPU backend transposes the narrower one of its factors. Where no
-    gradient is taken and rows are few, transposing takes as long as the product.
-    """
-    return rows @ kernel
-
-
-def _narrowing_and_kept(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    transposed = jax.lax.optimization_barrier(kernel.T)
-    return rows @ transposed.T, (rows, transposed)
-
-
-def _gradients_of_narrowing(kept: tuple[jax.Array, jax.Array], of_output: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows, transposed = kept
-    return of_output @ transposed, jax.lax.optimization_barrier(of_output.T @ rows).T
-
-
-_narrowing.defvjp(_narrowing_and_kept, _gradients_of_narrowing)
+        return keeping_inputs(projected, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
 
 
 class LayerNorm(nn.Module):

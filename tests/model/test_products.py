@@ -41,20 +41,37 @@ def test_a_gradient_sums_over_rows_and_positions_as_one_axis_on_cpus_alone(modul
     assert over_both not in program("cpu") and over_both in program("tpu")
 
 
+def products_of(function, *arguments):
+    """The factors of each product of the compiled program, as XLA writes them: shape and layout of both."""
+    program = jax.jit(function).lower(*arguments).compile().as_text()
+    shapes = dict(re.findall(r"(%\S+) = (\S+) ", program))
+    return [
+        (shapes[left], int(first), shapes[right], int(second))
+        for left, right, first, second in re.findall(
+            r" dot\((%\S+), (%\S+)\), lhs_contracting_dims={(\d)}, rhs_contracting_dims={(\d)}", program
+        )
+    ]
+
+
 @pytest.mark.parametrize("shape", [(16, 8), (8, 16)], ids=["narrowing", "widening"])
-def test_a_gradient_transposes_the_narrower_factor_on_cpus(shape):
+def test_a_kernels_gradient_contracts_the_last_axis_of_its_narrower_factor_on_cpus(shape):
     x = jnp.ones((5, 3, shape[0]))  # 15 rows
     module = Dense(CONFIG, shape, ("mlp", "embed"))
     params = module.init(jax.random.key(0), x)
+    products = products_of(jax.grad(lambda params, x: jnp.sum(module.apply(params, x) ** 2)), params, x)
+    assert ("f32[8,15]{1,0}", 1, "f32[15,16]{1,0}", 0) in products
 
-    def loss(params, x):
-        return jnp.sum(module.apply(params, x) ** 2)
 
-    program = jax.jit(jax.grad(loss)).lower(params, x).compile().as_text()
-    # Written out as [8, 16], which XLA may call [16, 8] with the first axis as the one that is contiguous.
-    written = {"f32[8,16]{1,0}", "f32[16,8]{0,1}"}
-    of_products = {result for result in re.findall(r"(\S+) dot\(", program) if "16" in result and "15" not in result}
-    assert of_products and of_products <= written
+def test_the_vocabularys_gradient_is_of_transposed_states_on_cpus():
+    hidden, table = jnp.ones((5, 3, 16)), jnp.ones((CONFIG.padded_vocab_size, 16))
+    head = MaskedLmHead(CONFIG)
+    params = head.init(jax.random.key(0), hidden, table)
+
+    def loss(params, hidden, table):
+        return jnp.sum(head.apply(params, hidden, table) ** 2)
+
+    products = products_of(jax.grad(loss, argnums=2), params, hidden, table)
+    assert ("f32[16,15]{1,0}", 1, f"f32[15,{CONFIG.padded_vocab_size}]{{1,0}}", 0) in products
 
 
 def test_without_a_gradient_no_kernel_is_transposed():
