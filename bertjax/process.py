@@ -63,6 +63,9 @@ def run(command: Callable[[], None], debug: bool) -> NoReturn:
             command()
         except SystemExit as end:
             code, ends_all = end.code, _ends_all(end)
+            if not isinstance(code, int | None):
+                # A user's own module may end the program so; the interpreter, which would say it, is not asked.
+                print(f"bertjax: {code}", file=sys.stderr)
         except Exception:
             traceback.print_exc()
             code = 1

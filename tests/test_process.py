@@ -81,6 +81,10 @@ def test_noise_of_libraries_is_held_back_and_shown_with_debug(tmp_path):
     assert "ZeroDivisionError" in error
 
 
+def test_the_text_that_a_module_ends_the_program_with_is_shown(tmp_path):
+    assert run("sys.exit('no table for you')", tmp_path) == (1, "bertjax: no table for you\n")
+
+
 def test_a_crash_is_told_with_what_was_said_last(tmp_path):
     code, error = run("import faulthandler\nos.write(2, b'the cause\\n')\nfaulthandler._sigsegv()", tmp_path)
     assert code == -signal.SIGSEGV
