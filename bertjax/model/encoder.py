@@ -24,7 +24,7 @@ from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, LayerNorm, activation, kernel_init
 from bertjax.model.placement import placed
 from bertjax.model.recurrent import ACTIVATION_AXES, LEFT, LstmReader
-from bertjax.model.stack import CONTEXT, MLP_IN, PROJECTIONS, SUMS, kept, run_layers
+from bertjax.model.stack import CONTEXT, MLP_IN, PROJECTIONS, SUMS, kept, recomputes, run_layers
 
 
 class Embeddings(nn.Module):
@@ -41,7 +41,8 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.num_segments, "segment")
         self.position_table = table("position", config.max_positions, "position")
-        self.norm = LayerNorm(config)
+        # Its input is float32, and takes as much memory as what the gradient is made of.
+        self.norm = LayerNorm(config, keeps_input=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
@@ -101,16 +102,17 @@ class Layer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         config = self.config
         width, mlp = config.hidden_size, config.mlp_size
+        keeps_input = not recomputes(config)
 
         def residual(x: jax.Array, y: jax.Array, norm: str) -> jax.Array:
             key = None if self.deterministic else self.make_rng("dropout")
-            x = LayerNorm(config, name=norm)(kept(x + dropout(y, config.hidden_dropout, key), SUMS))
-            return placed(x, ACTIVATION_AXES)
+            total = kept(x + dropout(y, config.hidden_dropout, key), SUMS)
+            return placed(LayerNorm(config, keeps_input, name=norm)(total), ACTIVATION_AXES)
 
         y = SelfAttention(config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
         x = residual(x, y, "attention_norm")
         y = kept(Dense(config, (width, mlp), ("embed", "mlp"), name="mlp_in")(x), MLP_IN)  # [B, L, F]
-        y = Dense(config, (mlp, width), ("mlp", "embed"), name="mlp_out")(activation(config)(y))
+        y = Dense(config, (mlp, width), ("mlp", "embed"), name="mlp_out")(activation(config, keeps_input)(y))
         x = residual(x, y, "mlp_norm")
         return x, x if self.collect else None
 

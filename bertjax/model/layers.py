@@ -58,9 +58,15 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis; statistics and scaling in float32, output in the config's dtype."""
+    """Layer normalisation over the last axis; statistics and scaling in float32, output in the config's dtype.
+
+    Attributes:
+      keeps_input: for the backward pass, and nothing else (`keeping_inputs`); otherwise all that its gradient is made
+        of, unless what this is a part of is computed again.
+    """
 
     config: ModelConfig
+    keeps_input: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -74,22 +80,23 @@ class LayerNorm(nn.Module):
             y = (x - mean) * jax.lax.rsqrt(variance + self.config.layer_norm_eps) * scale + bias
             return y.astype(self.config.dtype)
 
-        return keeping_inputs(normalise, self.config)(x, scale, bias)
+        return (keeping_inputs(normalise, self.config) if self.keeps_input else normalise)(x, scale, bias)
 
 
 def keeping_inputs(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
     """Has the backward pass keep a cheap function's inputs alone, and compute its intermediate values again.
 
-    Left to itself, a gelu keeps six arrays of the feed-forward width, and a LayerNorm float32 copies of its input.
+    Left to itself, a gelu keeps six arrays of the feed-forward width, and a LayerNorm float32 copies of its input. Not
+    inside what is computed again as a whole, where the backward pass would compute it twice, each time from memory.
     """
     return jax.checkpoint(function, prevent_cse=not config.scan_layers)
 
 
-def activation(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
-    """The feed-forward non-linearity that the config names."""
+def activation(config: ModelConfig, keeps_input: bool = True) -> Callable[[jax.Array], jax.Array]:
+    """The feed-forward non-linearity that the config names; `keeps_input` as of `LayerNorm`."""
     function = {
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
     }[config.activation]
-    return keeping_inputs(function, config)
+    return keeping_inputs(function, config) if keeps_input else function

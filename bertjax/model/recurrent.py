@@ -13,7 +13,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, LayerNorm, kernel_init
 from bertjax.model.placement import placed
-from bertjax.model.stack import run_layers
+from bertjax.model.stack import recomputes, run_layers
 
 LEFT, RIGHT = BOTH = ("left", "right")
 ACTIVATION_AXES = ("batch", "length", "embed")
@@ -72,9 +72,8 @@ class LstmLayer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
-        x = placed(
-            LayerNorm(self.config, name="norm")(x + dropout(y, self.config.hidden_dropout, key)), ACTIVATION_AXES
-        )
+        norm = LayerNorm(self.config, not recomputes(self.config), name="norm")
+        x = placed(norm(x + dropout(y, self.config.hidden_dropout, key)), ACTIVATION_AXES)
         return x, x if self.collect else None
 
 

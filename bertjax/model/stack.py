@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from bertjax.model.config import ModelConfig
+
 # Names of the stacked parameters of all layers, and of the lowest ones where these are given apart; the first is also
 # the logical name of the leading axis of both.
 LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
@@ -18,6 +20,11 @@ _KEPT = {
     "full": (),
 }
 kept = checkpoint_name
+
+
+def recomputes(config: ModelConfig) -> bool:
+    """Whether the backward pass computes each layer again, but for what has a name that it keeps."""
+    return config.remat in _KEPT
 
 
 def run_layers(
@@ -40,7 +47,7 @@ def run_layers(
     lower = 0
     if parent.has_variable("params", FROZEN_LAYERS):
         lower = len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])
-    if config.remat in _KEPT:
+    if recomputes(config):
         policy = jax.checkpoint_policies.save_only_these_names(*_KEPT[config.remat])
         # Inside a scan, the loop itself keeps XLA from merging the recomputation with the original.
         layer = nn.remat(layer, policy=policy, prevent_cse=not config.scan_layers)

@@ -136,6 +136,19 @@ def test_each_policy_computes_more_again_than_the_one_before(params, batch):
     assert none < attention == elementwise < projections < full
 
 
+def test_what_a_policy_computes_again_it_computes_once(params, batch):
+    def gelus(remat: str) -> int:
+        config = dataclasses.replace(CONFIG, remat=remat)
+
+        def loss(params: dict) -> jax.Array:
+            return compute(PretrainingModel(config), params, batch, None)[0]["mlm_loss"][0]
+
+        return jax.jit(jax.grad(loss)).lower(params).as_text().count("stablehlo.tanh")
+
+    # Forwards and for its gradient, in the layers and in the head, with or without a policy for layers.
+    assert len({gelus(remat) for remat in REMAT_POLICIES}) == 1
+
+
 def test_packed_sequences_equal_rows_of_their_own(params):
     rng = np.random.default_rng(3)
     lengths = [9, 6, 5]
