@@ -23,7 +23,10 @@ def _path(text: str) -> str:
 
 
 def _whole_number(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} is no whole number") from None
     if abs(number) > _MOST:
         raise argparse.ArgumentTypeError(f"{shortened(text)} is beyond {_MOST:,}")
     return number
@@ -352,7 +355,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command(
         "step",
         commands.bench_step,
-        "Times train steps on synthetic batches; ends with one JSON line.",
+        "Times train steps of the first phase on synthetic batches; ends with one JSON line.",
         "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
         config=True,
         group=bench,
@@ -361,7 +364,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command(
         "input",
         commands.bench_input,
-        "Times the input pipeline; ends with one JSON line.",
+        "Times the input pipeline of the first phase; ends with one JSON line.",
         "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
         config=True,
         group=bench,

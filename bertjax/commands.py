@@ -19,7 +19,8 @@ def experiment_of(args: argparse.Namespace) -> str:
     """What is given with --config."""
     if not args.config:
         example = "tables/table5" if args.command == "reproduce" else "experiments/pretrain.py:size=base"
-        raise UsageError(f"`bertjax {args.command}` needs --config, such as {example}")
+        command = " ".join(filter(None, (args.command, getattr(args, "what", None))))
+        raise UsageError(f"`bertjax {command}` needs --config, such as {example}")
     return args.config
 
 
@@ -261,6 +262,9 @@ def plan(args: argparse.Namespace) -> None:
     from bertjax.tasks.run import build_task
 
     if args.compare:
+        others = ("config", "topology", "search", "output", "price_per_chip_hour")
+        if more := [f"--{name}" for name in others if getattr(args, name)] + args.overrides:
+            raise UsageError(f"--compare shows two kept plans, and takes nothing else; leave out {', '.join(more)}")
         show(compare_plans(tuple(args.compare), tuple(map(read_plan, args.compare))))
         return
     if not args.topology:
@@ -314,7 +318,21 @@ def bench_step(args: argparse.Namespace) -> None:
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
     settings = settings_of(config_of(args))
+    _say_phase(settings)
     print(json.dumps(run(settings, build_task(settings, train=None), args.steps)))
+
+
+def _say_phase(settings: Any) -> None:
+    """Which phase is timed, of a pre-training that has two."""
+    from bertjax.tasks.pretraining import Settings
+    from bertjax.terminal import say
+
+    if isinstance(settings, Settings) and len(settings.phases) > 1:
+        first, second = settings.phases
+        say(
+            f"the first phase is timed, {first.batch_size} rows of {first.seq_len}; the second has "
+            f"{second.batch_size} of {second.seq_len}: set config.data.seq_len and batch_size to time it"
+        )
 
 
 def bench_input(args: argparse.Namespace) -> None:
@@ -328,6 +346,7 @@ def bench_input(args: argparse.Namespace) -> None:
         raise UsageError(f"`bench input` times the input of pre-training; the config's task is {settings.task}")
     if not settings.has_data:
         raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")
+    _say_phase(settings)
     figures = run(
         open_anywhere(settings.data.corpus),
         settings.phases[0],

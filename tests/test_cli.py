@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, errors of one line, examples that work."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from commanding import commands, ends, refused
 
@@ -94,6 +96,10 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         ),
         (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, pairs, none"),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
+        (
+            ["--config", TINY, "--config.model.hidden_dropout=0.999999"],
+            "hidden_dropout is 0.999999; it must be in [0, 0.",
+        ),
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
         (["--config", TINY, "stray"], "'stray'"),
         (["--config", "nosuch.py"], "no config file nosuch.py"),
@@ -109,6 +115,8 @@ def test_a_wrong_value_is_named_before_anything_is_done(capfd, arguments, named)
 def test_an_unknown_flag_points_to_the_help_of_its_command(capfd):
     assert "see `bertjax bench step --help`" in refused(capfd, "bench", "step", "--config", TINY, "--nosuch")
     assert "see `bertjax describe --help`" in refused(capfd, "describe", "--config", TINY, "--nosuch")
+    assert "--steps: '1.5' is no whole number" in refused(capfd, "bench", "step", "--config", TINY, "--steps", "1.5")
+    assert "`bertjax bench step` needs --config" in refused(capfd, "bench", "step")
 
 
 def integer_fields(node, prefix="") -> list[str]:
@@ -356,6 +364,36 @@ def test_a_config_file_that_is_not_python_is_one_line_with_its_place(tmp_path, c
     assert exit_.value.code == 2
     said = capsys.readouterr().err
     assert "broken.py" in said and "line 2" in said and said.count("\n") == 1
+
+
+def nowhere(query, *_, **__):
+    return query * jnp.nan
+
+
+def test_bench_step_says_which_phase_it_times_and_what_is_not_finite(capfd):
+    own = (
+        "--config.data.seq_len=16",
+        "--config.long_phase.batch_reading=sequences",
+        f"--config.model.attention={__name__}.nowhere",
+    )
+    cli.main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", *own])
+    out, error = capfd.readouterr()
+    assert re.search(r"the first phase is timed, \d+ rows of 16; the second has \d+ of 512", error)
+    assert re.search("not finite: .*mlm_loss", error)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    found = json.loads(out.splitlines()[-1], parse_constant=refuse)
+    assert found["losses"]["mlm_loss"] is None and found["seconds_per_step"] > 0
+
+
+def test_a_long_phase_of_all_steps_is_the_only_one():
+    config = load_config(
+        TINY, ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
+    )
+    (phase,) = settings_of(config).phases
+    assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)
 
 
 def test_phases_of_fewer_rows_are_shown_too(corpus, capsys):

@@ -17,6 +17,7 @@ class Part:
       axes: names of its sizes behind the rows.
       dtype: int32 or float32.
       below: name of the size that its numbers are below, to draw random ones; "" are ones.
+      counted: they are 0, 1, 2, ... along the last axis instead.
       padding: what it holds in a row that is only padding.
     """
 
@@ -24,6 +25,7 @@ class Part:
     axes: tuple[str, ...]
     dtype: str = "int32"
     below: str = ""
+    counted: bool = False
     padding: int = 0
 
 
@@ -44,7 +46,10 @@ def synthetic_batch(schema: Schema, rows: int, seed: int = 0, **sizes: int) -> d
     batch = {}
     for part in schema:
         shape = (rows, *(sizes[axis] for axis in part.axes))
-        values = rng.integers(0, sizes[part.below], shape) if part.below else np.ones(shape)
+        if part.counted:
+            values = np.broadcast_to(np.arange(shape[-1]), shape)
+        else:
+            values = rng.integers(0, sizes[part.below], shape) if part.below else np.ones(shape)
         batch[part.name] = values.astype(part.dtype)
     return batch
 

@@ -7,12 +7,14 @@ from bertjax.errors import UsageError
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 
 DTYPES = ("float32", "bfloat16")
+# Rates are taken as multiples of 2^-16 (`dropout.py`), and something has to be kept.
+_MOST_DROPPED = 0.9999
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the function is computed; any checkpoint loads with any layout, and it never travels with one.
+    """How the function is computed; any checkpoint loads with any layout.
 
     Attributes:
       dtype: of the computation; parameters, softmax and LayerNorm statistics are float32 always.
@@ -63,8 +65,8 @@ class ModelConfig(Architecture, Layout):
         Architecture.__post_init__(self)
         Layout.__post_init__(self)
         for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, 1)")
+            if not 0 <= getattr(self, name) <= _MOST_DROPPED:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, {_MOST_DROPPED}]")
         if not 0 <= self.initializer_range < math.inf:
             raise UsageError(f"model.initializer_range is {self.initializer_range}; it must be a number of at least 0")
 

@@ -42,6 +42,7 @@ ASSUMPTIONS = (
     "operations run one after the other, each at the peak of matrix units or of memory, whichever takes it longer",
     "matrix units are full, though heads of 64 fill half of a unit of 128; vector units and random bits cost nothing",
     "exchange is on rings over all links of a chip; between slices each chip has its share of its host's network",
+    "all positions are tokens, of one sequence a row; of training on real rows the MFU counts tokens alone",
     "input, evaluation, checkpoints and restarts take no time",
 )
 

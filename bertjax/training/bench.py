@@ -1,5 +1,6 @@
 """Times the train step on synthetic batches; imports no TensorFlow."""
 
+import math
 import resource
 import statistics
 import time
@@ -30,7 +31,8 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     Returns:
       tokens_per_second and mfu, of tokens alone; positions_per_second, with padding; fill, the share of positions that
       are tokens; seconds_to_first_step (tracing, compiling and one step), seconds_per_step, its fastest and slowest,
-      peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, loss.
+      peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, and `losses`, with the
+      other values of the steps; None of those that are not finite.
     """
     started = time.perf_counter()
     train_step, state, given = step_of(settings, task)
@@ -49,6 +51,8 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     usual, sums = task.usual_step(), means(jax.device_get(state.sums))
     work = task.work(usual + 1).since(task.work(usual))
     fill, attention_fill = sums.pop(FILL), sums.pop(ATTENTION_FILL)
+    if not all(map(math.isfinite, sums.values())):
+        say(f"not finite: {', '.join(name for name, value in sums.items() if not math.isfinite(value))}")
     real_flops = work.real_flops(fill, attention_fill)
     return {
         "tokens_per_second": fill * work.positions / statistics.median(seconds),
@@ -68,7 +72,7 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
         "rows": work.rows,
         "seq_len": given[0]["input_ids"].shape[-1],
         "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
-        "losses": sums,
+        "losses": {name: value if math.isfinite(value) else None for name, value in sums.items()},
     }
 
 

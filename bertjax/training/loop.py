@@ -255,7 +255,8 @@ def check_batches(task: Task, mesh: Mesh, accumulate: int) -> None:
         if batch_size % parts:
             raise UsageError(
                 f"a batch of {batch_size} rows does not split over "
-                f"{batch_shards(mesh)} data shards x {accumulate} micro-batches; make it a multiple of {parts}"
+                f"{batch_shards(mesh)} data shards x {accumulate} micro-batches; make it a multiple of {parts}: rows "
+                "are config.data.batch_size, over data.examples_per_row, and fewer where a long phase keeps tokens"
             )
 
 

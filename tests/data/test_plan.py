@@ -48,7 +48,7 @@ def test_a_stored_plan_is_used_again(corpus):
     np.testing.assert_array_equal(first.records, second.records)
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header", "changed header"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header", "changed header", "huge number"])
 def test_a_damaged_plan_is_made_again(corpus, damage):
     made = pair_plan(corpus, "train", 64, 0, 2)
     good = np.array(made.records)
@@ -66,6 +66,8 @@ def test_a_damaged_plan_is_made_again(corpus, damage):
         header = json.loads(by_suffix[".json"].read_text())
         header["pass_ends"][0] -= 1
         by_suffix[".json"].write_text(json.dumps(header))
+    elif damage == "huge number":
+        by_suffix[".json"].write_text(f'{{"pass_ends": [{10**23}], "runs": [[1, 1]]}}')
     else:
         by_suffix[".json"].write_text('{"pass_ends": [')
     again = pair_plan(corpus, "train", 64, 0, 2)
@@ -170,5 +172,5 @@ def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
 @pytest.mark.parametrize("documents", [[], [[3, 4, 5]]])
 def test_pairs_need_two_documents(make_corpus, documents):
     corpus = make_corpus([[3, 4], [5]], documents)
-    with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document"):
+    with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document.*larger --heldout"):
         pair_plan(corpus, "heldout", 64, 0, 1)

@@ -96,6 +96,10 @@ def narrowing(query, key, value, mask, **options):
     return value[:, :3]
 
 
+def rounding(query, key, value, mask, **options):
+    return value.astype(jnp.bfloat16)
+
+
 def forgetting(query, key, value, mask, **options):
     pass
 
@@ -104,7 +108,8 @@ def forgetting(query, key, value, mask, **options):
     ("name", "why"),
     [
         ("failing", "fails: ValueError: no such kernel; --debug shows where"),
-        ("narrowing", r"returns float32\[1,3,2,8\], and is to return an array \[1, 6, 2, 8\]"),
+        ("narrowing", r"returns float32\[1,3,2,8\], and is to return float32\[1,6,2,8\]"),
+        ("rounding", r"returns bfloat16\[1,6,2,8\], and is to return float32\[1,6,2,8\]"),
         ("forgetting", "returns NoneType, and is to return"),
     ],
 )

@@ -61,6 +61,15 @@ def test_the_share_is_the_rate(rate):
     assert abs(found.mean()) < 4 * np.sqrt(rate * (1 - rate) / found.size)
 
 
+def test_what_is_kept_of_bfloat16_is_scaled_without_a_bias():
+    # The factor itself is 1.11112, in bfloat16 1.109: to single numbers no matter, in the mean one.
+    x = jax.random.uniform(jax.random.key(0), (64, 512), minval=1, maxval=2).astype(jnp.bfloat16)
+    found = np.asarray(jax.jit(lambda x: dropout(x, 0.1, jax.random.key(1)))(x), np.float64)
+    kept = found != 0
+    ratio = found[kept].sum() / np.asarray(x, np.float64)[kept].sum()
+    assert ratio == pytest.approx(2**16 / (2**16 - round(0.1 * 2**16)), rel=2e-4)
+
+
 def test_more_rows_leave_the_first_what_they_were():
     np.testing.assert_array_equal(dropped((4, 6, 8), 0), dropped((9, 6, 8), 0)[:4])
 

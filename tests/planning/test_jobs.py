@@ -150,11 +150,17 @@ def test_search_finds_a_batch_that_fits_and_the_plan_is_of_it(capfd):
         (["--topology", "v5e:2x2", "--price_per_chip_hour", "nan"], "--price_per_chip_hour is nan"),
         (["--topology", "v5e:2x2", "--output", "no/plan.json"], "cannot write no/plan.json (No such file"),
         ([], "needs --topology"),
-        (["--compare", "no.json", "no.json"], "no.json is no plan that --output wrote ("),
     ],
 )
 def test_wrong_use_is_one_line(capfd, arguments, named):
     assert named in refused(capfd, "plan", *CONFIG, *arguments)
+
+
+def test_a_comparison_takes_two_kept_plans_and_nothing_else(capfd):
+    assert "no.json is no plan that --output wrote (" in refused(capfd, "plan", "--compare", "no.json", "no.json")
+    more = ("--topology", "v4:2x2x1", "--search", "--config.steps=2")
+    error = refused(capfd, "plan", "--compare", "no.json", "no.json", *CONFIG, *more)
+    assert "leave out --config, --topology, --search, --config." in error
 
 
 def test_plans_of_which_one_does_not_fit_are_compared_in_what_both_have():

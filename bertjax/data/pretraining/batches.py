@@ -67,7 +67,8 @@ def train_dataset(
     Returns:
       A dataset of dictionaries: input_ids, input_mask, segment_ids int32 [B, S]; and of masked rows also
       masked_lm_positions, masked_lm_ids int32 [B, P]; masked_lm_weights float32 [B, P]; next_sentence_labels int32 [B],
-      0 IsNext, 1 NotNext, -1 none.
+      0 IsNext, 1 NotNext, -1 none. Packed rows of up to K pairs have sequence_ids, counted from 1, and position_ids
+      int32 [B, S] in place of input_mask, and next_sentence_labels [B, K].
 
     Raises:
       UsageError: an argument is out of its range, or the corpus is too small.

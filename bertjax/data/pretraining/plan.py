@@ -1,8 +1,8 @@
 """The pair plan on disk: which spans of the corpus make which row, for several passes over a split.
 
-A plan is a pure function of (corpus, split, seq_len, seed, passes), made once and memory-mapped: no row of it depends
-on another at training time, so any row of any epoch is one lookup away. It is written block by block, so neither the
-corpus nor the plan has to fit into memory.
+A plan is a pure function of (corpus, split, seq_len, seed, passes, pairs_a_row), made once and memory-mapped: no row of
+it depends on another at training time, so any row of any epoch is one lookup away. It is written block by block, so
+neither the corpus nor the plan has to fit into memory.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
     if count < 2:
         raise UsageError(
             f"the {split} split of the corpus {corpus.path} has {count} document(s); sentence pairs need at least 2: "
-            "prepare more text, or use objective 'none'"
+            + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
         )
     settings = _settings(corpus, split, seq_len, seed, passes, pairs_a_row)
     places = _places(corpus, settings)
@@ -164,10 +164,10 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
             return None
         remedy = "remove it, it is made again"
         checksums = np.frombuffer(table, CHECKSUM_DTYPE)
-        found = Verification([BlockFile(records, checksums, np.dtype("u1"), f"the pair plan {path}", remedy)])
+        found = Verification([BlockFile(records, checksums, np.dtype("u1"), f"the pair plan {records}", remedy)])
         found.verify_at_start()
         verification.take_over(found)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, BertjaxError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, BertjaxError):
         return None
     return PairPlan(map_files([records], RECORD), ends, runs, records)
 

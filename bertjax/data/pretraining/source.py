@@ -15,7 +15,7 @@ from bertjax.data.schema import Schema
 
 # Of held-out rows, which are the same for every run.
 EVAL_SEED = 0
-# What a stream of random numbers is for, so that no two share a key.
+# What a stream of random numbers is for. Keys are told apart without zeros at their end.
 ORDER, OFFSET, MASKS, CUTS = range(4)
 # A function of positions of a phase, int64 [B], to (which span of the epochs each is, the spans of training tokens).
 Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]

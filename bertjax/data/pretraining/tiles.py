@@ -41,7 +41,10 @@ def _heldout(corpus: Corpus, seq_len: int) -> tuple[int, Callable[[tf.Tensor], S
 def _token_count(corpus: Corpus, split: str) -> int:
     tokens = len(getattr(corpus, split).tokens)
     if tokens == 0:
-        raise UsageError(f"the {split} split of the corpus {corpus.path} is empty; prepare more text")
+        raise UsageError(
+            f"the {split} split of the corpus {corpus.path} is empty; prepare it again with "
+            + ("a larger --heldout" if split == "heldout" else "more text")
+        )
     return tokens
 
 

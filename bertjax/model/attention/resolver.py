@@ -157,7 +157,8 @@ def _given(path: str) -> Implementation:
         function = _imported(path)
     # Whatever the user's own module raises.
     except Exception as error:
-        raise UsageError(f"config.model.attention={path}: {error}; {known}") from error
+        failed = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"config.model.attention={path} cannot be imported: {failed}; {known}") from error
     if not callable(function):
         raise UsageError(f"config.model.attention={path} is no function, but {type(function).__name__}; {known}")
     return Implementation(functools.partial(_of_user, path, function), DIRECTIONS, dropout=True, several_sequences=True)
@@ -179,10 +180,9 @@ def _of_user(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, *
             f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --debug shows where"
         ) from error
     is_array = isinstance(context, jax.Array)
-    if not is_array or context.shape != query.shape:
-        returned = jax.typeof(context) if is_array else type(context).__name__
-        wanted = list(query.shape)
-        raise UsageError(f"config.model.attention={path} returns {returned}, and is to return an array {wanted}")
+    if not is_array or (context.shape, context.dtype) != (query.shape, query.dtype):
+        returned, wanted = jax.typeof(context) if is_array else type(context).__name__, jax.typeof(query)
+        raise UsageError(f"config.model.attention={path} returns {returned}, and is to return {wanted}")
     return context
 
 
