@@ -111,3 +111,8 @@ def test_fills_count_tokens_and_what_attends_to_what():
     alone = fills(unpacked(batch))
     np.testing.assert_allclose(alone["fill"], [sum(lengths), 6 * 24])
     np.testing.assert_allclose(alone["attention_fill"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
+
+
+def test_rows_to_time_a_step_with_are_full_and_of_one_sequence():
+    for total, positions in fills(masked_lm.synthetic_rows(PHASE, CONFIG)).values():
+        assert total == pytest.approx(positions)
