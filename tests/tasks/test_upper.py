@@ -91,7 +91,7 @@ def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
     train(f"{task}.py:{more}path={path}", tmp_path / "run", None, *given, steps=2, eval_every=2)
     # Of new rows there are no states on disk.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
-    assert "upper.features=concat_last_four and upper.lstm_layers=2, which is no BERT of any other" in refused(
+    assert "upper.features=concat_last_four and upper.lstm_layers=2, which is not converted" in refused(
         capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
     )
 
