@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertjax.door import Encoded, Pretrained, load, load_tokenizer
+    from bertjax.api import Encoded, Pretrained, load, load_tokenizer
     from bertjax.errors import BertjaxError, UsageError
     from bertjax.model.architecture import Architecture
     from bertjax.model.config import ModelConfig
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     # On demand: `bertjax --help` waits for no library.
     if name not in __all__:
         raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "bertjax.door")), name)
+    return getattr(importlib.import_module(_HOMES.get(name, "bertjax.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
 """`python -m bertjax`, where the `bertjax` command is not on the path."""
 
-from bertjax.cli import main
+from bertjax.cli.main import main
 
 main()

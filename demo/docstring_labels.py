@@ -13,7 +13,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bertjax.corpus import docstrings
+from bertjax.data.corpus import docstrings
 
 LIBRARIES = ("jax", "matplotlib", "numpy", "scipy", "tensorflow")
 TRAIN_ROWS, DEV_ROWS = 800, 160  # of each library

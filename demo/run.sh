@@ -20,7 +20,7 @@ echo "== 3. Masked-LM and next-sentence pre-training"
 "$bertjax" train --config "experiments/demo.py:corpus=$out/corpus" --workdir "$out/tiny" > /dev/null
 echo
 echo "== 4. Fill in the [MASK]"
-"$bertjax" fill --checkpoint "$out/tiny" --top 5 \
+"$bertjax" fill_mask --checkpoint "$out/tiny" --top 5 \
   "Returns a tuple of the [MASK] and the value." \
   "If the file does not [MASK], an error is raised." \
   "The [MASK] of the input array must be positive."

@@ -10,7 +10,7 @@ is that of the installed libraries, so other versions give other digits.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, pretraining_config
+from bertjax.presets import arguments, pretraining_config
 
 
 @arguments(size="tiny", corpus="", steps=2750, quick=False)
@@ -21,7 +21,7 @@ def get_config(given: ConfigDict) -> ConfigDict:
     config.data.corpus = given.corpus
     config.data.seq_len = 64
     config.data.batch_size = 32
-    config.data.pair_passes = 2
+    config.data.dupe_factor = 2
     config.data.packing = True
     config.data.eval_rows = 512
     config.log_every = 5 if given.quick else 100
@@ -31,6 +31,6 @@ def get_config(given: ConfigDict) -> ConfigDict:
     config.optimizer.warmup_steps = config.steps // 10
     config.model.dtype = "float32"
     config.model.scan_layers = False
-    config.model.hidden_dropout = 0.0
-    config.model.attention_dropout = 0.0
+    config.model.hidden_dropout_prob = 0.0
+    config.model.attention_probs_dropout_prob = 0.0
     return config

@@ -17,7 +17,7 @@ Expected: BERT BASE on dev (Table 5 and 6 of the paper): MRPC 86.7 accuracy, SST
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, finetuning_config, make_quick
+from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(task="mrpc", path="", size="", grid="glue", quick=False)

@@ -13,7 +13,7 @@ Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8, mea
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, finetuning_config, make_quick
+from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(path="", context="document", size="", grid="a3", quick=False)

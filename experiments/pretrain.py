@@ -15,9 +15,9 @@ LARGE on held-out text (Table 6).
 
 from ml_collections import ConfigDict
 
-from bertjax.data.pretraining.settings import check_shape
+from bertjax.data.pretraining.config import check_shape
 from bertjax.errors import UsageError
-from bertjax.experiment import arguments, pretraining_config
+from bertjax.presets import arguments, pretraining_config
 
 _TOKENS_A_BATCH = 131_072
 _ROWS_A_BATCH = 256

@@ -18,7 +18,7 @@ stopped after 300 or 1,200 steps.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, pretraining_config
+from bertjax.presets import arguments, pretraining_config
 
 
 @arguments(size="L2_H256", corpus="", steps=24000, quick=False)
@@ -41,8 +41,8 @@ def get_config(given: ConfigDict) -> ConfigDict:
     config.model.dtype = "float32"
     # Up to a tenth faster on CPUs, and more in larger models, which take longer to compile for it.
     config.model.scan_layers = False
-    config.model.hidden_dropout = 0.0
-    config.model.attention_dropout = 0.0
+    config.model.hidden_dropout_prob = 0.0
+    config.model.attention_probs_dropout_prob = 0.0
     if given.quick:
         config.data.batch_size = 8
         config.data.eval_rows = 32

@@ -16,7 +16,7 @@ Expected: dev EM / F1 of BERT BASE on 1.1: 80.8 / 88.5; LARGE 84.1 / 90.9, on 2.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, finetuning_config, make_quick
+from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(version="1.1", path="", size="", grid="a3", quick=False)

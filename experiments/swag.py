@@ -13,7 +13,7 @@ Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test 
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, finetuning_config, make_quick
+from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(path="", size="", grid="a3", quick=False)

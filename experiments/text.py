@@ -16,7 +16,7 @@ Expected: the table at the end has the most frequent class beside the result.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments, finetuning_config, make_quick
+from bertjax.presets import arguments, finetuning_config, make_quick
 
 
 @arguments(train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False)

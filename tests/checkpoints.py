@@ -5,15 +5,21 @@ import json
 import numpy as np
 import tensorflow as tf
 
-from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.interop import names
-from bertjax.interop.convert import HUGGINGFACE
-from bertjax.interop.portable import Portable
+from bertjax.convert import names
+from bertjax.convert.convert import HUGGINGFACE
+from bertjax.convert.portable import Portable
+from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 LAYERS, WIDTH = 2, 16
-SIZES = {"hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2, "mlp_size": 32, "max_positions": 40}
+SIZES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
 THEIR_SIZES = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,

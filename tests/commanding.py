@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bertjax import cli
+from bertjax.cli import main as cli
 
 
 def commands(

@@ -75,7 +75,7 @@ def write_text(path: Path) -> Path:
 
 def run(*arguments: str) -> None:
     """Runs a command, quietly."""
-    from bertjax import cli
+    from bertjax.cli import main as cli
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         cli.main(list(arguments))
@@ -180,5 +180,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path += [str(Path(__file__).parent / place) for place in ("tasks", "interop")]
+    sys.path += [str(Path(__file__).parent / place) for place in ("tasks", "convert")]
     main()

@@ -91,7 +91,7 @@ class Run:
 def train_command(corpus: Path, workdir: Path, steps: int) -> list[str]:
     fields = OVERRIDES | {"steps": steps}
     return [
-        *(sys.executable, "-c", "from bertjax.cli import main; main()", "train"),
+        *(sys.executable, "-c", "from bertjax.cli.main import main; main()", "train"),
         f"--config={EXPERIMENT}:size=L2_H64,quick=true,corpus={corpus}",
         f"--workdir={workdir}",
         *(f"--config.{name}={value}" for name, value in fields.items()),

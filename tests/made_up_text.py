@@ -18,7 +18,7 @@ def write_text(file: Path) -> None:
 
 def make_corpus(folder: Path) -> Path:
     """Prepares those documents, and a vocabulary trained on them."""
-    from bertjax.corpus.prepare import prepare
+    from bertjax.data.corpus.prepare import prepare
 
     write_text(folder / "text.txt")
     prepare(

@@ -8,7 +8,7 @@ import subprocess
 WORKER = """
 import json, os, sys
 import jax
-from bertjax.cli import main
+from bertjax.cli.main import main
 jax.distributed.initialize(
     os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
 )

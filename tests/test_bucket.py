@@ -19,8 +19,8 @@ from finetuning_data import glue_files
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Checkpoints, absolute, is_whole
+from bertjax.training.metrics import Writers, read_lines
 from bertjax.training.step import TrainState
-from bertjax.training.writers import Writers, read_lines
 
 ROOT = Path(__file__).parents[1]
 RUN = "gs://bucket/runs/a"
@@ -40,7 +40,7 @@ def train(corpus: Path, workdir: Path | str, *more: str) -> list[str]:
         *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
         f"--config={ROOT / 'experiments' / 'pretrain.py'}:size=L1_H16,corpus={corpus},quick=true",
         *("--config.steps=40", "--config.log_every=5", "--config.eval_every=20", "--config.checkpoint_every=10"),
-        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_heads=2"),
+        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2"),
         *("--config.keep_checkpoints=2", *more),
     ]
 
@@ -268,10 +268,10 @@ def test_what_storage_refuses_is_one_line(stored, capfd, corpus):
 
 
 TABLE = """
-from bertjax.reproduction.table import Cell, Run, Table
+from bertjax.reproduce.table import Cell, Run, Table
 
 def get_table(text):
-    tiny = ("--config.model.num_heads=2", "--config.optimizer.warmup_steps=1")
+    tiny = ("--config.model.num_attention_heads=2", "--config.optimizer.warmup_steps=1")
     first = Run("first", "{experiments}/pretrain.py:size=L1_H16,seq_len=16,phases=2,corpus={corpus},quick=true", (
         "--config.steps=4", "--config.eval_every=2", "--config.checkpoint_every=1", "--config.long_phase.share=0.5",
         "--config.long_phase.seq_len=32", "--config.data.batch_size=16", *tiny), flops=1e9)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import pytest
 from commanding import commands, ends, refused
 
-from bertjax import cli
-from bertjax.arguments import PATHS, parser
-from bertjax.building import settings_of
-from bertjax.config import load_config
+from bertjax.cli import main as cli
+from bertjax.cli.arguments import PATHS, parser
+from bertjax.config.load import load_config
 from bertjax.errors import UsageError
-from bertjax.reproduction.reproducing import load_table
-from bertjax.terminal import say
+from bertjax.reproduce.runner import load_table
+from bertjax.training.checkpoint_config import settings_of
+from bertjax.utils.terminal import say
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -51,7 +51,7 @@ def test_an_unknown_flag_is_wrong_use(capfd, words, tmp_path):
         "table": ["5", "--results", tmp_path],
         "ensemble": ["--checkpoint", tmp_path, "--output", tmp_path / "run"],
         "submission": ["--predictions", tmp_path, "--output", tmp_path / "run"],
-        "fill": ["--checkpoint", tmp_path, "a [MASK]"],
+        "fill_mask": ["--checkpoint", tmp_path, "a [MASK]"],
         "features": ["--checkpoint", tmp_path, "a text"],
         "convert": [tmp_path, tmp_path / "run"],
     }
@@ -97,8 +97,8 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, pairs, none"),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
         (
-            ["--config", TINY, "--config.model.hidden_dropout=0.999999"],
-            "hidden_dropout is 0.999999; it must be in [0, 0.",
+            ["--config", TINY, "--config.model.hidden_dropout_prob=0.999999"],
+            "hidden_dropout_prob is 0.999999; it must be in [0, 0.",
         ),
         (["--config", TINY, "--config.task=nosuch"], "'nosuch'"),
         (["--config", TINY, "stray"], "'stray'"),
@@ -135,7 +135,7 @@ def test_a_number_beyond_all_use_is_refused_in_every_field_before_a_workdir_is_m
     arguments = "size=L1_H16" if experiment == "pretrain.py" else "task=rte,path=nowhere,size=L1_H16"
     config = f"{EXPERIMENT.parent / experiment}:{arguments}"
     fields = integer_fields(load_config(config, []))
-    assert len(fields) > 20 and {"steps", "data.batch_size", "model.vocab_multiple"} <= {*fields}
+    assert len(fields) > 20 and {"steps", "data.batch_size", "model.pad_vocab_to_multiple_of"} <= {*fields}
     for field in fields:
         error = refused(capfd, "train", "--config", config, f"--config.{field}={10**12}", "--workdir", tmp_path / "run")
         # What a value is at odds with may be told before.
@@ -182,10 +182,10 @@ def test_all_options_that_look_like_paths_are_tried():
 def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypatch):
     """Pieces and labels of files that others made, and what errors and notes quote of them."""
     obeyed = "\x1b[31mred\x9b2J\u202e\r"
-    monkeypatch.setattr("bertjax.loading.load_trained", lambda *_, **__: None)
-    monkeypatch.setattr("bertjax.inference.fill.fill", lambda *_: [[(obeyed, 0.5)]])
+    monkeypatch.setattr("bertjax.inference.load.load_trained", lambda *_, **__: None)
+    monkeypatch.setattr("bertjax.inference.fill_mask.fill_mask", lambda *_: [[(obeyed, 0.5)]])
     monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_, **__: f"A: ä\t{obeyed}")
-    cli.main(["fill", "--checkpoint=x", "a [MASK]"])
+    cli.main(["fill_mask", "--checkpoint=x", "a [MASK]"])
     cli.main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     say(f"labels {obeyed}")
     shown = capfd.readouterr()
@@ -211,7 +211,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
     ],
 )
 def test_a_config_that_is_none_of_ours_is_refused_with_the_field(capfd, tmp_path, returned, named):
-    code = "from ml_collections import ConfigDict\nfrom bertjax.experiment import pretraining_config\n"
+    code = "from ml_collections import ConfigDict\nfrom bertjax.presets import pretraining_config\n"
     (tmp_path / "own.py").write_text(f"{code}def get_config(arguments=None):\n    return {returned}\n")
     assert re.search(named, refused(capfd, "describe", "--config", tmp_path / "own.py"))
 
@@ -250,11 +250,11 @@ def test_storage_that_cannot_be_reached_is_one_line(capfd, monkeypatch):
     assert refused(capfd, "table", "5", "--results=runs", "--results=gs://nosuch/run", code=1) == error
     # The same while a command works on it.
     monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", lambda _: True)
-    monkeypatch.setattr("bertjax.commands.evaluate", fails)
+    monkeypatch.setattr("bertjax.cli.commands.evaluate", fails)
     assert refused(capfd, *command, code=1) == error
 
 
-@pytest.mark.parametrize("command", ["fill", "features", "predict"])
+@pytest.mark.parametrize("command", ["fill_mask", "features", "predict"])
 def test_a_text_that_is_an_address_is_a_text(capfd, tmp_path, command):
     error = refused(capfd, command, "--checkpoint", tmp_path / "nosuch", "gs://nosuch/run")
     assert "cannot use" not in error and ("there is nothing at" in error or "no [MASK] in 'gs://nosuch/run'" in error)
@@ -263,8 +263,8 @@ def test_a_text_that_is_an_address_is_a_text(capfd, tmp_path, command):
 def test_storage_that_does_not_answer_is_not_waited_for(capfd, monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr("etils.epath.gpath.PosixGPath.exists", lambda _: answer.wait())
-    monkeypatch.setattr("bertjax.addresses._WAIT_SECONDS", 0)
-    error = refused(capfd, "fill", "--checkpoint", "gs://nosuch/run", "a [MASK]", code=1)
+    monkeypatch.setattr("bertjax.utils.storage._WAIT_SECONDS", 0)
+    error = refused(capfd, "fill_mask", "--checkpoint", "gs://nosuch/run", "a [MASK]", code=1)
     answer.set()
     assert "cannot use gs://nosuch/run (no answer" in error
 
@@ -311,7 +311,7 @@ def test_an_unexpected_error_is_one_line_and_tells_of_debug(capfd, monkeypatch):
     def broken(args):
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setattr("bertjax.commands.describe", broken)
+    monkeypatch.setattr("bertjax.cli.commands.describe", broken)
     error = refused(capfd, "describe", code=1)
     assert "RuntimeError: first" in error and "--debug" in error
     with pytest.raises(RuntimeError):
@@ -322,7 +322,7 @@ def test_ctrl_c_is_told_apart_from_a_failure(capfd, monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertjax.commands.describe", interrupted)
+    monkeypatch.setattr("bertjax.cli.commands.describe", interrupted)
     assert refused(capfd, "describe", code=130) == "bertjax: interrupted\n"
 
 
@@ -349,7 +349,7 @@ def test_a_config_is_what_its_file_says_now_and_leaves_nothing_beside_it(tmp_pat
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     file = tmp_path / "own.py"
     for steps in (111, 222):
-        code = "from bertjax.experiment import pretraining_config\n"
+        code = "from bertjax.presets import pretraining_config\n"
         file.write_text(f"{code}def get_config(_):\n  c = pretraining_config()\n  c.steps = {steps}\n  return c\n")
         # Of one time and one size.
         os.utime(file, (10**9, 10**9))

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from commanding import ends, printed, refused
 
-from bertjax import cli
-from bertjax.building import settings_of
-from bertjax.config import load_config
-from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.data.share import WHOLE
+from bertjax.cli import main as cli
+from bertjax.config.load import load_config
+from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.shard import WHOLE
 from bertjax.tasks import pretraining
+from bertjax.training.checkpoint_config import settings_of
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -67,7 +67,7 @@ def damaged(workdir: Path, folder: Path) -> Path:
 
 def test_what_libraries_say_of_a_damaged_checkpoint_is_held_back_but_with_debug(workdir, tmp_path):
     path = damaged(workdir, tmp_path / "run")
-    command = [sys.executable, "-m", "bertjax", "fill", "--checkpoint", path, "a [MASK]"]
+    command = [sys.executable, "-m", "bertjax", "fill_mask", "--checkpoint", path, "a [MASK]"]
     plain, debug = (
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=120) for more in ([], ["--debug"])
     )
@@ -84,7 +84,9 @@ def test_describe_prints_the_papers_count(capfd, size, count):
 
 @pytest.mark.slow
 def test_bench_step_needs_no_tensorflow_and_ends_with_json():
-    code = "import sys; from bertjax.cli import main; main(sys.argv[1:]); sys.exit(3 * ('tensorflow' in sys.modules))"
+    code = (
+        "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); sys.exit(3 * ('tensorflow' in sys.modules))"
+    )
     arguments = ["bench", "step", f"--config={TINY},seq_len=16", "--steps=2"]
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=ONE_DEVICE)
     assert run.returncode == 0, f"exit code {run.returncode} (3: TensorFlow was imported)\n{run.stderr}"
@@ -96,9 +98,7 @@ def test_bench_step_needs_no_tensorflow_and_ends_with_json():
 
 @pytest.mark.slow
 def test_tensorflow_comes_without_keras(corpus):
-    code = (
-        "import sys; from bertjax.cli import main; main(sys.argv[1:]); print(*{'tensorflow', 'keras'} & {*sys.modules})"
-    )
+    code = "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); print(*{'tensorflow', 'keras'} & {*sys.modules})"
     arguments = ["inspect", "--config", f"{TINY},corpus={corpus},seq_len=16", "--rows=1"]
     env = {name: value for name, value in ONE_DEVICE.items() if name != "TF_USE_LEGACY_KERAS"}
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
@@ -140,7 +140,7 @@ def test_evaluate_prints_what_training_measured_at_that_step(capfd, workdir):
 
 def test_fill_prints_the_best_pieces_of_each_mask(capfd, workdir):
     text = "bana [MASK] kero [MASK]"
-    lines = printed(capfd, "fill", "--checkpoint", workdir, "--top", 4, text).splitlines()
+    lines = printed(capfd, "fill_mask", "--checkpoint", workdir, "--top", 4, text).splitlines()
     assert lines[0] == text
     pieces = load_vocabulary(workdir / "vocab.txt").pieces
     assert len(lines) == 3
@@ -154,7 +154,7 @@ def test_fill_prints_the_best_pieces_of_each_mask(capfd, workdir):
 
 
 def test_fill_refuses_more_pieces_than_there_are(capfd, workdir):
-    error = refused(capfd, "fill", "--checkpoint", workdir, "--top", 100_000, "a [MASK]")
+    error = refused(capfd, "fill_mask", "--checkpoint", workdir, "--top", 100_000, "a [MASK]")
     assert "--top is 100000; the vocabulary has" in error
 
 
@@ -188,6 +188,6 @@ def test_sigterm_saves_and_exits_with_42_and_the_same_command_goes_on(corpus, tm
 
 
 def test_fill_needs_a_mask_and_a_checkpoint(capfd, workdir, tmp_path):
-    assert "no [MASK] in 'nothing to fill'" in refused(capfd, "fill", "--checkpoint", workdir, "nothing to fill")
-    assert f"no checkpoint at {tmp_path}" in refused(capfd, "fill", "--checkpoint", tmp_path, "a [MASK]")
-    assert "--top is 0" in refused(capfd, "fill", "--checkpoint", workdir, "--top", 0, "a [MASK]")
+    assert "no [MASK] in 'nothing to fill'" in refused(capfd, "fill_mask", "--checkpoint", workdir, "nothing to fill")
+    assert f"no checkpoint at {tmp_path}" in refused(capfd, "fill_mask", "--checkpoint", tmp_path, "a [MASK]")
+    assert "--top is 0" in refused(capfd, "fill_mask", "--checkpoint", workdir, "--top", 0, "a [MASK]")

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from checkpoints import portable
 
-from bertjax import cli
-from bertjax.arguments import parser
-from bertjax.building import settings_of
-from bertjax.config import grid_values, load_config, load_trials
+from bertjax.cli import main as cli
+from bertjax.cli.arguments import parser
+from bertjax.config.load import grid_values, load_config, load_trials
+from bertjax.convert import workdir
 from bertjax.errors import UsageError
-from bertjax.experiment import trials_of
-from bertjax.interop import workdir
-from bertjax.reproduction.reproducing import load_table
+from bertjax.presets import trials_of
+from bertjax.reproduce.runner import load_table
 from bertjax.tasks.finetuning.output_layer import CLASSES
+from bertjax.training.checkpoint_config import settings_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")

@@ -18,9 +18,10 @@ from checkpoints import portable
 from jax.sharding import Mesh
 
 import bertjax
-from bertjax import door
-from bertjax.interop import huggingface, tensorflow, workdir
-from bertjax.settings.mesh import MeshConfig
+from bertjax import api as door
+from bertjax.config.mesh import MeshConfig
+from bertjax.convert import huggingface, workdir
+from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.tasks.finetuning.output_layer import CLASSES
 from bertjax.training.sharding import make_mesh
 
@@ -53,9 +54,7 @@ def test_what_is_public_is_there_and_nothing_is_imported_for_it():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = bertjax.nothing
     # The command line, too, has to answer at once.
-    code = (
-        "import sys, bertjax, bertjax.cli; print(*({'jax', 'flax', 'tensorflow', 'numpy', 'etils'} & {*sys.modules}))"
-    )
+    code = "import sys, bertjax, bertjax.cli.main; print(*({'jax', 'flax', 'tensorflow', 'numpy', 'etils'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "\n"
 
@@ -73,7 +72,7 @@ def test_all_formats_and_meshes_give_the_same(folders):
 
 
 def test_nothing_is_said_that_is_as_it_should_be(folders):
-    code = f"import bertjax; print(bertjax.load({str(folders['bertjax'])!r}).architecture.num_layers)"
+    code = f"import bertjax; print(bertjax.load({str(folders['bertjax'])!r}).architecture.num_hidden_layers)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("2\n", "")
 
@@ -107,7 +106,7 @@ def test_errors_are_for_people(tmp_path, folders):
         bertjax.load(folders["bertjax"]).predict(["a"])
     classifier = bertjax.load(folders["classifier"])
     with pytest.raises(bertjax.UsageError, match="has no masked_lm"):
-        classifier.fill("a [MASK]")
+        classifier.fill_mask("a [MASK]")
     for texts in ("a film", {"a film": 1}, [1], [None], [("a", 1)], [()]):
         for asked in (classifier.batch, classifier.encode, classifier.predict):
             with pytest.raises(bertjax.UsageError, match="give a list of texts|is no text, nor a tuple"):
@@ -115,7 +114,7 @@ def test_errors_are_for_people(tmp_path, folders):
     with pytest.raises(bertjax.UsageError, match="nor a tuple of at most 2 texts"):
         classifier.encode([("a", "b", "c")])
     with pytest.raises(bertjax.UsageError, match="fill takes a text and a whole number"):
-        classifier.fill(["a [MASK]"])
+        classifier.fill_mask(["a [MASK]"])
     with pytest.raises(bertjax.UsageError, match="the path of the checkpoint is empty"):
         bertjax.load("")
     for seq_len in (0, 7, 10**6, "64", 64.0, True):
@@ -138,7 +137,7 @@ def test_a_pair_may_be_a_tuple(folders):
 @pytest.mark.devices
 def test_a_mesh_with_explicit_axes_is_taken_as_one_without(folders):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
-    found, expected = (bertjax.load(folders["bertjax"], each).fill("a [MASK] c", top=3) for each in (mesh, None))
+    found, expected = (bertjax.load(folders["bertjax"], each).fill_mask("a [MASK] c", top=3) for each in (mesh, None))
     assert [piece for piece, _ in found[0]] == [piece for piece, _ in expected[0]]
 
 
@@ -150,19 +149,19 @@ def test_masks_are_filled_by_what_sees_one_side_on_any_mesh(letters, tmp_path):
     )
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     found = [
-        dict(bertjax.load(tmp_path, each).fill("a [MASK] c", top=4)[0]) for each in (make_mesh(MeshConfig()), mesh)
+        dict(bertjax.load(tmp_path, each).fill_mask("a [MASK] c", top=4)[0]) for each in (make_mesh(MeshConfig()), mesh)
     ]
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
 def test_what_is_asked_again_is_not_compiled_again(folders):
     bert, classifier = bertjax.load(folders["bertjax"]), bertjax.load(folders["classifier"])
-    bert.fill("a [MASK] c"), classifier.predict(["a film"])
+    bert.fill_mask("a [MASK] c"), classifier.predict(["a film"])
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda name, seconds, **_: compiled.append(name))
-    bert.fill("a longer text [MASK]"), classifier.predict(["another"])
+    bert.fill_mask("a longer text [MASK]"), classifier.predict(["another"])
     assert not [name for name in compiled if "compil" in name or "trace" in name]
-    bert.fill("a [MASK] and a [MASK]")
+    bert.fill_mask("a [MASK] and a [MASK]")
     assert [name for name in compiled if "compil" in name]
 
 
@@ -201,7 +200,7 @@ def test_a_wheel_has_everything_and_finds_its_experiments_anywhere(tmp_path):
         archive.extractall(tmp_path / "installed")
     source = {str(file.relative_to(ROOT)) for file in (ROOT / "bertjax").rglob("*.py")}
     experiments = {f"bertjax/{file.relative_to(ROOT)}" for file in (ROOT / "experiments").rglob("*.py")}
-    assert source | experiments | {"bertjax/py.typed", "bertjax/reproduction/paper.json"} == {
+    assert source | experiments | {"bertjax/py.typed", "bertjax/reproduce/paper.json"} == {
         name for name in names if name.startswith("bertjax/")
     }
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}

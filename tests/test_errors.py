@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertjax import cli
+from bertjax.cli import main as cli
 from bertjax.errors import first_line, listed, quoted, shortened
 
 
@@ -33,7 +33,7 @@ def test_what_libraries_append_for_programs_is_left_out():
 
 
 GONE = """
-from bertjax.experiment import finetuning_config
+from bertjax.presets import finetuning_config
 def get_config(arguments=None):
     config = finetuning_config("glue", "L1_H16")
     del config.data.task
@@ -68,7 +68,7 @@ def test_a_link_to_itself_is_no_surprise(tmp_path, capfd):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for arguments in (
         ["convert", f"{tmp_path}/loop", f"{tmp_path}/out"],
-        ["fill", f"--checkpoint={tmp_path}/loop", "[MASK]"],
+        ["fill_mask", f"--checkpoint={tmp_path}/loop", "[MASK]"],
     ):
         with pytest.raises(SystemExit):
             cli.main(arguments)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bertjax.arguments import parser
-from bertjax.building import settings_of
-from bertjax.config import load_config, load_trials
+from bertjax.cli.arguments import parser
+from bertjax.config.load import load_config, load_trials
 from bertjax.errors import UsageError
-from bertjax.experiment import named_grid, trials_of
+from bertjax.presets import named_grid, trials_of
+from bertjax.training.checkpoint_config import settings_of
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bertjax import files
-from bertjax.corpus.tokenizer import load_vocabulary
-from bertjax.corpus.vocabulary_files import open_vocabulary
+from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary_files import open_vocabulary
 from bertjax.data.finetuning.questions import read_questions
 from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils import io as files
 
 
 @pytest.mark.parametrize("kind", [lambda path: path, epath.Path])

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bertjax.corpus.prepare import prepare
-from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.prepare import prepare
+from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.finetuning.tables import Reading, read_table
 from bertjax.data.finetuning.tagged import read_tagged
 from bertjax.errors import UsageError
-from bertjax.plain_text import refuse_utf16
+from bertjax.utils.plain_text import refuse_utf16
 
 ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE", "utf-32": "UTF-32"}
 

@@ -21,7 +21,7 @@ def command(corpus: Path, workdir: Path, *more: str) -> list[str]:
         *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
         f"--config={ROOT / 'experiments' / 'pretrain.py'}:size=L1_H16,corpus={corpus},quick=true",
         *(f"--config.steps={STEPS}", "--config.log_every=1", "--config.eval_every=10", "--config.checkpoint_every=10"),
-        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_heads=2", *more),
+        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2", *more),
     ]
 
 

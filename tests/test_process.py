@@ -162,7 +162,7 @@ def test_a_request_that_a_library_keeps_to_itself_ends_the_process(tmp_path):
 
 def test_an_abrupt_end_leaves_nothing_of_what_was_being_made(tmp_path):
     body = (
-        "from pathlib import Path\nfrom bertjax.staging import staged\nprocess._GRACE_SECONDS = 0.1\n"
+        "from pathlib import Path\nfrom bertjax.utils.atomic_dir import staged\nprocess._GRACE_SECONDS = 0.1\n"
         "import ctypes\nlock, mutex = ctypes.CDLL(None).pthread_mutex_lock, (ctypes.c_long * 8)()\nlock(mutex)\n"
         f"with staged(Path({str(tmp_path / 'out')!r}), False, 'corpus', lambda path: True) as folder:\n"
         "    (folder / 'half').write_text('')\n    print('there', flush=True)\n    lock(mutex)"
@@ -245,7 +245,7 @@ def test_ctrl_c_twice_ends_with_130_and_no_traceback_at_any_gap(tmp_path):
 def test_two_threads_that_end_the_process_leave_nothing_half_cleared(tmp_path):
     body = f"""
 from pathlib import Path
-from bertjax.staging import staged
+from bertjax.utils.atomic_dir import staged
 output = Path({str(tmp_path / "output")!r})
 with staged(output, False, "corpus", lambda path: False) as folder:
     for number in range(3000):
@@ -262,7 +262,7 @@ def test_what_a_library_goes_on_writing_after_a_request_to_end_is_cleared_too(tm
     body = f"""
 import threading
 from pathlib import Path
-from bertjax.staging import staged
+from bertjax.utils.atomic_dir import staged
 with staged(Path({str(tmp_path / "output")!r}), False, "corpus", lambda path: False) as folder:
     def write():
         for number in range(60):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bertjax.building import settings_of
+from bertjax.config import paths as places
+from bertjax.config.fields import as_config, documented, from_config, limited, meanings_of
+from bertjax.config.reference import describe_fields, document
 from bertjax.errors import UsageError
-from bertjax.experiment import finetuning_config, pretraining_config
 from bertjax.model.config import ModelConfig
-from bertjax.report.fields import describe_fields, document
-from bertjax.settings import places
-from bertjax.settings.fields import as_config, documented, from_config, limited, meanings_of
+from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.run import settings_class, task_names
+from bertjax.training.checkpoint_config import settings_of
 
 TASKS = task_names()
 
@@ -121,19 +121,19 @@ def test_the_reference_is_that_of_the_code():
 
 
 def test_the_defaults_of_every_task_are_settings_a_run_can_have():
-    assert settings_of(pretraining_config("tiny")).model_config(100).num_layers == 2
+    assert settings_of(pretraining_config("tiny")).model_config(100).num_hidden_layers == 2
     for task in {*TASKS} - {"pretraining"}:
         given, of_checkpoint = (settings_of(finetuning_config(task, size)) for size in ("tiny", ""))
         assert given.model["hidden_size"] == 128 and not of_checkpoint.model["hidden_size"]
-        assert of_checkpoint.model["hidden_dropout"] == given.model["hidden_dropout"] == 0.1
+        assert of_checkpoint.model["hidden_dropout_prob"] == given.model["hidden_dropout_prob"] == 0.1
 
 
 @pytest.mark.parametrize("attention", ["auto", "fused"])
 def test_a_config_is_checked_without_asking_for_devices(attention):
     # Several processes have to find each other before one of them does, and the config says how.
     script = f"""
-from bertjax.building import settings_of
-from bertjax.experiment import finetuning_config, pretraining_config
+from bertjax.training.checkpoint_config import settings_of
+from bertjax.presets import finetuning_config, pretraining_config
 for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
     config.model.attention = "{attention}"
     config.data.update({{"task": "cola"}} if config.task == "glue" else {{}})

@@ -7,15 +7,16 @@ import sys
 
 import pytest
 
-from bertjax import files, staging
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.staging import staged
+from bertjax.utils import atomic_dir as staging
+from bertjax.utils import io as files
+from bertjax.utils.atomic_dir import staged
 
 # A run that is killed while it writes.
 KILLED = """
 import os, sys
 from pathlib import Path
-from bertjax.staging import staged
+from bertjax.utils.atomic_dir import staged
 with staged(Path(sys.argv[1]), True, "corpus", lambda path: True) as folder:
     (folder / "half").write_text("done")
     os._exit(9)

@@ -1,6 +1,6 @@
 """Lines and progress bars where standard error is no terminal."""
 
-from bertjax import terminal
+from bertjax.utils import terminal
 
 
 def test_progress_in_a_log_file_is_a_line_from_time_to_time(capsys, monkeypatch):

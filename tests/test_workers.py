@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bertjax import workers
 from bertjax.errors import BertjaxError
-from bertjax.workers import worker_pool
+from bertjax.utils import workers
+from bertjax.utils.workers import worker_pool
 
 
 def lost() -> BertjaxError:
@@ -40,7 +40,7 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     program = f"""
 import os, time, pathlib
 from bertjax.errors import BertjaxError
-from bertjax.workers import worker_pool
+from bertjax.utils.workers import worker_pool
 if __name__ == "__main__":
     with worker_pool(1, BertjaxError) as pool:
         pathlib.Path({str(kept)!r}).write_text(str(pool.submit(os.getpid).result()))

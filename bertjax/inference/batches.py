@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bertjax.data.finetuning.examples import Batching, Examples, assemble
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 
 # Of a batch with its padding: enough to keep a processor busy, little beside the parameters of BASE.
 BATCH_TOKENS = 4096

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.config import differences
-from bertjax.corpus.vocabulary_files import ENTRY
+from bertjax.config.load import differences
+from bertjax.config.run import RunSettings
+from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError
-from bertjax.files import write_whole
-from bertjax.inference.predictions import check_writable, write_outputs
+from bertjax.inference.predict_files import check_writable, write_outputs
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.run import build_task
-from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
-from bertjax.terminal import say
 from bertjax.training.checkpoint import saved_fingerprint
+from bertjax.training.checkpoint_metadata import CONFIG, sealed
 from bertjax.training.evaluation import mesh_and_params
-from bertjax.training.identity import CONFIG, sealed
-from bertjax.training.loop import predict
+from bertjax.training.train import predict
 from bertjax.training.workdir import RESULTS
+from bertjax.utils.io import write_whole
+from bertjax.utils.terminal import say
 
 _Outputs = list[dict[str, np.ndarray]]
 # Of the data's settings, what may differ: files of the checkpoint itself, and what members were trained with.

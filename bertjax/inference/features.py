@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.corpus.offsets import encode_with_offsets
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.offsets import encode_with_offsets
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
 from bertjax.inference.texts import PAIR
-from bertjax.inference.trained import TrainedModel
+from bertjax.inference.trained_model import TrainedModel
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 
@@ -42,15 +42,15 @@ class Request:
     seq_len: int
 
     def __post_init__(self) -> None:
-        count = self.model.num_layers + 1
+        count = self.model.num_hidden_layers + 1
         wrong = [layer for layer in self.layers if not -count <= layer < count]
         if wrong or not self.layers:
             raise UsageError(
-                f"--layers has {wrong or 'none'}; they go from 0, the embeddings, to {self.model.num_layers}"
+                f"--layers has {wrong or 'none'}; they go from 0, the embeddings, to {self.model.num_hidden_layers}"
             )
-        if not 8 <= self.seq_len <= self.model.max_positions:
+        if not 8 <= self.seq_len <= self.model.max_position_embeddings:
             raise UsageError(
-                f"--seq_len is {self.seq_len}; it must be between 8 and the model's {self.model.max_positions}"
+                f"--seq_len is {self.seq_len}; it must be between 8 and the model's {self.model.max_position_embeddings}"
             )
 
     @property
@@ -188,7 +188,7 @@ def _encoded(request: Request, tokenizer: Tokenizer, text: str) -> dict[str, lis
     """Flat lists of a text's tokens; see `shards`."""
     vocabulary = tokenizer.vocabulary
     parts = text.split(PAIR, 1)
-    if len(parts) > 1 and request.model.num_segments < 2:
+    if len(parts) > 1 and request.model.type_vocab_size < 2:
         raise UsageError(f"{text[:60]!r} is a pair, and the model has one segment")
     pieces = [encode_with_offsets(tokenizer, part) for part in parts]
     lengths = [len(ids) for ids, _ in pieces]

@@ -5,8 +5,8 @@ import zipfile
 from pathlib import Path
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import TABLE_BYTES, read_whole, write_whole
-from bertjax.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import TABLE_BYTES, read_whole, write_whole
+from bertjax.utils.plain_text import refuse_utf16, with_newlines
 
 # Every file of a submission, and the rows of its test set.
 TEST_ROWS = {

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import read_json, unfinished_files, write_arrays, write_whole
 from bertjax.inference.features import TextsHash, texts_in
+from bertjax.utils.io import read_json, unfinished_files, write_arrays, write_whole
 
 ABOUT = "features.json"
 _TOTALS = ("texts", "shards")

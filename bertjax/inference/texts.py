@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import IO
 
 from bertjax.errors import UsageError
-from bertjax.files import open_regular
-from bertjax.plain_text import refuse_utf16
+from bertjax.utils.io import open_regular
+from bertjax.utils.plain_text import refuse_utf16
 
 STANDARD_INPUT = "-"
 # Between the two texts of a pair.

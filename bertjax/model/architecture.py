@@ -22,12 +22,12 @@ TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 _MOST = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 17,
-    "num_layers": 1 << 12,
-    "num_heads": 1 << 12,
-    "mlp_size": 1 << 19,
-    "max_positions": 1 << 20,
-    "num_segments": 1 << 16,
-    "vocab_multiple": 1 << 16,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 12,
+    "intermediate_size": 1 << 19,
+    "max_position_embeddings": 1 << 20,
+    "type_vocab_size": 1 << 16,
+    "pad_vocab_to_multiple_of": 1 << 16,
 }
 
 
@@ -40,16 +40,16 @@ class Architecture:
         whose states are put side by side, as ELMo's (Figure 3); it has neither positions nor segments nor heads.
       vocab_size: pieces in the vocabulary.
       hidden_size: D, width of the residual stream; of LSTMs, of both directions together.
-      num_layers: Transformer layers, or LSTMs in each direction.
-      num_heads: H, attention heads; divides `hidden_size`.
-      mlp_size: F, width of the feed-forward layer, 4 D in the paper.
-      max_positions: learned position embeddings, 512 in the paper.
-      num_segments: segment embeddings, 2 in the paper (`type_vocab_size` elsewhere).
+      num_hidden_layers: Transformer layers, or LSTMs in each direction.
+      num_attention_heads: H, attention heads; divides `hidden_size`.
+      intermediate_size: F, width of the feed-forward layer, 4 D in the paper.
+      max_position_embeddings: learned position embeddings, 512 in the paper.
+      type_vocab_size: segment embeddings, 2 in the paper (`type_vocab_size` elsewhere).
       activation: `gelu_tanh` is what google-research/bert computes (`modeling.py`, `gelu`); or `gelu_erf`, `relu`.
       layer_norm_eps: 1e-12 in google-research/bert.
       attention_direction: what a token attends to: `both` directions as in BERT, what is `left` of it and itself, or
         what is `right` of it and itself.
-      vocab_multiple: the token table is padded to a multiple of this many rows for the matrix unit; padding rows
+      pad_vocab_to_multiple_of: the token table is padded to a multiple of this many rows for the matrix unit; padding rows
         have probability zero.
 
     Raises:
@@ -59,15 +59,15 @@ class Architecture:
     encoder: str = TRANSFORMER
     vocab_size: int = 30522
     hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    mlp_size: int = 3072
-    max_positions: int = 512
-    num_segments: int = 2
-    activation: str = "gelu_tanh"
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu_tanh"
     layer_norm_eps: float = 1e-12
     attention_direction: str = "both"
-    vocab_multiple: int = 128
+    pad_vocab_to_multiple_of: int = 128
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -75,13 +75,15 @@ class Architecture:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
             if getattr(self, name) > most:
                 raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {most:,}")
-        if self.hidden_size % self.num_heads:
-            raise UsageError(f"model.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        if self.hidden_size % self.num_attention_heads:
+            raise UsageError(
+                f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
         if not 0 <= self.layer_norm_eps < math.inf:
             raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")
         for name, known in (
             ("encoder", ENCODERS),
-            ("activation", ACTIVATIONS),
+            ("hidden_act", ACTIVATIONS),
             ("attention_direction", DIRECTIONS),
         ):
             if getattr(self, name) not in known:
@@ -101,12 +103,12 @@ class Architecture:
     @property
     def head_size(self) -> int:
         """K, width of an attention head."""
-        return self.hidden_size // self.num_heads
+        return self.hidden_size // self.num_attention_heads
 
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the token table."""
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+        return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
 
 ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architecture))
@@ -133,4 +135,9 @@ def size_fields(size: str) -> dict[str, int]:
             )
         layers, hidden = int(match[1]), int(match[2])
         heads = int(match[3]) if match[3] else max(1, hidden // _HEAD_SIZE)
-    return {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "mlp_size": 4 * hidden}
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+    }

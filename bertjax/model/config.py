@@ -49,22 +49,22 @@ class ModelConfig(Architecture, Layout):
     """An architecture and a layout side by side, as `config.model` has them, and how the model is trained.
 
     Attributes:
-      hidden_dropout: rate after the embeddings and each sub-layer.
-      attention_dropout: rate on the attention probabilities.
+      hidden_dropout_prob: rate after the embeddings and each sub-layer.
+      attention_probs_dropout_prob: rate on the attention probabilities.
       initializer_range: standard deviation of the truncated normal all matrices start from.
 
     Raises:
       UsageError: a value is out of its range.
     """
 
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
         Architecture.__post_init__(self)
         Layout.__post_init__(self)
-        for name in ("hidden_dropout", "attention_dropout"):
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) <= _MOST_DROPPED:
                 raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, {_MOST_DROPPED}]")
         if not 0 <= self.initializer_range < math.inf:

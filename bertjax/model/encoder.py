@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.architecture import LSTM
+from bertjax.model.attention.dispatch import AttentionFn, resolve
 from bertjax.model.attention.mask import AttentionMask
-from bertjax.model.attention.resolver import AttentionFn, resolve
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
+from bertjax.model.layer_stack import CONTEXT, MLP_IN, PROJECTIONS, SUMS, kept, recomputes, run_layers
 from bertjax.model.layers import Dense, LayerNorm, activation, kernel_init
-from bertjax.model.placement import placed
-from bertjax.model.recurrent import ACTIVATION_AXES, LEFT, LstmReader
-from bertjax.model.stack import CONTEXT, MLP_IN, PROJECTIONS, SUMS, kept, recomputes, run_layers
+from bertjax.model.lstm import ACTIVATION_AXES, LEFT, LstmReader
+from bertjax.model.partitioning import placed
 
 
 class Embeddings(nn.Module):
@@ -39,8 +39,8 @@ class Embeddings(nn.Module):
             return self.param(name, kernel_init(config, (axis, "embed")), (rows, width))
 
         self.token_table = table("token", config.padded_vocab_size, "vocab")
-        self.segment_table = table("segment", config.num_segments, "segment")
-        self.position_table = table("position", config.max_positions, "position")
+        self.segment_table = table("segment", config.type_vocab_size, "segment")
+        self.position_table = table("position", config.max_position_embeddings, "position")
         # Its input is float32, and takes as much memory as what the gradient is made of.
         self.norm = LayerNorm(config, keeps_input=False)
 
@@ -53,11 +53,11 @@ class Embeddings(nn.Module):
         )
         x = jnp.take(placed(self.token_table, ("vocab", "embed_part")), input_ids, axis=0)  # [B, L, D]
         # A product with one-hot rows: two segments make a gather slower than this, forwards and backwards.
-        x += jax.nn.one_hot(segment_ids, self.config.num_segments, dtype=x.dtype) @ self.segment_table
+        x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
         x = placed(placed(x, ("shared_batch", "length", "embed_part")), ACTIVATION_AXES)
         key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(x), self.config.hidden_dropout, key)
+        return dropout(self.norm(x), self.config.hidden_dropout_prob, key)
 
 
 class SelfAttention(nn.Module):
@@ -69,24 +69,24 @@ class SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
         config = self.config
-        shape = (config.hidden_size, config.num_heads, config.head_size)
+        shape = (config.hidden_size, config.num_attention_heads, config.head_size)
 
         def projected(name: str) -> jax.Array:
             y = Dense(config, shape, ("embed", "heads", "head"), flat=True, name=name)(x)
-            return kept(y, PROJECTIONS).reshape(*y.shape[:-1], config.num_heads, config.head_size)
+            return kept(y, PROJECTIONS).reshape(*y.shape[:-1], config.num_attention_heads, config.head_size)
 
         query, key, value = map(projected, ("query", "key", "value"))  # [B, L, H, K] each
         attend = partial(
             self.attention,
             mask=AttentionMask(config.attention_direction, sequence_ids),
-            dropout_rate=config.attention_dropout,
+            dropout_rate=config.attention_probs_dropout_prob,
             dropout_key=None if deterministic else self.make_rng("dropout"),
             mesh=jax.sharding.get_abstract_mesh(),
         )
         if config.remat == "attention":
             attend = jax.checkpoint(attend, prevent_cse=not config.scan_layers)
         context = kept(attend(query, key, value), CONTEXT)
-        shape = (config.num_heads, config.head_size, config.hidden_size)
+        shape = (config.num_attention_heads, config.head_size, config.hidden_size)
         return Dense(config, shape, ("heads", "head", "embed"), inputs=2, name="output")(context)
 
 
@@ -101,12 +101,12 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         config = self.config
-        width, mlp = config.hidden_size, config.mlp_size
+        width, mlp = config.hidden_size, config.intermediate_size
         keeps_input = not recomputes(config)
 
         def residual(x: jax.Array, y: jax.Array, norm: str) -> jax.Array:
             key = None if self.deterministic else self.make_rng("dropout")
-            total = kept(x + dropout(y, config.hidden_dropout, key), SUMS)
+            total = kept(x + dropout(y, config.hidden_dropout_prob, key), SUMS)
             return placed(LayerNorm(config, keeps_input, name=norm)(total), ACTIVATION_AXES)
 
         y = SelfAttention(config, self.attention, name="attention")(x, sequence_ids, self.deterministic)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
-from bertjax.model.upper import Upper
+from bertjax.model.feature_head import Upper
 
 # Dense bf16 peaks in FLOP/s of what JAX calls a device, from the makers' data sheets, by what its `device_kind`
 # contains. That is a chip but on v2 and v3, whose 45 and 123 TFLOP/s a chip are those of two devices.
@@ -50,7 +50,7 @@ def attention_flops_per_token(config: ModelConfig, context: float, upper: Upper 
     """The part of `flops_per_token` that is attention's, of a token that attends to `context` others."""
     if upper.features or config.encoder == LSTM:
         return 0.0
-    return 12 * config.num_layers * config.hidden_size * context
+    return 12 * config.num_hidden_layers * config.hidden_size * context
 
 
 def _of_lstms(config: ModelConfig, upper: Upper) -> float:
@@ -67,8 +67,12 @@ def _of_encoder(config: ModelConfig, seq_len: int, predictions: int) -> float:
     if config.encoder == LSTM:
         # Two directions of half the width; each has a matrix to four gates for its input and one for its state.
         part = width // 2
-        return 2 * 6 * (config.num_layers * 8 * part**2 + predictions / seq_len * (part**2 + part * config.vocab_size))
-    body = 6 * config.num_layers * (4 * width**2 + 2 * width * config.mlp_size)
+        return (
+            2
+            * 6
+            * (config.num_hidden_layers * 8 * part**2 + predictions / seq_len * (part**2 + part * config.vocab_size))
+        )
+    body = 6 * config.num_hidden_layers * (4 * width**2 + 2 * width * config.intermediate_size)
     attention = attention_flops_per_token(config, seq_len)
     head = 6 * predictions / seq_len * (width**2 + width * config.vocab_size)
     return body + attention + head

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from bertjax.model.architecture import TRANSFORMER
 from bertjax.model.config import ModelConfig
+from bertjax.model.dot import product
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder, Pooler, summaries, summary
+from bertjax.model.feature_head import CACHED, Upper, represented
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
-from bertjax.model.placement import placed
-from bertjax.model.products import product
-from bertjax.model.upper import CACHED, Upper, represented
+from bertjax.model.partitioning import placed
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED)
 
@@ -134,7 +134,7 @@ class LanguageModel(nn.Module):
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         # A head's own sizes; what reads the row is no matter to it.
         width = self.config.hidden_size // len(reads)
-        of_part = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_heads=1)
+        of_part = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
         parts = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
         return {
             direction: MaskedLmHead(of_part, name=f"{direction}_lm")(states, table)
@@ -167,7 +167,7 @@ class SequenceModel(nn.Module):
             whole = summary(upper.reads(config), hidden, flat["input_mask"])
         if not upper.is_there:
             whole = Pooler(config, name="pooler")(whole)
-        whole = dropout(whole, config.hidden_dropout, None if deterministic else self.make_rng("dropout"))
+        whole = dropout(whole, config.hidden_dropout_prob, None if deterministic else self.make_rng("dropout"))
         logits = Dense(config, (upper.width(config), self.outputs), ("embed", None), name="classifier")(whole)
         logits = logits.astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
@@ -191,6 +191,6 @@ class TokenModel(nn.Module):
         config, upper = self.config, self.upper
         hidden = represented(config, upper, batch, deterministic, partial(self.make_rng, "dropout"))
         if self.head_dropout and not deterministic:
-            hidden = dropout(hidden, config.hidden_dropout, self.make_rng("dropout"))
+            hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
         shape = (upper.width(config), self.outputs)
         return Dense(config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
-from bertjax.model.placement import placed
-from bertjax.model.products import product
+from bertjax.model.dot import product
+from bertjax.model.partitioning import placed
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> Callable:
@@ -98,5 +98,5 @@ def activation(config: ModelConfig, keeps_input: bool = True) -> Callable[[jax.A
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
-    }[config.activation]
+    }[config.hidden_act]
     return keeping_inputs(function, config) if keeps_input else function

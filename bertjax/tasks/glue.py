@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.config.fields import one_of
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, in_input_order, joined
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
-from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, of_classes
-from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
@@ -26,6 +25,7 @@ from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Task
+from bertjax.utils.io import write_whole
 
 # Suffix of the diagnostic set's metrics.
 _AX = "_ax"

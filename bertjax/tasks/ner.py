@@ -4,10 +4,10 @@ import dataclasses
 import functools
 from pathlib import Path
 
+from bertjax.config.fields import one_of
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.finetuning.tagged import Tagged, read_tagged
 from bertjax.errors import UsageError
-from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning.settings import FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.synthetic import synthetic_task

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.local_copy import open_anywhere
-from bertjax.corpus.store import Corpus
-from bertjax.corpus.vocabulary_files import vocabulary_files
-from bertjax.data.pretraining.settings import (
+from bertjax.config.fields import at_least, limited, one_of
+from bertjax.config.run import DEFAULT_VOCAB_SIZE, RunSettings
+from bertjax.data.corpus.local_copy import open_anywhere
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.vocabulary_files import vocabulary_files
+from bertjax.data.pretraining.config import (
     PACKED_BATCH,
     PAIRS_A_ROW,
     SHORTEST_ROW,
@@ -20,15 +22,13 @@ from bertjax.data.pretraining.settings import (
     Phase,
     packed_predictions,
 )
-from bertjax.data.pretraining.showing import format_example
-from bertjax.data.share import WHOLE, Share
+from bertjax.data.pretraining.formatting import format_example
+from bertjax.data.shard import WHOLE, Share
 from bertjax.errors import UsageError
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
-from bertjax.settings.fields import at_least, limited, one_of
 from bertjax.tasks.objectives import language_model, masked_lm
-from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE, RunSettings
 from bertjax.tasks.task import NumpyBatch, Schedule, Task, Work
 
 
@@ -83,7 +83,7 @@ class PretrainingData:
         Table 5); `none`, masked LM on rows of running text; or `lm`, every piece from those on one side of it, for
         models that see no other: `model.attention_direction=left` (LTR & No NSP of Table 5) or `right`, or
         `model.encoder=lstm`, which does both.
-      pair_passes: different passes over the corpus that pairs are made of, 10 as google-research/bert's dupe_factor.
+      dupe_factor: different passes over the corpus that pairs are made of, 10 as google-research/bert's dupe_factor.
       packing: put several sentence pairs into a row, each [CLS] A [SEP] B [SEP] with positions, attention and a
         next-sentence label of its own, so that rows are full. A batch then holds more pairs; evaluation has one a row.
       eval_rows: held-out rows of an evaluation; 0 is all.
@@ -95,14 +95,14 @@ class PretrainingData:
     batch_size: int = limited(256, 1 << 20)
     max_predictions: int = 0
     objective: str = "nsp"
-    pair_passes: int = limited(10, 10_000)
+    dupe_factor: int = limited(10, 10_000)
     packing: bool = False
     eval_rows: int = 0
     masking: Masking = Masking()
 
     def __post_init__(self) -> None:
         one_of(self, "config.data", objective=tuple(_OBJECTIVES))
-        at_least(self, "config.data", pair_passes=1, eval_rows=0, max_predictions=0)
+        at_least(self, "config.data", dupe_factor=1, eval_rows=0, max_predictions=0)
         if self.packing and self.objective not in _OF_PAIRS:
             raise UsageError(
                 f"config.data.packing puts sentence pairs together, and objective={self.objective} has none: its rows "
@@ -151,9 +151,9 @@ class Settings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data.objective in _OF_PAIRS and self.model["num_segments"] < 2:
+        if self.data.objective in _OF_PAIRS and self.model["type_vocab_size"] < 2:
             raise UsageError(
-                f"config.model.num_segments is {self.model['num_segments']}; sentence pairs have 2 segments"
+                f"config.model.type_vocab_size is {self.model['type_vocab_size']}; sentence pairs have 2 segments"
             )
         self.model_config(self.model["vocab_size"] or 1)
         self._check_model()
@@ -299,7 +299,7 @@ def _train_batches(settings: Settings, corpus: Corpus | None, start_step: int, s
                 source=settings.source,
                 masking=settings.data.masking,
                 seed=settings.seed,
-                pair_passes=settings.data.pair_passes,
+                dupe_factor=settings.data.dupe_factor,
                 start_step=first,
                 share=share,
             )
@@ -320,7 +320,7 @@ def _check_data(settings: Settings, corpus: Corpus | None, steps: int | None) ->
             steps,
             source=settings.source,
             seed=settings.seed,
-            pair_passes=settings.data.pair_passes,
+            dupe_factor=settings.data.dupe_factor,
         )
 
 

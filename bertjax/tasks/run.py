@@ -4,8 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from bertjax.config.run import RunSettings
 from bertjax.errors import UsageError
-from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
 
 # Files of this folder that are no tasks.

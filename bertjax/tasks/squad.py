@@ -13,18 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.config.fields import at_least, one_of
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.dev_split import share_of
 from bertjax.data.finetuning.questions import Question, make_windows, read_questions
-from bertjax.data.finetuning.splitting import share_of
 from bertjax.data.finetuning.tables import Reading
 from bertjax.data.finetuning.triviaqa import read_triviaqa
 from bertjax.data.schema import EXAMPLE, SEQUENCE, Part
 from bertjax.errors import UsageError
-from bertjax.files import write_whole
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.settings.fields import at_least, one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
@@ -34,6 +33,7 @@ from bertjax.tasks.finetuning.spans import Answer, best_answers, record, with_pr
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.objectives.losses import apply, cross_entropy
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
+from bertjax.utils.io import write_whole
 
 _ANSWERED, _UNANSWERED, _TRIVIA = _VERSIONS = ("1.1", "2.0", "triviaqa")
 _LOSSES = ("start_loss", "end_loss")

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
 from bertjax.data import schema
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
 from bertjax.data.finetuning.tables import Reading, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
-from bertjax.files import write_whole
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
@@ -26,6 +25,7 @@ from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
+from bertjax.utils.io import write_whole
 
 _CHOICES = 4
 _ENDINGS = tuple(f"ending{index}" for index in range(_CHOICES))

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.schema import Schema, abstract_batch
-from bertjax.data.share import Share
+from bertjax.data.shard import Share
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.finetuning.records import FileRecords
 
@@ -97,9 +97,9 @@ class Work:
         """What is between another and this."""
         return Work(*(getattr(self, part.name) - getattr(before, part.name) for part in dataclasses.fields(Work)))
 
-    def real_flops(self, fill: float, attention_fill: float) -> float:
+    def real_flops(self, fill: float, attention_fraction: float) -> float:
         """FLOPs for tokens, and for attention within their sequences: for what `step.fills` says is not padding."""
-        return fill * (self.flops - self.attention_flops) + attention_fill * self.attention_flops
+        return fill * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
 
 
 @dataclasses.dataclass(frozen=True)

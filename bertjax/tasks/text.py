@@ -7,19 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.config.fields import one_of
+from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.examples import Examples, in_input_order
 from bertjax.data.finetuning.labelled_text import Target, encode_rows, label_of, labels_of
 from bertjax.data.finetuning.tables import FORMATS, Reading, Row, one_line, read_table
 from bertjax.data.finetuning.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
-from bertjax.files import write_whole
 from bertjax.metrics import classification as metrics
 from bertjax.metrics import report
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
-from bertjax.settings.fields import one_of
 from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits, tagging
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
@@ -29,6 +28,7 @@ from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
+from bertjax.utils.io import write_whole
 
 KINDS = ("classes", "number", "tags", "multilabel")
 _BEST_BY = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}

@@ -13,11 +13,11 @@ from etils import epath
 from jax._src import distributed  # The store that its processes share has no public name.
 from jax.experimental import multihost_utils
 
-from bertjax.config import differences
+from bertjax.config import paths as places
+from bertjax.config.load import differences
 from bertjax.errors import BertjaxError, LostError, UsageError, first_line
-from bertjax.files import write_whole
-from bertjax.settings import places
-from bertjax.training.processes import tells_of_a_lost_process
+from bertjax.training.multihost import tells_of_a_lost_process
+from bertjax.utils.io import write_whole
 
 T = TypeVar("T")
 # May be others in each process: where it finds what all have, and how it waits.

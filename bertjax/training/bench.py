@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bertjax.config.run import RunSettings
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
-from bertjax.terminal import say
-from bertjax.training.loop import check_batches
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import ATTENTION_FILL, FILL, TrainState, init_state, make_train_step, means
+from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION, TrainState, init_state, make_train_step, means
+from bertjax.training.train import check_batches
+from bertjax.utils.terminal import say
 
 
 def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     peak, source = peak_flops_per_second(jax.devices())
     usual, sums = task.usual_step(), means(jax.device_get(state.sums))
     work = task.work(usual + 1).since(task.work(usual))
-    fill, attention_fill = sums.pop(FILL), sums.pop(ATTENTION_FILL)
+    fill, attention_fraction = sums.pop(TOKEN_FRACTION), sums.pop(ATTENTION_FRACTION)
     if not all(map(math.isfinite, sums.values())):
         say(f"not finite: {', '.join(name for name, value in sums.items() if not math.isfinite(value))}")
-    real_flops = work.real_flops(fill, attention_fill)
+    real_flops = work.real_flops(fill, attention_fraction)
     return {
         "tokens_per_second": fill * work.positions / statistics.median(seconds),
         "positions_per_second": work.positions / statistics.median(seconds),
-        "fill": fill,
+        "token_fraction": fill,
         "mfu": real_flops / statistics.median(seconds) / peak if peak else None,
         "seconds_to_first_step": first,
         "seconds_per_step": statistics.median(seconds),
@@ -79,13 +79,13 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
 def step_of(settings: RunSettings, task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
     """The first phase's train step, a state to begin with, and what else it takes: a synthetic batch, key and rate."""
     mesh = make_mesh(settings.mesh)
-    check_batches(task, mesh, settings.accumulate)
+    check_batches(task, mesh, settings.grad_accum_steps)
     optimizer = make_optimizer(settings.optimizer)
     state = init_state(task.objective, optimizer, mesh, jax.random.key(settings.seed))
     key = jax.device_put(jax.random.key(settings.seed + 1), replicated(mesh))
     rate = LearningRate(settings.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
     given = (put_batch(task.synthetic_batch(0), mesh), key, rate)
-    return make_train_step(task.objective, optimizer, mesh, settings.accumulate), state, given
+    return make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps), state, given
 
 
 def _peak_memory_bytes() -> int:

@@ -20,13 +20,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from bertjax.config import differences
+from bertjax.config.load import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.files import is_remote
+from bertjax.training.checkpoint_metadata import check_identity, read_meta, sealed, unsealed
 from bertjax.training.fingerprint import fingerprint
-from bertjax.training.identity import check_identity, read_meta, sealed, unsealed
-from bertjax.training.processes import naming_a_lost_process, tells_of_a_lost_process
+from bertjax.training.multihost import naming_a_lost_process, tells_of_a_lost_process
 from bertjax.training.step import TrainState
+from bertjax.utils.io import is_remote
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"

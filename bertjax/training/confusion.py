@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.files import writing
 from bertjax.metrics.report import ClassReport, short
+from bertjax.utils.io import writing
 
 # Of more classes, names and counts could not be read.
 _NAMED, _COUNTED = 60, 25

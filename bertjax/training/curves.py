@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.files import writing
+from bertjax.utils.io import writing
 
 # Of metrics that were measured on held-out rows, in `metrics.jsonl`.
 HELD_OUT = "eval_"

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from etils import epath
 from jax.sharding import Mesh
 
+from bertjax.config.mesh import MeshConfig
+from bertjax.config.run import RunSettings
 from bertjax.errors import BertjaxError
-from bertjax.settings.mesh import MeshConfig
-from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Objective, Task
-from bertjax.terminal import say
-from bertjax.training.loop import check_batches, check_labelled, predict
+from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import make_mesh, parameter_shardings
-from bertjax.training.starting_point import check_output_layer, check_vocabulary
+from bertjax.training.train import check_batches, check_labelled, predict
+from bertjax.utils.terminal import say
 
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen

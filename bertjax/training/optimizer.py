@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bertjax.settings.optimizer import OptimizerConfig
-from bertjax.training.trainable import Frozen, is_stacked
+from bertjax.config.optimizer import OptimizerConfig
+from bertjax.training.freezing import Frozen, is_stacked
 
 # By name and never by number of dimensions: under a scan over layers every bias has two.
 _NOT_DECAYED = ("bias", "scale")

@@ -20,8 +20,8 @@ from bertjax.training.checkpoint import (
     find_checkpoint,
     raise_unless_damage,
 )
+from bertjax.training.checkpoint_metadata import read_meta, sealed
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
-from bertjax.training.identity import read_meta, sealed
 
 _OUTPUTS = "classifier/bias"
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.

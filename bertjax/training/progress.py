@@ -12,22 +12,22 @@ from typing import Any
 import jax
 from etils import epath
 
+from bertjax.config.run import RunSettings
 from bertjax.errors import BertjaxError, first_line
-from bertjax.files import read_json, write_whole
 from bertjax.metrics.report import ClassReport
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.finetuning.selection import is_out_of_patience, score
-from bertjax.tasks.settings import RunSettings
 from bertjax.tasks.task import Task
-from bertjax.terminal import duration, progress_bar, say
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint, saved_metric_lines
+from bertjax.training.checkpoint_metadata import sealed, unsealed
 from bertjax.training.confusion import draw_confusion
 from bertjax.training.curves import HELD_OUT, draw_curves
-from bertjax.training.identity import sealed, unsealed
+from bertjax.training.metrics import METRICS, TIMING, Writers, read_lines, rounded
 from bertjax.training.optimizer import LearningRate
-from bertjax.training.step import ATTENTION_FILL, FILL
+from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.training.workdir import CONFUSION, CURVES, RESULTS, started_from
-from bertjax.training.writers import METRICS, TIMING, Writers, read_lines, rounded
+from bertjax.utils.io import read_json, write_whole
+from bertjax.utils.terminal import duration, progress_bar, say
 
 # Drawing takes as long as the evaluation of a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
@@ -90,7 +90,7 @@ class Progress:
         self._compiling = True
         self._speed: dict[str, float] = {}
         self._flops_per_second = 0.0
-        counted = [line for line in behind if "fill" in line]
+        counted = [line for line in behind if "token_fraction" in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 
     @property
@@ -135,19 +135,19 @@ class Progress:
         """
         if self.first_loss is None:
             self.first_loss = values.get("loss")
-        attention_fill = values.pop(ATTENTION_FILL)
-        self._measure(step, values[FILL], attention_fill)
+        attention_fraction = values.pop(ATTENTION_FRACTION)
+        self._measure(step, values[TOKEN_FRACTION], attention_fraction)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in values.items() if "accuracy" in name)
         speed = ""
         if self._speed:
             speed = (
-                f"  {self._speed['tokens_per_second']:,.0f} tokens/s  fill {100 * values[FILL]:.0f} %  "
+                f"  {self._speed['tokens_per_second']:,.0f} tokens/s  fill {100 * values[TOKEN_FRACTION]:.0f} %  "
                 f"MFU {100 * self._speed['mfu']:.1f} %  left {duration(self._seconds_left(step))}"
             )
         say(f"step {step:,}/{self._task.schedule.steps:,}  loss {values.get('loss', math.nan):.3f}  {shown}{speed}")
-        self._tokens, self._counted_at = self._tokens_at(step, values[FILL]), step
+        self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
         rate = float(self._rate.at(step - 1))
-        self._write(METRICS, step, {**values, "learning_rate": rate, **self._seen(step, values[FILL])})
+        self._write(METRICS, step, {**values, "learning_rate": rate, **self._seen(step, values[TOKEN_FRACTION])})
         self._write(TIMING, step, self._speed)
 
     def evaluated(self, step: int, values: dict[str, float], seconds: float, fill: float) -> None:
@@ -264,12 +264,12 @@ class Progress:
         """Tokens of all steps, given the fill of those since the last logged one."""
         return self._tokens + round(fill * self._task.work(step).since(self._task.work(self._counted_at)).positions)
 
-    def _measure(self, step: int, fill: float, attention_fill: float) -> None:
+    def _measure(self, step: int, fill: float, attention_fraction: float) -> None:
         if step > self._since_step:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
             work = self._task.work(step).since(self._task.work(self._since_step))
             self._flops_per_second = work.flops / seconds
-            real_flops_per_second = work.real_flops(fill, attention_fill) / seconds
+            real_flops_per_second = work.real_flops(fill, attention_fraction) / seconds
             self._speed = {
                 "tokens_per_second": fill * work.positions / seconds,
                 "positions_per_second": work.positions / seconds,

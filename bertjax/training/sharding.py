@@ -10,10 +10,10 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax.data.share import Share
+from bertjax.config.mesh import MeshConfig
+from bertjax.data.shard import Share
 from bertjax.errors import UsageError, first_line, quoted
-from bertjax.model.placement import fitting
-from bertjax.settings.mesh import MeshConfig
+from bertjax.model.partitioning import fitting
 
 MESH_AXES = ("data", "fsdp", "tensor")
 

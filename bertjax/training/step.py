@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 from bertjax.data.schema import is_token
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums
 from bertjax.training.compiler_options import compiler_options
+from bertjax.training.freezing import check_frozen, trainable, updated, with_trained
 from bertjax.training.optimizer import LearningRate, Optimizer
 from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
-from bertjax.training.trainable import check_frozen, trainable, updated, with_trained
 
 # Of a batch, not of what is computed from it.
-FILL, ATTENTION_FILL = "fill", "attention_fill"
+TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
 
 
 @flax.struct.dataclass
@@ -76,7 +76,10 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(trainable(params, optimizer.frozen)),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, "grad_norm", FILL, ATTENTION_FILL)},
+        sums={
+            name: jnp.zeros(2, jnp.float32)
+            for name in (*objective.metrics, "grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
+        },
         bad_step=jnp.full((), -1, jnp.int32),
     )
 
@@ -90,7 +93,7 @@ def fills(batch: Batch) -> Sums:
     length = real.shape[-1]
     position = batch.get("position_ids", jnp.arange(length))
     # A sequence of n tokens has n * n pairs, the sum of the first n odd numbers.
-    shares = {FILL: real, ATTENTION_FILL: real * (2 * position + 1) / length}
+    shares = {TOKEN_FRACTION: real, ATTENTION_FRACTION: real * (2 * position + 1) / length}
     return {name: jnp.stack([jnp.sum(share), jnp.float32(real.size)]) for name, share in shares.items()}
 
 
@@ -101,7 +104,7 @@ def zero_sums(state: TrainState) -> TrainState:
 
 @functools.cache
 def make_train_step(
-    objective: Objective, optimizer: Optimizer, mesh: Mesh, accumulate: int
+    objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
 ) -> Callable[[TrainState, Batch, jax.Array, LearningRate], TrainState]:
     """Compiles `(state, batch, dropout key, learning rate) -> state`, once a batch shape; the state is donated.
 
@@ -109,7 +112,7 @@ def make_train_step(
       objective: gives model and losses.
       optimizer: turns the gradient of the global batch into an update for a learning rate of 1.
       mesh: the devices.
-      accumulate: micro-batches that the batch is worked through in. The losses' denominators are those of the whole
+      grad_accum_steps: micro-batches that the batch is worked through in. The losses' denominators are those of the whole
         batch, so the gradient is the same for any number, up to rounding and dropout's draws.
     """
 
@@ -123,7 +126,7 @@ def make_train_step(
 
     def accumulated(params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
         # Strided, so that each device's rows stay on it: micro-batch i is rows i, i + n, i + 2 n, ...
-        micro = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
+        micro = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
             rows, index = xs
@@ -134,12 +137,12 @@ def make_train_step(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
             jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], micro), denominators, key),
         )
-        return jax.lax.scan(add, zeros, (micro, jnp.arange(accumulate)))[0]
+        return jax.lax.scan(add, zeros, (micro, jnp.arange(grad_accum_steps)))[0]
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, rate: LearningRate) -> TrainState:
         key = jax.random.fold_in(key, state.step)
         denominators = objective.denominators(batch)
-        compute = gradients if accumulate == 1 else accumulated
+        compute = gradients if grad_accum_steps == 1 else accumulated
         grads, sums = compute(state.params, batch, denominators, key)
         norm = optax.tree.norm(grads)
         trained = trainable(state.params, optimizer.frozen)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import jax
 
 from bertjax.errors import LOST
-from bertjax.process import end_at_once
-from bertjax.terminal import show
+from bertjax.utils.process import end_at_once
+from bertjax.utils.terminal import show
 
 _LOOKS = 20
 

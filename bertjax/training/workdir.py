@@ -13,11 +13,17 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config import differences
-from bertjax.corpus.tokenizer import VOCABULARY_FILES
-from bertjax.corpus.vocabulary_files import ENTRY
+from bertjax.config import paths as places
+from bertjax.config.load import differences
+from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
+from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError, UsageError, listed
-from bertjax.files import (
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
+from bertjax.training.checkpoint_metadata import CONFIG
+from bertjax.training.metrics import METRICS, TIMING
+from bertjax.training.step import TrainState
+from bertjax.utils.io import (
     JSON_BYTES,
     check_space,
     check_writable,
@@ -27,12 +33,6 @@ from bertjax.files import (
     unfinished_files,
     write_whole,
 )
-from bertjax.settings import places
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
-from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
-from bertjax.training.identity import CONFIG
-from bertjax.training.step import TrainState
-from bertjax.training.writers import METRICS, TIMING
 
 DATA = "data.json"
 _LOCK = ".lock"

@@ -14,10 +14,10 @@ Hardware and time: `--plan` says.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.model.upper import SUM_ALL
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Table
+from bertjax.model.feature_head import SUM_ALL
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Table
 
 _COLUMNS = {"SST-2": "sst2", "NER": "ner"}
 

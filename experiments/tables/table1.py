@@ -12,9 +12,9 @@ Hardware and time: `--plan` says.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Cell, Table
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Cell, Table
 
 _COLUMNS = {
     "MNLI-m": ("mnli", ""),

@@ -13,9 +13,9 @@ Hardware and time: `--plan` says.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Cell, Run, Table
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Cell, Run, Table
 
 _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 

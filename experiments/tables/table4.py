@@ -11,9 +11,9 @@ Hardware and time: `--plan` says.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Table
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Table
 
 
 @arguments(scale="small", corpus="", swag="")

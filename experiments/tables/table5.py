@@ -14,10 +14,10 @@ next-sentence prediction, by much without the right side.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.model.upper import Upper
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Table
+from bertjax.model.feature_head import Upper
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Table
 
 _COLUMNS = {"MNLI-m": "mnli", "QNLI": "qnli", "MRPC": "mrpc", "SST-2": "sst2", "SQuAD": "squad", "NER": "ner"}
 

@@ -9,9 +9,9 @@ sets too.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Table
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Table
 
 _COLUMNS = {"MNLI-m": "mnli", "MRPC": "mrpc", "SST-2": "sst2", "NER": "ner"}
 

@@ -12,10 +12,10 @@ Hardware and time: `--plan` says. Expected: fine-tuning best, and of the feature
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.model import upper
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Table
+from bertjax.model import feature_head as upper
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Table
 
 _FEATURES = {
     "Embeddings": upper.EMBEDDINGS,

@@ -9,12 +9,12 @@ the feature-based approach suffers where all are [MASK], which it never sees.
 
 from ml_collections import ConfigDict
 
-from bertjax.experiment import arguments
-from bertjax.reproduction import runs, scales
-from bertjax.reproduction.table import Table
+from bertjax.presets import arguments
+from bertjax.reproduce import runs, scales
+from bertjax.reproduce.table import Table
 
 _COLUMNS = {"MNLI fine-tuning": "mnli", "SST-2 fine-tuning": "sst2", "NER fine-tuning": "ner"}
-_FIELDS = ("mask_share", "same_share", "random_share")
+_FIELDS = ("mask_prob", "keep_prob", "random_prob")
 _ROWS = ("80/10/10", "100/0/0", "80/0/20", "80/20/0", "0/20/80", "0/0/100")
 
 

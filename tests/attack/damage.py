@@ -126,7 +126,7 @@ _RESUME = (("train", *config("pretrain"), "--workdir=copy"),)
 _RESUME_GLUE = (("train", *config("glue", data__vocabulary=""), "--init_from={pretrained}", "--workdir=copy"),)
 _ASKED = (
     ("evaluate", "--checkpoint=copy"),
-    ("fill", "--checkpoint=copy", "bana [MASK]"),
+    ("fill_mask", "--checkpoint=copy", "bana [MASK]"),
     ("features", "--checkpoint=copy", "bana kero", "--output=out"),
     ("convert", "copy", "out", "--format=huggingface"),
 )

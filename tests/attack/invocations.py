@@ -16,8 +16,8 @@ from oracle import Finding, Outcome, changed, entries, faults_of, temporary_left
 from sandbox import EXPERIMENTS, LIMIT_SECONDS, TINY, Sandbox, config, rng_of
 from zygote import Starter
 
-from bertjax.arguments import parser
-from bertjax.config import load_config
+from bertjax.cli.arguments import parser
+from bertjax.config.load import load_config
 
 # A valid value of each argument that some command cannot do without, and of those that make it quick; "" leaves it out.
 _VALUES = {
@@ -86,10 +86,10 @@ _BROKEN_EXPERIMENTS = {
     "    return ml_collections.ConfigDict({'task': 'nosuch'})\n",
     "number_as_task": "import ml_collections\n\ndef get_config(arguments=None):\n"
     "    return ml_collections.ConfigDict({'task': 5})\n",
-    "fields_gone": "from bertjax.experiment import pretraining_config\n\ndef get_config(arguments=None):\n"
+    "fields_gone": "from bertjax.presets import pretraining_config\n\ndef get_config(arguments=None):\n"
     "    config = pretraining_config('L1_H16')\n    del config.data.seq_len\n    return config\n",
     "recursion": "def get_config(arguments=None):\n    return get_config(arguments)\n",
-    "no_list": "from bertjax.experiment import finetuning_config\n\ndef get_config(arguments=None):\n"
+    "no_list": "from bertjax.presets import finetuning_config\n\ndef get_config(arguments=None):\n"
     "    return finetuning_config('glue', 'L1_H16')\n\n\ndef sweep(arguments=None):\n    return 5\n",
 }
 

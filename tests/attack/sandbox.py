@@ -205,8 +205,8 @@ def _prepared(sandbox: Sandbox, folder: Path) -> None:
 
 def _sharded(sandbox: Sandbox, folder: Path) -> None:
     """A corpus whose arrays lie in files of a block each, as a pipeline of many machines leaves it."""
-    from bertjax.corpus.blocks import BLOCK_BYTES
-    from bertjax.corpus.store import ARRAYS, MANIFEST, SPLITS, array_file, shard_file
+    from bertjax.data.corpus.blocks import BLOCK_BYTES
+    from bertjax.data.corpus.store import ARRAYS, MANIFEST, SPLITS, array_file, shard_file
 
     text = folder / "text.txt"
     text.write_text("\n\n".join([(sandbox.piece("texts") / "text.txt").read_text()] * 60))
@@ -259,7 +259,7 @@ def sweep(workdir: str) -> list[str]:
     return ["sweep", *short, "--init_from={pretrained}", "--seeds=2", f"--workdir={workdir}"]
 
 
-TABLE = """from bertjax.reproduction.table import Cell, Run, Table
+TABLE = """from bertjax.reproduce.table import Cell, Run, Table
 
 
 def get_table(text):

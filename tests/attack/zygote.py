@@ -1,6 +1,6 @@
 """Commands in processes forked from one that has imported everything: a third of the time of starting each anew.
 
-A child runs `bertjax.cli.main()` as the program does, in a process group of its own, with files for its output. What is
+A child runs `bertjax.cli.main.main()` as the program does, in a process group of its own, with files for its output. What is
 different from the program:
 
 - nothing can be hit while modules are imported, since they are there already;
@@ -285,7 +285,7 @@ def _import_everything() -> None:
 
 
 if __name__ == "__main__":
-    # As `bertjax.cli` does before TensorFlow is imported.
+    # As `bertjax.cli.main` does before TensorFlow is imported.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "GRPC_VERBOSITY": "ERROR"}
     _import_everything()
     # What no collection visits is not copied for each child.
@@ -295,6 +295,6 @@ if __name__ == "__main__":
     channel = socket.socket(fileno=int(sys.argv[1]))
     # By the system, not by this file, which children that multiprocessing spawns import.
     if _serve(channel):
-        from bertjax import cli
+        from bertjax.cli import main as cli
 
         cli.main()

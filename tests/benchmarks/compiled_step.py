@@ -32,12 +32,12 @@ CASES = {
     "four layers": (
         "pretrain:size=base,seq_len=512",
         "v5e:2x2",
-        ("model.num_layers=4", "data.batch_size=64", "mesh.data=4", "model.scan_layers=false"),
+        ("model.num_hidden_layers=4", "data.batch_size=64", "mesh.data=4", "model.scan_layers=false"),
     ),
     "four layers 128": (
         "pretrain:size=base,seq_len=128",
         "v5e:2x2",
-        ("model.num_layers=4", "data.batch_size=256", "mesh.data=4", "model.scan_layers=false"),
+        ("model.num_hidden_layers=4", "data.batch_size=256", "mesh.data=4", "model.scan_layers=false"),
     ),
     "large 32": ("pretrain:size=large,seq_len=512", "v5e:4x4", ("data.batch_size=512", "mesh.data=16")),
     "large 64": ("pretrain:size=large,seq_len=512", "v5e:4x4", ("data.batch_size=1024", "mesh.data=16")),
@@ -46,10 +46,10 @@ CASES = {
 
 def ours(case: str, overrides: list[str]) -> Any:
     """The lowered step of a case."""
-    from bertjax.building import settings_of
-    from bertjax.config import load_config
-    from bertjax.planning.compiled import lowered_step
-    from bertjax.planning.topology import tpu_devices
+    from bertjax.config.load import load_config
+    from bertjax.estimate.compiled import lowered_step
+    from bertjax.estimate.topology import tpu_devices
+    from bertjax.training.checkpoint_config import settings_of
 
     experiment, topology, fields = CASES[case]
     given = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
@@ -65,18 +65,18 @@ def theirs(case: str) -> Any:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from transformers import BertConfig, FlaxBertForPreTraining
 
-    from bertjax.building import settings_of
-    from bertjax.config import load_config
-    from bertjax.planning.topology import tpu_devices
+    from bertjax.config.load import load_config
+    from bertjax.estimate.topology import tpu_devices
+    from bertjax.training.checkpoint_config import settings_of
 
     experiment, topology, fields = CASES[case]
     settings = settings_of(load_config(experiment, [f"--config.{field}" for field in fields]))
     model, length, rows = settings.model, settings.data.seq_len, settings.data.batch_size
     config = BertConfig(
         hidden_size=model["hidden_size"],
-        num_hidden_layers=model["num_layers"],
-        num_attention_heads=model["num_heads"],
-        intermediate_size=model["mlp_size"],
+        num_hidden_layers=model["num_hidden_layers"],
+        num_attention_heads=model["num_attention_heads"],
+        intermediate_size=model["intermediate_size"],
     )
     bert = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
     params = jax.eval_shape(lambda: bert.init_weights(jax.random.key(0), (1, length)))
@@ -126,12 +126,12 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=0, help="that move most bytes, to show")
     args = parser.parse_args()
 
-    from bertjax.planning.topology import use_tpu_compiler
+    from bertjax.estimate.topology import use_tpu_compiler
 
     use_tpu_compiler()
-    from bertjax.planning.compiled import peak_bytes
-    from bertjax.planning.cost import work_of
-    from bertjax.planning.program import read_program
+    from bertjax.estimate.compiled import peak_bytes
+    from bertjax.estimate.cost import work_of
+    from bertjax.estimate.program import read_program
 
     began = time.monotonic()
     lowered = theirs(args.case) if args.theirs else ours(args.case, args.override)

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/cpu_step.py --config pretrain:size=L2_H128,seq_len=64 --override \
       config.data.batch_size=32 config.model.vocab_size=8192 config.model.dtype=float32 \
-      config.model.hidden_dropout=0.0 config.model.attention_dropout=0.0
+      config.model.hidden_dropout_prob=0.0 config.model.attention_probs_dropout_prob=0.0
     python tests/benchmarks/cpu_step.py --config pretrain:size=base --override config.data.batch_size=8 \
       config.model.dtype=float32 --steps 4 --operations 20
 
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertjax.process import with_huge_pages
+from bertjax.utils.process import with_huge_pages
 
 
 def kind_of(name: str, source: str) -> str:
@@ -59,10 +59,10 @@ def main() -> None:
 
     import jax
 
-    from bertjax.building import settings_of
-    from bertjax.config import load_config
+    from bertjax.config.load import load_config
     from bertjax.tasks.run import build_task
     from bertjax.training.bench import step_of
+    from bertjax.training.checkpoint_config import settings_of
 
     settings = settings_of(load_config(args.config, [f"--{one}" for one in args.override]))
     task = build_task(settings, train=None)
@@ -128,12 +128,12 @@ def products(model: Any, rows: int, length: int, masked: int) -> list[tuple[str,
     def array(*shape: int) -> Any:
         return random.standard_normal(shape, dtype=np.float32)
 
-    tokens, width, layers = rows * length, model.hidden_size, model.num_layers
+    tokens, width, layers = rows * length, model.hidden_size, model.num_hidden_layers
     found = []
     for name, times, many, inner, outer in (
         ("query, key, value, output", 4 * layers, tokens, width, width),
-        ("into feed-forward", layers, tokens, width, model.mlp_size),
-        ("out of feed-forward", layers, tokens, model.mlp_size, width),
+        ("into feed-forward", layers, tokens, width, model.intermediate_size),
+        ("out of feed-forward", layers, tokens, model.intermediate_size, width),
         ("vocabulary", 1, masked, width, model.padded_vocab_size),
     ):
         x, kernel, back = array(many, inner), array(inner, outer), array(many, outer)
@@ -142,7 +142,7 @@ def products(model: Any, rows: int, length: int, masked: int) -> list[tuple[str,
         kernel = array(outer, inner).T if tied else kernel
         found += [(name, times, x, kernel), (f"{name}, input's gradient", times, back, kernel.T)]
         found += [(f"{name}, kernel's gradient", times, *((back.T, x) if tied else (x.T, back)))]
-    heads = rows * model.num_heads
+    heads = rows * model.num_attention_heads
     scores, context = array(heads, length, length), array(heads, length, model.head_size)
     found += [("scores and what is like them", 3 * layers, context, context.swapaxes(1, 2))]
     return [*found, ("context and what is like it", 3 * layers, scores, context)]

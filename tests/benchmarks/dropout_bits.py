@@ -51,9 +51,9 @@ def forth_and_back(drop: Callable[..., jax.Array], x: jax.Array, y: jax.Array, d
 
 
 def tpu_gigabytes(step: Callable, arrays: tuple[jax.Array, ...], topology: str) -> float:
-    from bertjax.planning.cost import work_of
-    from bertjax.planning.program import read_program
-    from bertjax.planning.topology import tpu_devices
+    from bertjax.estimate.cost import work_of
+    from bertjax.estimate.program import read_program
+    from bertjax.estimate.topology import tpu_devices
 
     place = jax.sharding.SingleDeviceSharding(tpu_devices(topology, 1)[0])
     given = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in arrays]
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     if args.topology:
-        from bertjax.planning.topology import use_tpu_compiler
+        from bertjax.estimate.topology import use_tpu_compiler
 
         use_tpu_compiler()
     x, y = (jnp.ones(args.shape, jnp.bfloat16 if args.topology else jnp.float32) for _ in range(2))

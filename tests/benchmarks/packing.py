@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-from bertjax.corpus.store import open_corpus
-from bertjax.data.pretraining.plan import PairPlan, pair_plan
-from bertjax.data.pretraining.settings import PAIRS_A_ROW, SPECIAL_TOKENS_OF_PAIR
+from bertjax.data.corpus.store import open_corpus
+from bertjax.data.pretraining.config import PAIRS_A_ROW, SPECIAL_TOKENS_OF_PAIR
+from bertjax.data.pretraining.pair_index import PairPlan, pair_plan
 
 
 def lengths_of(plan: PairPlan, seq_len: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def main() -> None:
             fewest = len(lengths) if pairs_a_row == 1 else fewest_rows(lengths, seq_len)
             told = {"seq_len": seq_len, "pairs_a_row": pairs_a_row, "pairs": len(lengths), "rows": rows}
             full = lengths.sum() / seq_len  # rows, if all were
-            fills = {"fill": round(full / rows, 4), "fill_at_most": round(full / fewest, 4)}
+            fills = {"token_fraction": round(full / rows, 4), "fill_at_most": round(full / fewest, 4)}
             print(json.dumps({**told, **fills, "seconds": round(seconds, 2)}))
 
 

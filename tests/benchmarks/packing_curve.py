@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from packing import tokens_of
 
-from bertjax.corpus.store import open_corpus
-from bertjax.data.pretraining.plan import pair_plan
-from bertjax.data.pretraining.settings import PAIRS_A_ROW
+from bertjax.data.corpus.store import open_corpus
+from bertjax.data.pretraining.config import PAIRS_A_ROW
+from bertjax.data.pretraining.pair_index import pair_plan
 
 EVALUATIONS = 6
 
@@ -34,10 +34,14 @@ def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, row
     command += [f"--config=pretrain:size={args.size},seq_len={args.seq_len},corpus={args.corpus}"]
     fields = {
         **{"seed": seed, "steps": steps, "log_every": 10, "eval_every": steps // EVALUATIONS},
-        **{"data.packing": packing, "data.batch_size": rows, "data.eval_rows": args.eval_rows, "data.pair_passes": 1},
+        **{"data.packing": packing, "data.batch_size": rows, "data.eval_rows": args.eval_rows, "data.dupe_factor": 1},
         **{"optimizer.learning_rate": args.learning_rate, "optimizer.warmup_steps": steps // 10, "optimizer.b2": 0.98},
         **{"model.dtype": "float32", "model.scan_layers": False},
-        **{"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0, "checkpoint_every": steps // EVALUATIONS},
+        **{
+            "model.hidden_dropout_prob": 0.0,
+            "model.attention_probs_dropout_prob": 0.0,
+            "checkpoint_every": steps // EVALUATIONS,
+        },
     }
     command += [f"--config.{name}={value}" for name, value in fields.items()]
     subprocess.run([*command, *([f"--init_from={args.init_from}"] if args.init_from else [])], check=True)

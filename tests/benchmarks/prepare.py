@@ -26,7 +26,7 @@ def bare_encode_seconds(specs: list[str], vocabulary: str) -> tuple[float, int]:
     """Seconds to encode all paragraphs of the inputs, and tokens."""
     from tokenizers import BertWordPieceTokenizer
 
-    from bertjax.corpus import readers
+    from bertjax.data.corpus import readers
 
     tokenizer = BertWordPieceTokenizer(vocabulary)
     texts = (text for source in readers.expand(specs)[0] for text in readers.read(source, Counter(), lambda _: None))

@@ -29,9 +29,9 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
     config = BertConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=shape["hidden_size"],
-        num_hidden_layers=shape["num_layers"],
-        num_attention_heads=shape["num_heads"],
-        intermediate_size=shape["mlp_size"],
+        num_hidden_layers=shape["num_hidden_layers"],
+        num_attention_heads=shape["num_attention_heads"],
+        intermediate_size=shape["intermediate_size"],
     )
     model = BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)

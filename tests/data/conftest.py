@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_corpora import SPECIAL_PIECES, random_documents, write_corpus
 
-from bertjax.corpus import store
+from bertjax.data.corpus import store
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-from bertjax.corpus import store
-from bertjax.corpus.blocks import checksums_of
+from bertjax.data.corpus import store
+from bertjax.data.corpus.blocks import checksums_of
 
 
 def shard(corpus: Path, output: Path, shard_bytes: int) -> Path:

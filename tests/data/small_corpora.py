@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus import store
+from bertjax.data.corpus import store
 
 SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from small_corpora import write_pieces
 
-from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.assembly import assembled, truncated
 from bertjax.data.pretraining.rows import Spans
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
 from bertjax.data.finetuning.examples import (
     Batching,
     encode_pair,
@@ -12,8 +13,7 @@ from bertjax.data.finetuning.examples import (
     make_examples,
     truncated_lengths,
 )
-from bertjax.data.finetuning.plan import TrainPlan, train_batches
-from bertjax.data.share import WHOLE, Share
+from bertjax.data.shard import WHOLE, Share
 
 CLS, SEP = 1, 2
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from small_corpora import write_pieces
 
-from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.npz import write_batches
 from bertjax.data.pretraining.bench import bench_input
+from bertjax.data.pretraining.config import Masking, Phase
+from bertjax.data.pretraining.formatting import format_example
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.settings import Masking, Phase
-from bertjax.data.pretraining.showing import format_example
-from bertjax.data.showing import write_batches
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -121,11 +121,11 @@ def test_npz_refuses_what_cannot_be(tmp_path):
 )
 def test_bench_counts_what_it_says(traced, source):
     result = bench_input(
-        traced, Phase(32, 4, 5, 10, 20), source=source, masking=Masking(), seed=0, pair_passes=1, seconds=0.2
+        traced, Phase(32, 4, 5, 10, 20), source=source, masking=Masking(), seed=0, dupe_factor=1, seconds=0.2
     )
     positions_per_second = result["positions_per_second"]
     assert positions_per_second == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
-    assert result["real_tokens_per_second"] == pytest.approx(result["fill"] * positions_per_second)
+    assert result["real_tokens_per_second"] == pytest.approx(result["token_fraction"] * positions_per_second)
     cost = 1 - positions_per_second / result["sequential_positions_per_second"]
     assert result["random_access_cost"] == pytest.approx(cost)
-    assert 0.3 < result["fill"] <= 1
+    assert 0.3 < result["token_fraction"] <= 1

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from small_corpora import write_pieces
 
-from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.pretraining.config import Masking
 from bertjax.data.pretraining.masking import masker, uniforms_per_row
-from bertjax.data.pretraining.settings import Masking
 from bertjax.errors import UsageError
 
 VOCABULARY_SIZE = 64
@@ -133,8 +133,8 @@ def test_whole_words_are_chosen_whole_and_never_too_many(vocabulary):
     [
         ({"rate": 0.0}, "rate is 0.0"),
         ({"rate": 1.5}, "rate is 1.5"),
-        ({"mask_share": 0.7}, "add up to 0.9"),
-        ({"mask_share": 1.1, "same_share": -0.2}, "mask_share is 1.1"),
+        ({"mask_prob": 0.7}, "add up to 0.9"),
+        ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob is 1.1"),
     ],
 )
 def test_impossible_settings_are_refused(arguments, message):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from unpacking import unpacked
 
-from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import train_dataset
+from bertjax.data.pretraining.config import Masking, Phase, packed_predictions, prediction_numbers
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.packing import packed
+from bertjax.data.pretraining.pair_index import pair_plan
 from bertjax.data.pretraining.pairs import RECORD
-from bertjax.data.pretraining.plan import pair_plan
 from bertjax.data.pretraining.rows import packed_pairs
-from bertjax.data.pretraining.settings import Masking, Phase, packed_predictions, prediction_numbers
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 
 SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8
 ROW_PREDICTIONS = packed_predictions(0.15, SEQ_LEN, PREDICTIONS, MOST)
@@ -137,7 +137,7 @@ def train(corpus, steps, masking=None, predictions=PREDICTIONS):
         source=PACKED_PAIRS,
         masking=masking or Masking(),
         seed=0,
-        pair_passes=1,
+        dupe_factor=1,
         start_step=0,
         share=WHOLE,
     )

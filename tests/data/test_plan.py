@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from small_corpora import random_documents
 
-from bertjax.data.pretraining import pairs, plan
-from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining import pair_index as plan
+from bertjax.data.pretraining import pairs
+from bertjax.data.pretraining.pair_index import pair_plan
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import unfinished_name
+from bertjax.utils.io import unfinished_name
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, mon
 
 def test_a_plan_without_room_is_not_begun(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with pytest.raises(BertjaxError, match="the plan of 1,000,000,000,000 passes: .*lower config.data.pair_passes"):
+    with pytest.raises(BertjaxError, match="the plan of 1,000,000,000,000 passes: .*lower config.data.dupe_factor"):
         pair_plan(corpus, "train", 64, 0, 10**12)
     assert not files(corpus)
 
@@ -152,8 +153,8 @@ def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(co
 
 def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
     code = (
-        "import sys, hashlib; from bertjax.corpus.store import open_corpus;"
-        "from bertjax.data.pretraining.plan import pair_plan;"
+        "import sys, hashlib; from bertjax.data.corpus.store import open_corpus;"
+        "from bertjax.data.pretraining.pair_index import pair_plan;"
         "corpus = open_corpus(sys.argv[1]); print('ready', flush=True); sys.stdin.readline();"
         "print(hashlib.sha256(pair_plan(corpus, 'train', 32, 0, 8).records.tobytes()).hexdigest())"
     )

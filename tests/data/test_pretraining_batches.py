@@ -8,17 +8,17 @@ import resource
 import numpy as np
 import pytest
 
-from bertjax.corpus.mapping import map_files
-from bertjax.corpus.store import read_manifest
-from bertjax.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.mapping import map_files
+from bertjax.data.corpus.store import read_manifest
+from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
+from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
-from bertjax.data.pretraining.plan import pair_plan
+from bertjax.data.pretraining.pair_index import pair_plan
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.pretraining.tiles import TILES
-from bertjax.data.share import WHOLE, Share
+from bertjax.data.shard import WHOLE, Share
 from bertjax.errors import UsageError
 
 SEQ_LEN, BATCH, PREDICTIONS = 48, 8, 8
@@ -43,7 +43,7 @@ def train(
     objective="nsp",
     masking=None,
     seed=0,
-    pair_passes=2,
+    dupe_factor=2,
     share=WHOLE,
     **arguments,
 ):
@@ -53,7 +53,7 @@ def train(
         source=SOURCES[objective],
         masking=masking or Masking(),
         seed=seed,
-        pair_passes=pair_passes,
+        dupe_factor=dupe_factor,
         start_step=start_step,
         share=share,
         **arguments,
@@ -210,7 +210,7 @@ def test_an_epoch_of_pairs_visits_every_sentence(traced):
     # Every token, hence every sentence, belongs to one row.
     assert (owner >= 0).all()
     epochs = 3
-    batches = train(traced, -(-epochs * len(records) // BATCH), pair_passes=1)
+    batches = train(traced, -(-epochs * len(records) // BATCH), dupe_factor=1)
     rows = traced_offsets(traced, "train", batches)[: epochs * len(records)]
     labels = joined(batches)["next_sentence_labels"][: len(rows)]
     segments = joined(batches)["segment_ids"][: len(rows)]
@@ -238,7 +238,7 @@ def pair_records(corpus):
 
 def test_masks_and_cuts_are_drawn_anew_when_a_pass_is_used_again(traced):
     count = len(pair_records(traced))
-    batches = train(traced, -(-2 * count // BATCH), pair_passes=1)
+    batches = train(traced, -(-2 * count // BATCH), dupe_factor=1)
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
     first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
     for index in range(2 * count):
@@ -344,7 +344,7 @@ def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
     "change, message",
     [
         ({"seed": -1}, "seed is -1"),
-        ({"pair_passes": 0}, "pair_passes is 0"),
+        ({"dupe_factor": 0}, "dupe_factor is 0"),
         ({"share": Share((0,), 3)}, "batch_size 8 cannot be split into 3 parts"),
         ({"phase": dataclasses.replace(PHASE, start_step=5), "start_step": 4}, "step 4 is outside its phase"),
     ],

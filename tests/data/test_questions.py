@@ -6,7 +6,7 @@ import lzma
 import numpy as np
 import pytest
 
-from bertjax.corpus.tokenizer import Tokenizer, load_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
 from bertjax.data.finetuning.questions import make_windows, read_questions
 from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import UsageError

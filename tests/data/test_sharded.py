@@ -12,8 +12,8 @@ from small_corpora import random_documents
 from test_pretraining_batches import assert_same, evaluate, train
 from test_verified import BLOCK, damage, small_blocks  # noqa: F401
 
-from bertjax.corpus import blocks, store
-from bertjax.corpus.mapping import map_files
+from bertjax.data.corpus import blocks, store
+from bertjax.data.corpus.mapping import map_files
 from bertjax.errors import BertjaxError, UsageError
 
 SHARD = mmap.PAGESIZE

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples, make_examples
-from bertjax.data.finetuning.plan import TrainPlan, train_batches
-from bertjax.data.finetuning.shared_rows import NOBODY, arranged
-from bertjax.data.share import WHOLE, Share
+from bertjax.data.finetuning.packed_rows import NOBODY, arranged
+from bertjax.data.shard import WHOLE, Share
 from bertjax.errors import UsageError
 
 ALONE, SHARED = Batching(16, 32, 64), Batching(16, 32, 64, examples_per_row=4)

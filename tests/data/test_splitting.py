@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.data.finetuning.examples import make_examples
-from bertjax.data.finetuning.splitting import (
+from bertjax.data.finetuning.dev_split import (
     first_texts,
     held_out,
     share_of,
@@ -13,6 +12,7 @@ from bertjax.data.finetuning.splitting import (
     unit_texts,
     units,
 )
+from bertjax.data.finetuning.examples import make_examples
 from bertjax.data.finetuning.tagged import Tagged
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertjax.corpus.tokenizer import Tokenizer, load_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
 from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.data.finetuning.tagged import make_rows, read_tagged, tagged_rows
 from bertjax.errors import UsageError

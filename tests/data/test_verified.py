@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from small_corpora import random_documents
 
-from bertjax.corpus import blocks, store
+from bertjax.data.corpus import blocks, store
 from bertjax.data.pretraining import verified
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
+from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.pretraining.tiles import TILES
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 
 BLOCK = 64
 PHASE = Phase(seq_len=16, batch_size=4, max_predictions=3, start_step=0, stop_step=1 << 40)
-TRAINING = {"seed": 0, "pair_passes": 2}
+TRAINING = {"seed": 0, "dupe_factor": 2}
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from checkpoints import portable
 
-from bertjax.interop import huggingface
+from bertjax.convert import huggingface
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from checkpoints import portable
 
-from bertjax import cli
-from bertjax.corpus.tokenizer import Tokenizer
-from bertjax.inference import answers
-from bertjax.interop import huggingface
-from bertjax.loading import load_trained
+from bertjax.cli import main as cli
+from bertjax.convert import huggingface
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.inference import predict as answers
+from bertjax.inference.load import load_trained
 from bertjax.model.heads import SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, SPANS, TAGS
 from bertjax.tasks.finetuning.records import softmax

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import cli
+from bertjax.cli import main as cli
+from bertjax.convert.convert import convert
 from bertjax.data.finetuning.examples import make_examples
-from bertjax.files import unfinished_name
 from bertjax.inference import features
 from bertjax.inference.batches import BATCH_TOKENS, batches
-from bertjax.interop.convert import convert
-from bertjax.loading import load_trained
+from bertjax.inference.load import load_trained
 from bertjax.model.encoder import Encoder
+from bertjax.utils.io import unfinished_name
 
 TEXTS = ["the cat, sat", "", "a " * 60, "ab ||| c d", *(f"w{index}" for index in range(40))]
 

@@ -8,21 +8,27 @@ import numpy as np
 import pytest
 from meshes import one_device
 
+from bertjax.config.mesh import MeshConfig
 from bertjax.errors import UsageError
-from bertjax.model.attention import resolver
+from bertjax.model.attention import dispatch as resolver
+from bertjax.model.attention.dispatch import Implementation, resolve
 from bertjax.model.attention.mask import DIRECTIONS, allowed
-from bertjax.model.attention.plain import plain_attention
-from bertjax.model.attention.resolver import Implementation, resolve
+from bertjax.model.attention.xla import plain_attention
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.settings.mesh import MeshConfig
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import in_mesh
 
 # Two sequences and a position of padding.
 SEQUENCES = jnp.array([[1, 1, 1, 2, 2, 0]])
 MODEL = ModelConfig(
-    vocab_size=20, hidden_size=16, num_layers=2, num_heads=2, mlp_size=32, max_positions=12, dtype="float32"
+    vocab_size=20,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=12,
+    dtype="float32",
 )
 
 
@@ -45,7 +51,7 @@ def test_auto_takes_the_fastest_of_the_devices_of_the_mesh(asked, on, length, ta
 
 
 def test_without_dropout_long_rows_are_splash_attentions_where_it_takes_them():
-    config = dataclasses.replace(MODEL, attention_dropout=0.0)
+    config = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
     for on, length, taken in [("tpu", 640, "splash"), ("tpu", 600, "plain"), ("cpu", 640, "plain")]:
         with jax.sharding.use_abstract_mesh(one_device(on)):
             assert resolve(config, length) is resolver._IMPLEMENTATIONS[taken].function
@@ -54,10 +60,18 @@ def test_without_dropout_long_rows_are_splash_attentions_where_it_takes_them():
 @pytest.mark.parametrize(
     ("changes", "on", "why"),
     [
-        ({"attention": "cudnn"}, "gpu", "attention_dropout=0.1"),
-        ({"attention": "cudnn", "attention_dropout": 0.0}, "gpu", "dtype=float32, only bfloat16"),
-        ({"attention": "cudnn", "attention_dropout": 0.0, "dtype": "bfloat16"}, "cpu", "devices that are cpu"),
-        ({"attention": "splash", "attention_dropout": 0.0}, "tpu", "rows of 100 tokens, only multiples of 128"),
+        ({"attention": "cudnn"}, "gpu", "attention_probs_dropout_prob=0.1"),
+        ({"attention": "cudnn", "attention_probs_dropout_prob": 0.0}, "gpu", "dtype=float32, only bfloat16"),
+        (
+            {"attention": "cudnn", "attention_probs_dropout_prob": 0.0, "dtype": "bfloat16"},
+            "cpu",
+            "devices that are cpu",
+        ),
+        (
+            {"attention": "splash", "attention_probs_dropout_prob": 0.0},
+            "tpu",
+            "rows of 100 tokens, only multiples of 128",
+        ),
         ({"attention": "flash"}, "tpu", "'flash'; known: auto, plain, fused, splash, cudnn, and package"),
         ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; known"),
         ({"attention": "math.nosuch"}, "tpu", "no attribute 'nosuch'; known"),
@@ -70,7 +84,7 @@ def test_what_an_implementation_does_not_take_is_named(changes, on, why):
 
 
 def test_cudnn_is_taken_where_it_can():
-    config = dataclasses.replace(MODEL, attention="cudnn", attention_dropout=0.0, dtype="bfloat16")
+    config = dataclasses.replace(MODEL, attention="cudnn", attention_probs_dropout_prob=0.0, dtype="bfloat16")
     with jax.sharding.use_abstract_mesh(one_device("gpu")):
         assert resolve(config, 100) is resolver._IMPLEMENTATIONS["cudnn"].function
 
@@ -158,7 +172,7 @@ def test_an_implementation_is_taken_for_what_it_can_and_gets_the_mesh(monkeypatc
     able = Implementation(narrow, ("both",), dropout=False, several_sequences=False)
     monkeypatch.setattr(resolver, "_IMPLEMENTATIONS", resolver._IMPLEMENTATIONS | {"narrow": able})
     monkeypatch.setattr(resolver, "_BY_SPEED", ("narrow", "plain"))
-    config = dataclasses.replace(MODEL, attention_dropout=0.0)
+    config = dataclasses.replace(MODEL, attention_probs_dropout_prob=0.0)
     for asked, several in [
         (config, False),
         (MODEL, False),
@@ -171,7 +185,7 @@ def test_an_implementation_is_taken_for_what_it_can_and_gets_the_mesh(monkeypatc
             # Past the check of configs, to which it is not known.
             named = dataclasses.replace(asked)
             object.__setattr__(named, "attention", "narrow")
-            with pytest.raises(UsageError, match="model.attention=narrow takes no (attention_d|several sequences)"):
+            with pytest.raises(UsageError, match="model.attention=narrow takes no (attention_|several sequences)"):
                 resolve(named, 6, several)
 
     mesh = make_mesh(MeshConfig(data=8))

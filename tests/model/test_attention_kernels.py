@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.config.mesh import MeshConfig
 from bertjax.model.attention.cudnn import cudnn_attention
 from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.mask import AttentionMask
-from bertjax.model.attention.plain import plain_attention
 from bertjax.model.attention.splash import splash_attention
-from bertjax.settings.mesh import MeshConfig
+from bertjax.model.attention.xla import plain_attention
 from bertjax.training.sharding import make_mesh, replicated
 from bertjax.training.step import in_mesh
 

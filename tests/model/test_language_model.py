@@ -7,17 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax.data.pretraining.settings import Phase
-from bertjax.model import recurrent
+from bertjax.data.pretraining.config import Phase
+from bertjax.model import lstm as recurrent
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
-from bertjax.model.recurrent import BOTH
+from bertjax.model.lstm import BOTH
 from bertjax.tasks.objectives import language_model
 
 BOTH_WAYS = ModelConfig(
-    **{"vocab_size": 20, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "max_positions": 8},
-    **{"vocab_multiple": 1, "dtype": "float32", "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    **{
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 8,
+    },
+    **{
+        "pad_vocab_to_multiple_of": 1,
+        "dtype": "float32",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
     initializer_range=0.5,
 )
 LEFT, RIGHT = (dataclasses.replace(BOTH_WAYS, attention_direction=direction) for direction in ("left", "right"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reference_bert import encode_row, pretraining_logits
 
-from bertjax.data.pretraining.settings import Phase
+from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import REMAT_POLICIES, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder
@@ -19,11 +19,11 @@ from bertjax.tasks.objectives.masked_lm import compute, synthetic_rows
 CONFIG = ModelConfig(
     vocab_size=50,
     hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    mlp_size=32,
-    max_positions=24,
-    vocab_multiple=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
+    pad_vocab_to_multiple_of=16,
     dtype="float32",
     initializer_range=0.3,
 )
@@ -95,7 +95,7 @@ def test_padding_tokens_change_nothing(params, batch):
 
 def test_padded_vocabulary_changes_no_probability(params, batch):
     assert CONFIG.padded_vocab_size == 64
-    plain = dataclasses.replace(CONFIG, vocab_multiple=1)
+    plain = dataclasses.replace(CONFIG, pad_vocab_to_multiple_of=1)
     cut = jax.tree.map(lambda x: x, params)
     cut["encoder"]["embeddings"]["token"] = params["encoder"]["embeddings"]["token"][:50]
     cut["masked_lm"]["bias"] = params["masked_lm"]["bias"][:50]

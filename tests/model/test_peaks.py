@@ -4,8 +4,8 @@ import types
 
 import pytest
 
+from bertjax.estimate.chips import CHIPS
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.planning.chips import CHIPS
 
 
 @pytest.mark.parametrize(

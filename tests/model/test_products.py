@@ -12,7 +12,13 @@ from bertjax.model.heads import MaskedLmHead
 from bertjax.model.layers import Dense
 
 CONFIG = ModelConfig(
-    vocab_size=20, hidden_size=16, num_layers=1, num_heads=2, mlp_size=32, max_positions=8, dtype="float32"
+    vocab_size=20,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=8,
+    dtype="float32",
 )
 
 

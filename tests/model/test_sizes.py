@@ -63,7 +63,7 @@ OTHER_VOCABULARIES = {
 
 
 def counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
-    made = objective(ModelConfig(**size_fields(size), vocab_size=vocab_size, vocab_multiple=1))
+    made = objective(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
     params = nn.unbox(jax.eval_shape(made.initial, jax.random.key(0)))
 
     def count(tree: dict) -> int:
@@ -81,7 +81,7 @@ def test_published_sizes(size, expected):
 def test_sizes_of_table_6(size, expected):
     assert counts(size)[0] == expected
     heads = int(size.split("_A")[1])
-    assert size_fields(size)["num_heads"] == heads
+    assert size_fields(size)["num_attention_heads"] == heads
 
 
 @pytest.mark.parametrize(("model", "expected"), OTHER_VOCABULARIES.items())

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bertjax import cli
+from bertjax.cli import main as cli
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 MODEL = {
-    "model.hidden_dropout": 0.0,
-    "model.attention_dropout": 0.0,
+    "model.hidden_dropout_prob": 0.0,
+    "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 3e-3,
     # So narrow a model starts too close to zero with 0.02.
     "model.initializer_range": 0.2,

@@ -8,7 +8,7 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files
 from running import records, refused, train
 
-from bertjax import cli
+from bertjax.cli import main as cli
 
 TASKS = {
     "classes": ("glue.py:task=cola", glue_files, {}),

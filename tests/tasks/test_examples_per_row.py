@@ -35,7 +35,9 @@ def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_pa
     (alone, results), (shared, same) = found
     assert same == pytest.approx(results, rel=1e-4, abs=1e-4)
     # An equal number of tokens, in fewer positions.
-    fills = [np.mean([line.pop("fill") for line in lines if "fill" in line]) for lines in (alone, shared)]
+    fills = [
+        np.mean([line.pop("token_fraction") for line in lines if "token_fraction" in line]) for lines in (alone, shared)
+    ]
     positions = [sum(line.pop("positions", 0) for line in lines) for lines in (alone, shared)]
     assert fills[1] > 1.3 * fills[0] and positions[1] < 0.8 * positions[0]
     assert [line.keys() for line in shared] == [line.keys() for line in alone]
@@ -51,7 +53,7 @@ def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_pa
     [
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide data.batch_size=32"),
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 4, "upper__lstm_layers": 1}, "word by word"),
-        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 32, "accumulate": 2}, "does not split"),
+        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 32, "grad_accum_steps": 2}, "does not split"),
         ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are full"),
         ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "a row of swag is four"),
     ],
@@ -63,7 +65,7 @@ def test_what_cannot_share_rows_is_refused(capfd, letters, tmp_path, experiment,
 
 
 def test_a_row_is_shown_with_all_its_examples(glue, letters, capfd):
-    from bertjax import cli
+    from bertjax.cli import main as cli
 
     given = overrides(letters, data__examples_per_row=4, data__batch_size=8, data__bucket=8)
     cli.main(["inspect", f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16", "--rows=1", *given])

@@ -9,13 +9,13 @@ import pytest
 from finetuning_data import glue_files
 from running import EXPERIMENTS, overrides, refused, train
 
-from bertjax import cli
-from bertjax.building import experiment_config, settings_of
-from bertjax.config import load_config
+from bertjax.cli import main as cli
+from bertjax.config.load import load_config
 from bertjax.tasks.run import build_task
-from bertjax.training import loop
+from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
-from bertjax.training.starting_point import adopt
+from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.init_from import adopt
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last_and_is_the_one_that_is_used(cola, capfd):
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
         assert "has output 'glue/cola', the config wants 'glue/rte'" in error
-    assert "has no masked_lm, it has classifier" in refused(capfd, "fill", f"--checkpoint={cola}", "[MASK]")
+    assert "has no masked_lm, it has classifier" in refused(capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]")
     assert "times the input of pre-training" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
     )
@@ -124,13 +124,13 @@ def test_a_config_with_data_is_described_and_timed_as_it_is_trained(glue, letter
 def test_another_model_than_the_checkpoint_s_is_refused(cola, glue, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true"
     arguments = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={cola}", *overrides(None)]
-    error = refused(capfd, *arguments, "--config.model.activation=relu")
-    assert "config.model.activation is relu" in error and "has gelu_tanh" in error
+    error = refused(capfd, *arguments, "--config.model.hidden_act=relu")
+    assert "config.model.hidden_act is relu" in error and "has gelu_tanh" in error
     # How far its table is padded is not a wish.
     config = load_config(
-        f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.vocab_multiple=64"]
+        f"{EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true", ["--config.model.pad_vocab_to_multiple_of=64"]
     )
-    assert adopt(config, find_checkpoint(cola)).model.vocab_multiple == 128
+    assert adopt(config, find_checkpoint(cola)).model.pad_vocab_to_multiple_of == 128
 
 
 def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path, capfd):
@@ -175,9 +175,13 @@ def test_files_of_another_form_are_refused_in_a_line(spoil, says, letters, tmp_p
         (["--config.epochs=0", "--config.steps=0"], "config.epochs is 0"),
         (["--config.data.batch_size=0"], "data.batch_size is 0"),
         (["--config.data.task=ax"], "ax has no training set"),
-        (["--config.data.seq_len=600"], "do not fit config.model.max_positions=512"),
+        (["--config.data.seq_len=600"], "do not fit config.model.max_position_embeddings=512"),
         (
-            ["--config.data.seq_len=600", "--config.model.max_positions=600", "--config.model.attention=fused"],
+            [
+                "--config.data.seq_len=600",
+                "--config.model.max_position_embeddings=600",
+                "--config.model.attention=fused",
+            ],
             "config.model.attention=fused takes no rows of 600 tokens, 512 at most",
         ),
     ],

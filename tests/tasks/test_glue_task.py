@@ -12,10 +12,10 @@ from finetuning_data import glue_files, write_tsv
 from running import EXPERIMENTS, overrides, predict, records, refused, train
 from safetensors.numpy import load_file, save_file
 
-from bertjax import cli
-from bertjax.building import settings_of
-from bertjax.data.share import WHOLE
+from bertjax.cli import main as cli
+from bertjax.data.shard import WHOLE
 from bertjax.inference.glue_submission import TEST_ROWS
+from bertjax.training.checkpoint_config import settings_of
 
 
 def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
@@ -136,7 +136,7 @@ def test_a_whole_submission_says_that_wnli_was_replaced(tmp_path, capfd):
 
 
 def test_the_same_rows_from_tfds(letters, tmp_path):
-    from bertjax.config import load_config
+    from bertjax.config.load import load_config
     from bertjax.tasks import glue
 
     files = glue_files(tmp_path / "glue")

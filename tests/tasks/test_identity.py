@@ -7,9 +7,9 @@ import shutil
 import pytest
 from running import EXPERIMENTS, overrides
 
-from bertjax import cli
-from bertjax.inference.habits import Habits
-from bertjax.training.identity import ANSWERS
+from bertjax.cli import main as cli
+from bertjax.inference.inference_defaults import Habits
+from bertjax.training.checkpoint_metadata import ANSWERS
 
 
 def edit(file, change):
@@ -19,14 +19,14 @@ def edit(file, change):
 
 
 EDITS = [
-    ("config.json", lambda config: config["model"].update(activation="relu"), "activation: gelu_tanh -> relu"),
+    ("config.json", lambda config: config["model"].update(hidden_act="relu"), "hidden_act: gelu_tanh -> relu"),
     ("config.json", lambda config: config["data"].update(seq_len=9), " -> 9"),
     ("output_layer.json", lambda layer: layer["labels"].reverse(), "labels: ['0', '1'] -> ['1', '0']"),
     ("vocabulary.json", lambda entry: entry.update(lower_case=False), "lower_case: True -> False"),
 ]
 
 
-@pytest.fixture(params=EDITS, ids=["activation", "seq_len", "labels", "lower_case"])
+@pytest.fixture(params=EDITS, ids=["hidden_act", "seq_len", "labels", "lower_case"])
 def edited(request, cola, tmp_path):
     """A fine-tuned workdir with one file edited, the file's name, and what has changed in it."""
     workdir = tmp_path / "run"

@@ -7,12 +7,12 @@ import pytest
 from finetuning_data import glue_files
 from running import EXPERIMENTS, overrides, refused
 
-from bertjax import cli
-from bertjax.building import experiment_config, settings_of
-from bertjax.data.share import WHOLE
+from bertjax.cli import main as cli
+from bertjax.data.shard import WHOLE
 from bertjax.tasks.run import build_task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.identity import architecture_of, read_meta
+from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_metadata import architecture_of, read_meta
 
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
 
@@ -76,7 +76,9 @@ def test_its_architecture_goes_with_a_checkpoint(pretrained, letters, tmp_path, 
 def test_what_it_cannot_do_is_refused_by_name(pretrained, tmp_path, capfd):
     kind, workdir = pretrained
     heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
-    assert f"has no masked_lm, it has encoder, {heads}" in refused(capfd, "fill", f"--checkpoint={workdir}", "a [MASK]")
+    assert f"has no masked_lm, it has encoder, {heads}" in refused(
+        capfd, "fill_mask", f"--checkpoint={workdir}", "a [MASK]"
+    )
     encoder = {"left": "transformer", "lstm": "lstm"}[kind]
     for form in ("huggingface", "tensorflow"):
         error = refused(capfd, "convert", str(workdir), str(tmp_path / form), f"--format={form}")
@@ -117,7 +119,11 @@ def test_its_features_are_of_what_it_reads(pretrained, tmp_path, capfd):
         ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every piece; leave max_predictions out"),
         ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks nothing; leave data.masking as it is"),
         ("lm", [*KINDS.values()], "model.attention_direction is left, and model.encoder=lstm has no attention"),
-        ("lm", [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_heads=1"], "need an even one"),
+        (
+            "lm",
+            [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_attention_heads=1"],
+            "need an even one",
+        ),
         ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; known: transformer, lstm"),
     ],
 )

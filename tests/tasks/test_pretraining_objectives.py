@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from running import overrides, refused
 
-from bertjax import cli
-from bertjax.building import experiment_config, settings_of
-from bertjax.data.share import WHOLE
+from bertjax.cli import main as cli
+from bertjax.data.shard import WHOLE
 from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint_config import experiment_config, settings_of
 
 
 def config_of(corpus, objective):
@@ -46,5 +46,5 @@ def test_pairs_train_masked_lm_alone(corpus, tmp_path):
 def test_pairs_have_two_segments(corpus, tmp_path, capfd):
     config = f"--config={config_of(corpus, 'pairs')}"
     assert "sentence pairs have 2 segments" in refused(
-        capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.num_segments=1"
+        capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"
     )

@@ -7,14 +7,14 @@ import pytest
 from finetuning_data import squad_files
 from running import EXPERIMENTS, overrides, refused
 
-from bertjax import cli
-from bertjax.building import experiment_config, settings_of
+from bertjax.cli import main as cli
 from bertjax.errors import UsageError
-from bertjax.sweeps import summary
 from bertjax.tasks.finetuning.selection import is_error, is_out_of_patience, score
 from bertjax.tasks.run import build_task
-from bertjax.training import loop
+from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.sweep import summary
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
-from bertjax.building import experiment_config, settings_of
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.finetuning.weighting import Weighting
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint_config import experiment_config, settings_of
 
 # Of each task, the rows of its training file.
 TASKS = {

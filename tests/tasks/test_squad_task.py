@@ -7,7 +7,7 @@ import pytest
 from finetuning_data import learnable_squad_files
 from running import predict, records, train
 
-from bertjax import cli
+from bertjax.cli import main as cli
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.slow), "2.0"])

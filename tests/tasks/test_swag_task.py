@@ -6,9 +6,9 @@ import numpy as np
 from finetuning_data import swag_files
 from running import EXPERIMENTS, overrides, predict, records, train
 
-from bertjax.building import experiment_config, settings_of
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint_config import experiment_config, settings_of
 
 
 def test_swag(letters, tmp_path, capfd):

@@ -8,13 +8,13 @@ import pytest
 from etils import epath
 from running import EXPERIMENTS, overrides, refused
 
-from bertjax import cli
-from bertjax.building import experiment_config, settings_of
+from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
-from bertjax.sweeps import name_of, run_sweep
-from bertjax.training import loop
+from bertjax.training import train as loop
+from bertjax.training.checkpoint_config import experiment_config, settings_of
 from bertjax.training.progress import read_results
 from bertjax.training.step import make_train_step
+from bertjax.training.sweep import name_of, run_sweep
 from bertjax.training.workdir import lock
 
 
@@ -53,8 +53,8 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, le
     assert second["best"]["score"] == best["score"]
     assert "accuracy on dev" in capfd.readouterr().err
     # What is done was done with another config: it may not pass for what is asked now.
-    error = refused(capfd, *command, "--config.model.hidden_dropout=0.25")
-    assert "was run otherwise (model.hidden_dropout: 0.0 -> 0.25)" in error
+    error = refused(capfd, *command, "--config.model.hidden_dropout_prob=0.25")
+    assert "was run otherwise (model.hidden_dropout_prob: 0.0 -> 0.25)" in error
     # The best of more evaluations is another best; how often it was saved is no matter.
     error = refused(capfd, *command, "--config.eval_every=1")
     assert re.search(r"was run otherwise \(eval_every: \d+ -> 1\)", error)
@@ -114,7 +114,7 @@ def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue,
         seen.extend((trial, configure(trial)) for trial in trials)
         return {"stopped": False}
 
-    monkeypatch.setattr("bertjax.sweeps.run_sweep", noting)
+    monkeypatch.setattr("bertjax.training.sweep.run_sweep", noting)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     command = ["sweep", config, f"--workdir={tmp_path}", f"--config.data.vocabulary={letters}"]
     grid = ["--grid=optimizer.learning_rate=1e-4,3e-4", "--grid", "data.batch_size=16,32", "--grid=model.remat=full"]
@@ -156,7 +156,7 @@ def test_what_the_command_line_sets_is_no_part_of_an_experiment_s_grid(glue, let
         seen.extend((trial, configure(trial)) for trial in trials)
         return {"stopped": False}
 
-    monkeypatch.setattr("bertjax.sweeps.run_sweep", noting)
+    monkeypatch.setattr("bertjax.training.sweep.run_sweep", noting)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,grid=a3"
     given = ["--config.epochs=7", "--config.optimizer.learning_rate=1e-3", f"--config.data.vocabulary={letters}"]
     cli.main(["sweep", config, f"--workdir={tmp_path}", *given])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from running import EXPERIMENTS, overrides, predict, records, refused, train
 
-from bertjax import cli
-from bertjax.building import experiment_config, settings_of
-from bertjax.data.share import WHOLE
+from bertjax.cli import main as cli
+from bertjax.data.shard import WHOLE
 from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint_config import experiment_config, settings_of
 
 
 def test_own_files_in_any_form(letters, tmp_path, capfd):

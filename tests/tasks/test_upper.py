@@ -9,12 +9,12 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
-from bertjax.files import unfinished_name
-from bertjax.inference import frozen
-from bertjax.machine_folder import STAGING
+from bertjax.inference import cached_features as frozen
 from bertjax.tasks.run import build_task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.parameters import load_all_params
+from bertjax.utils.cache_dir import STAGING
+from bertjax.utils.io import unfinished_name
 
 FROZEN = ["--config.optimizer.freeze=encoder", "--config.upper.lstm_layers=2", "--config.upper.lstm_size=12"]
 QUICK = ["--config.optimizer.learning_rate=0.01", "--config.optimizer.warmup_steps=0"]

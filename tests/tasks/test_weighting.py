@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import sklearn.utils
 
+from bertjax.config.mesh import MeshConfig
+from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.settings.mesh import MeshConfig
-from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.finetuning.settings import FinetuningData, FinetuningSettings
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
@@ -22,14 +22,14 @@ from bertjax.training.step import init_state, make_train_step
 MODEL = ModelConfig(
     vocab_size=20,
     hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    mlp_size=16,
-    max_positions=8,
-    vocab_multiple=1,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=8,
+    pad_vocab_to_multiple_of=1,
     dtype="float32",
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
 )
 OPTIMIZER = make_optimizer(OptimizerConfig())
 MESH = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
@@ -97,9 +97,9 @@ def test_the_gradient_does_not_depend_on_how_a_batch_is_cut():
     # Strided micro-batches of two: one has the rare classes, others not.
     objective = objectives.sequence_objective("abc", MODEL, Weighting((0.01, 4.0, 7.0), 0.1))
     found = []
-    for accumulate in (1, 4):
+    for grad_accum_steps in (1, 4):
         state = init_state(objective, OPTIMIZER, MESH, jax.random.key(0))
-        step = make_train_step(objective, OPTIMIZER, MESH, accumulate)
+        step = make_train_step(objective, OPTIMIZER, MESH, grad_accum_steps)
         for _ in range(2):
             state = step(state, put_batch(batch(), MESH), jax.random.key(1), LearningRate(1e-2, 0, 10))
         found.append(jax.device_get((state.params, state.sums)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_run import make
 
-from bertjax.training import loop
+from bertjax.training import train as loop
 
 
 @pytest.fixture(scope="session")

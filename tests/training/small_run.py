@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jax
 
-from bertjax.building import settings_of
-from bertjax.config import load_config
+from bertjax.config.load import load_config
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
+from bertjax.training.checkpoint_config import settings_of
 from bertjax.training.evaluation import abstract_params
 from bertjax.training.parameters import load_params
 
@@ -21,7 +21,7 @@ SCHEDULE = {
     "log_every": 3,
     "eval_every": 7,
     "checkpoint_every": 4,
-    "model.num_layers": 1,
+    "model.num_hidden_layers": 1,
     "data.seq_len": 16,
     "data.eval_rows": 0,
     "optimizer.learning_rate": 1e-2,

@@ -11,14 +11,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from bertjax.corpus import blocks, store
+from bertjax.data.corpus import blocks, store
 from bertjax.errors import BertjaxError, LostError
 from bertjax.training import agreement
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Blocks so small that a corpus of a test has many, of which opening it verifies but some.
 SMALL_BLOCKS = (
-    "from bertjax.corpus import blocks, store; blocks.BLOCK_BYTES = store.BLOCK_BYTES = 64; blocks.WHOLE_BYTES = 0"
+    "from bertjax.data.corpus import blocks, store; blocks.BLOCK_BYTES = store.BLOCK_BYTES = 64; blocks.WHOLE_BYTES = 0"
 )
 
 
@@ -35,7 +35,7 @@ def start(corpora: list[Path], workdir: Path) -> list[subprocess.Popen]:
         "JAX_NUM_PROCESSES": str(len(corpora)),
     }
     command = [
-        *(sys.executable, "-c", f"{SMALL_BLOCKS}; from bertjax.cli import main; main()", "train", "--distributed"),
+        *(sys.executable, "-c", f"{SMALL_BLOCKS}; from bertjax.cli.main import main; main()", "train", "--distributed"),
         *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
         *("--workdir", str(workdir)),
     ]

@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 from test_step import CONFIG, OPTIMIZER
 
+from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.settings.mesh import MeshConfig
 from bertjax.tasks.objectives.masked_lm import objective
 from bertjax.training import checkpoint, parameters
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, absolute, find_checkpoint
@@ -188,7 +188,7 @@ def test_a_newest_checkpoint_without_parameters_is_named_and_no_older_one_taken(
 def test_a_run_of_another_model_does_not_go_on_from_a_checkpoint(tmp_path):
     saved(tmp_path)
     with pytest.raises(BertjaxError, match=r"checkpoints/3 is of another model .*config.json: \(absent\) -> .*relu"):
-        restored(tmp_path, identity={"config.json": {"activation": "relu"}})
+        restored(tmp_path, identity={"config.json": {"hidden_act": "relu"}})
     assert not (tmp_path / DAMAGED).exists()
 
 

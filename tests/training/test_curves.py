@@ -7,7 +7,15 @@ from matplotlib.figure import Figure
 from bertjax.training.curves import draw_curves
 
 PRETRAINING = [
-    {"step": 1, "tokens": 10, "loss": 9.0, "mlm_loss": 8.0, "mlm_accuracy": 0.1, "learning_rate": 0.1, "fill": 0.9},
+    {
+        "step": 1,
+        "tokens": 10,
+        "loss": 9.0,
+        "mlm_loss": 8.0,
+        "mlm_accuracy": 0.1,
+        "learning_rate": 0.1,
+        "token_fraction": 0.9,
+    },
     {"step": 1, "tokens": 10, "eval_loss": 9.5, "eval_mlm_loss": 8.5, "eval_mlm_accuracy": 0.1, "eval_perplexity": 4.0},
 ]
 TAGGING = [

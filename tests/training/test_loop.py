@@ -14,15 +14,16 @@ import pytest
 from etils import epath
 from small_run import final_params, make, spoiled, stopped
 
-from bertjax.corpus import blocks
-from bertjax.corpus.store import open_corpus
-from bertjax.corpus.vocabulary_files import ENTRY
+from bertjax.data.corpus import blocks
+from bertjax.data.corpus.store import open_corpus
+from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.data.pretraining import batches
-from bertjax.data.pretraining.plan import pair_plan
-from bertjax.data.share import WHOLE
+from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.shard import WHOLE
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
-from bertjax.training import loop, progress
+from bertjax.training import progress
+from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.sharding import make_mesh
 

@@ -8,16 +8,16 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bertjax.config.mesh import MeshConfig
+from bertjax.config.optimizer import NAMES, OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
 from bertjax.model.config import ModelConfig
-from bertjax.settings.mesh import MeshConfig
-from bertjax.settings.optimizer import NAMES, OptimizerConfig
 from bertjax.tasks import squad, swag
 from bertjax.tasks.objectives import masked_lm
+from bertjax.training.freezing import is_stacked, trainable
 from bertjax.training.optimizer import LearningRate, decay_mask, make_optimizer
 from bertjax.training.sharding import make_mesh
-from bertjax.training.trainable import is_stacked, trainable
 
 PARAMS = {
     "layers": {

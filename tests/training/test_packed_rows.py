@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from unpacking import unpacked
 
-from bertjax.data.pretraining.settings import Phase
+from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.step import fills
@@ -16,13 +16,13 @@ from bertjax.training.step import fills
 CONFIG = ModelConfig(
     vocab_size=60,
     hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    mlp_size=32,
-    max_positions=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
     dtype="float32",
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
     initializer_range=0.3,
 )
 PHASE = Phase(
@@ -106,11 +106,11 @@ def test_fills_count_tokens_and_what_attends_to_what():
     batch = packed_batch()
     lengths = [8, 7, 9, 13, 6, 21]
     sums = fills(batch)
-    np.testing.assert_allclose(sums["fill"], [sum(lengths), 4 * 24])
-    np.testing.assert_allclose(sums["attention_fill"], [sum(n * n for n in lengths) / 24, 4 * 24], rtol=1e-6)
+    np.testing.assert_allclose(sums["token_fraction"], [sum(lengths), 4 * 24])
+    np.testing.assert_allclose(sums["attention_fraction"], [sum(n * n for n in lengths) / 24, 4 * 24], rtol=1e-6)
     alone = fills(unpacked(batch))
-    np.testing.assert_allclose(alone["fill"], [sum(lengths), 6 * 24])
-    np.testing.assert_allclose(alone["attention_fill"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
+    np.testing.assert_allclose(alone["token_fraction"], [sum(lengths), 6 * 24])
+    np.testing.assert_allclose(alone["attention_fraction"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
 
 
 def test_rows_to_time_a_step_with_are_full_and_of_one_sequence():

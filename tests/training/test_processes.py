@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from several import WORKER, started
 
-from bertjax import cli
+from bertjax.cli import main as cli
+from bertjax.config.cluster import ClusterConfig
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.settings.cluster import ClusterConfig
-from bertjax.training import processes
+from bertjax.training import multihost as processes
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 
@@ -35,7 +35,11 @@ def commands_for(corpus: Path, folder: Path, meshes: dict[str, dict[str, int]]) 
             f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true",
             *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
             # Two heads, for two tensor shards to hold one each.
-            *("--config.model.num_heads=2", "--config.model.hidden_dropout=0.1", "--config.data.eval_rows=30"),
+            *(
+                "--config.model.num_attention_heads=2",
+                "--config.model.hidden_dropout_prob=0.1",
+                "--config.data.eval_rows=30",
+            ),
             *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
             f"--workdir={folder / name}",
         ]

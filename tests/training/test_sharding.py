@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax.config.mesh import MeshConfig
 from bertjax.errors import UsageError
-from bertjax.settings.mesh import MeshConfig
 from bertjax.training import sharding
 from bertjax.training.compiler_options import TPU_OPTIONS, compiler_options
 from bertjax.training.sharding import make_mesh

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from several import WORKER, started
 
-from bertjax import cli
-from bertjax.interop.convert import convert
-from bertjax.sweeps import SWEEP
+from bertjax.cli import main as cli
+from bertjax.convert.convert import convert
+from bertjax.training.sweep import SWEEP
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from bertjax.data.pretraining.settings import Phase
+from bertjax.config.mesh import MeshConfig
+from bertjax.config.optimizer import OptimizerConfig
+from bertjax.data.pretraining.config import Phase
+from bertjax.estimate.collectives import collectives
+from bertjax.estimate.program import read_program
 from bertjax.model.config import ModelConfig
-from bertjax.planning.collectives import collectives
-from bertjax.planning.program import read_program
-from bertjax.settings.mesh import MeshConfig
-from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
@@ -24,11 +24,11 @@ from bertjax.training.step import abstract_state, init_state, make_eval_step, ma
 CONFIG = ModelConfig(
     vocab_size=117,
     hidden_size=16,
-    num_layers=2,
-    num_heads=4,
-    mlp_size=40,
-    max_positions=16,
-    vocab_multiple=8,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=40,
+    max_position_embeddings=16,
+    pad_vocab_to_multiple_of=8,
     dtype="float32",
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
@@ -58,18 +58,18 @@ def objective_of(config: ModelConfig):
 
 @functools.cache
 def compiled(
-    mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig
+    mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig
 ) -> tuple[jax.stages.Compiled, Mesh]:
     """The train step, and the mesh it is for."""
     objective = objective_of(config)
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
-    step = make_train_step(objective, OPTIMIZER, mesh, accumulate)
+    step = make_train_step(objective, OPTIMIZER, mesh, grad_accum_steps)
     batch = put_batch(uneven_batch(0), mesh)
     return step.lower(abstract_state(objective, OPTIMIZER, mesh), batch, jax.random.key(1), RATE).compile(), mesh
 
 
-def run(mesh_sizes: tuple[int, int, int], accumulate: int, config: ModelConfig, steps: int = 3):
-    step, mesh = compiled(mesh_sizes, accumulate, config)
+def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig, steps: int = 3):
+    step, mesh = compiled(mesh_sizes, grad_accum_steps, config)
     state = init_state(objective_of(config), OPTIMIZER, mesh, jax.random.key(0))
     key, rate = jax.device_put((jax.random.key(1), jax.tree.map(jnp.asarray, RATE)), replicated(mesh))
     for seed in range(steps):
@@ -124,17 +124,17 @@ def test_a_step_gathers_no_table_no_batch_and_weights_once_forwards_and_once_bac
     largest = max((size for size, _ in gathered), default=0)
     assert largest < CONFIG.padded_vocab_size * CONFIG.hidden_size // tensor
     assert largest < PHASE.batch_size * PHASE.seq_len * CONFIG.hidden_size // data
-    layer = CONFIG.hidden_size * CONFIG.mlp_size // tensor
+    layer = CONFIG.hidden_size * CONFIG.intermediate_size // tensor
     # The feed-forward kernels of two layers, and nothing else of their size.
     assert sum(times for size, times in gathered if size == layer) == (8 if mesh_sizes[1] > 1 else 0)
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("accumulate", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_accumulated_gradients_are_those_of_the_whole_batch(accumulate):
-    config = dataclasses.replace(CONFIG, hidden_dropout=0.0, attention_dropout=0.0)
+@pytest.mark.parametrize("grad_accum_steps", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_accumulated_gradients_are_those_of_the_whole_batch(grad_accum_steps):
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     whole = jax.device_get(run((1, 1, 1), 1, config))
-    assert_states_close(whole, run((2, 1, 1), accumulate, config))
+    assert_states_close(whole, run((2, 1, 1), grad_accum_steps, config))
 
 
 def test_a_mean_of_micro_batch_means_would_be_something_else():

@@ -10,31 +10,31 @@ import pytest
 from etils import epath
 from flax.traverse_util import flatten_dict
 
-from bertjax.config import load_saved_config
-from bertjax.data.pretraining.settings import Phase
+from bertjax.config.load import load_saved_config
+from bertjax.config.mesh import MeshConfig
+from bertjax.config.optimizer import OptimizerConfig
+from bertjax.data.pretraining.config import Phase
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.settings.mesh import MeshConfig
-from bertjax.settings.optimizer import OptimizerConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.freezing import is_stacked
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import abstract_state, init_state, make_train_step
-from bertjax.training.trainable import is_stacked
 from bertjax.training.workdir import other_numbers
 
 LAYERS = 3
 MODEL = ModelConfig(
     vocab_size=60,
     hidden_size=16,
-    num_layers=LAYERS,
-    num_heads=2,
-    mlp_size=32,
-    max_positions=16,
-    vocab_multiple=8,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=16,
+    pad_vocab_to_multiple_of=8,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
     dtype="float32",
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
@@ -42,12 +42,12 @@ RATE = LearningRate(peak=1e-2, warmup_steps=0, steps=10)
 WITHOUT_EMBEDDINGS = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
 
 
-def train(mesh_sizes=(1, 1, 1), steps=2, accumulate=1, model=MODEL, **fields):
+def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, model=MODEL, **fields):
     objective, optimizer = masked_lm.objective(model), make_optimizer(OptimizerConfig(**fields))
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
     state = init_state(objective, optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
-    step = make_train_step(objective, optimizer, mesh, accumulate)
+    step = make_train_step(objective, optimizer, mesh, grad_accum_steps)
     for seed in range(steps):
         state = step(state, put_batch(masked_lm.synthetic_rows(PHASE, model, seed), mesh), jax.random.key(1), RATE)
     return flatten_dict(before), jax.device_get(state)

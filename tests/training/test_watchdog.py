@@ -9,8 +9,8 @@ from bertjax.training.watchdog import watchdog
 
 STUCK = """
 import time
-from bertjax import process
-from bertjax.temporary import temporary_folder
+from bertjax.utils import process
+from bertjax.utils.temporary import temporary_folder
 from bertjax.training.watchdog import watchdog
 
 def waits_for_another():

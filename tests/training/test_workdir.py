@@ -11,12 +11,13 @@ import pytest
 from etils import epath
 from small_run import final_params, make, spoiled
 
-from bertjax.corpus.prepare import prepare
-from bertjax.data.share import WHOLE
+from bertjax.data.corpus.prepare import prepare
+from bertjax.data.shard import WHOLE
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.files import unfinished_name
-from bertjax.training import loop, workdir
+from bertjax.training import train as loop
+from bertjax.training import workdir
 from bertjax.training.checkpoint import find_checkpoint
+from bertjax.utils.io import unfinished_name
 
 
 def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
@@ -57,9 +58,11 @@ def test_the_workdir_holds_all_that_is_promised(corpus, whole):
     real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, WHOLE)])]
     assert real[-1] < 14 * 8 * 16
     assert [line["tokens"] for line in lines] == [real[line["step"]] for line in lines]
-    assert last["fill"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)
+    assert last["token_fraction"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)
     timing = [json.loads(line) for line in (whole / "timing.jsonl").read_text().splitlines()]
-    assert timing[-1]["tokens_per_second"] == pytest.approx(last["fill"] * timing[-1]["positions_per_second"], rel=1e-4)
+    assert timing[-1]["tokens_per_second"] == pytest.approx(
+        last["token_fraction"] * timing[-1]["positions_per_second"], rel=1e-4
+    )
     assert json.loads((whole / "results.json").read_text())["step"] == 14
 
 

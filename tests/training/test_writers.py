@@ -7,7 +7,7 @@ import sys
 from etils import epath
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertjax.training.writers import METRICS, TIMING, Writers
+from bertjax.training.metrics import METRICS, TIMING, Writers
 
 
 def shown(workdir) -> dict[str, list[tuple[int, float]]]:
@@ -48,7 +48,7 @@ def test_files_on_a_disk_need_no_tensorflow(tmp_path):
     program = f"""
 import sys
 from etils import epath
-from bertjax.training.writers import Writers
+from bertjax.training.metrics import Writers
 Writers(epath.Path({str(tmp_path)!r}), -1).close()
 assert "tensorflow" not in sys.modules
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_of
-from bertjax.data.share import Share
+from bertjax.data.shard import Share
 from bertjax.errors import UsageError
 
 

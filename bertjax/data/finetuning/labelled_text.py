@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.errors import UsageError, listed, quoted

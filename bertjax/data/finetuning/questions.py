@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.offsets import encode_with_offsets
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.offsets import encode_with_offsets
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.tables import Reading, whole_characters
 from bertjax.errors import UsageError, quoted
-from bertjax.files import TABLE_BYTES, open_regular, read_stream
-from bertjax.terminal import progress_bar
+from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
+from bertjax.utils.terminal import progress_bar
 
 # Context that a token gets for each token of its window (`_check_is_max_context` of `run_squad.py`).
 _LENGTH_BONUS = 0.01

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.errors import UsageError, listed
-from bertjax.files import TABLE_BYTES, read_whole
-from bertjax.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import TABLE_BYTES, read_whole
+from bertjax.utils.plain_text import refuse_utf16, with_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
 _SHORT, _LONG = "with too few fields", "with more fields than columns"

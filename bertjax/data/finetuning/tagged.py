@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.tables import Reading, Row, decoded, whole_characters
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.files import TABLE_BYTES, read_whole
-from bertjax.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import TABLE_BYTES, read_whole
+from bertjax.utils.plain_text import refuse_utf16, with_newlines
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from bertjax.corpus.datasets import open_builder
-from bertjax.corpus.datasets import reading as reading_dataset
+from bertjax.data.corpus.datasets import open_builder
+from bertjax.data.corpus.datasets import reading as reading_dataset
 from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.errors import UsageError, listed
 

@@ -9,7 +9,7 @@ from typing import Any
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import Reading, whole_characters
 from bertjax.errors import UsageError, quoted
-from bertjax.files import TABLE_BYTES, open_regular, read_stream
+from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 
 # Footnote of section 4.2; tokens are taken to be what stands between white space.
 _FIRST_TOKENS = 400

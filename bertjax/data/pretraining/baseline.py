@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from bertjax.corpus.store import Corpus
+from bertjax.data.corpus.store import Corpus
 
 _BLOCK_TOKENS = 1 << 24
 

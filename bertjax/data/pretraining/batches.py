@@ -12,17 +12,17 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from bertjax.corpus.store import Corpus, Split
+from bertjax.data.corpus.store import Corpus, Split
 from bertjax.data.pretraining.assembly import assembled, truncated
+from bertjax.data.pretraining.config import SPECIAL_TOKENS_OF_PAIR, Masking, Phase, check_shape
 from bertjax.data.pretraining.rows import (
     Spans,
     stream_key,
     without_copy,
 )
-from bertjax.data.pretraining.settings import SPECIAL_TOKENS_OF_PAIR, Masking, Phase, check_shape
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
 from bertjax.data.schema import Schema, padding_of
-from bertjax.data.share import Share
+from bertjax.data.shard import Share
 from bertjax.errors import UsageError
 
 # TensorFlow only feeds; it must not take the accelerator's memory. Too late if something else already started it.
@@ -41,7 +41,7 @@ def train_dataset(
     source: RowSource,
     masking: Masking,
     seed: int,
-    pair_passes: int,
+    dupe_factor: int,
     start_step: int,
     share: Share,
     parallel_calls: int | None = None,
@@ -58,7 +58,7 @@ def train_dataset(
       source: of the rows: `SENTENCE_PAIRS`, `PACKED_PAIRS`, `TILES` or `WHOLE_TILES`.
       masking: what is masked, and how.
       seed: 0 or more.
-      pair_passes: different passes to make before the first is used again.
+      dupe_factor: different passes to make before the first is used again.
       start_step: first step of the dataset, within the phase.
       share: the rows of the global batch that are made.
       parallel_calls: batches made at the same time; chosen by tf.data if None.
@@ -77,12 +77,12 @@ def train_dataset(
     runs = share.runs(phase.batch_size)
     if seed < 0:
         raise UsageError(f"seed is {seed}; it must be 0 or more")
-    if pair_passes < 1:
-        raise UsageError(f"pair_passes is {pair_passes}; it must be at least 1")
+    if dupe_factor < 1:
+        raise UsageError(f"dupe_factor is {dupe_factor}; it must be at least 1")
     if not phase.start_step <= start_step <= phase.stop_step:
         raise UsageError(f"step {start_step} is outside its phase, steps {phase.start_step} to {phase.stop_step}")
 
-    lookup = source.train(corpus, phase, seed, pair_passes, shuffle)
+    lookup = source.train(corpus, phase, seed, dupe_factor, shuffle)
     assemble = _assembler(
         corpus,
         corpus.train,

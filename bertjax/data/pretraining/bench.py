@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.store import Corpus
+from bertjax.data.corpus.store import Corpus
 from bertjax.data.pretraining.batches import train_dataset
-from bertjax.data.pretraining.settings import Masking, Phase
+from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.source import RowSource
 from bertjax.data.pretraining.verified import verify_training, watched
 from bertjax.data.schema import is_token
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 from bertjax.errors import UsageError
 
 _WARM_UP_BATCHES = 10
@@ -28,7 +28,7 @@ def bench_input(
     source: RowSource,
     masking: Masking,
     seed: int,
-    pair_passes: int,
+    dupe_factor: int,
     seconds: float = 10.0,
     parallel_calls: int | None = None,
 ) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def bench_input(
             source=source,
             masking=masking,
             seed=seed,
-            pair_passes=pair_passes,
+            dupe_factor=dupe_factor,
             start_step=0,
             share=WHOLE,
             parallel_calls=parallel_calls,
@@ -71,7 +71,7 @@ def bench_input(
         return watched(dataset, corpus, lambda made: verify(made, shuffle))
 
     def verify(steps: int, shuffle: bool) -> None:
-        verify_training(corpus, (phase,), steps, source=source, seed=seed, pair_passes=pair_passes, shuffle=shuffle)
+        verify_training(corpus, (phase,), steps, source=source, seed=seed, dupe_factor=dupe_factor, shuffle=shuffle)
 
     if not 0 < seconds <= 3600:
         raise UsageError(f"--seconds is {seconds}; it must be above 0 and at most 3600")
@@ -101,7 +101,7 @@ def bench_input(
         "seconds_to_first_batch": seconds_to_first_batch,
         "batches": count[True],
         "seconds": spent[True],
-        "fill": fill,
+        "token_fraction": fill,
         "seq_len": phase.seq_len,
         "batch_size": phase.batch_size,
     }

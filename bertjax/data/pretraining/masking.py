@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.data.pretraining.assembly import Assembled, one_a_row
+from bertjax.data.pretraining.config import MASKED_LM_BATCH, Masking, prediction_numbers
 from bertjax.data.pretraining.rows import Spans
-from bertjax.data.pretraining.settings import MASKED_LM_BATCH, Masking, prediction_numbers
 from bertjax.data.pretraining.source import Prediction
 
 # How many words too long for what is left of a row's predictions are passed over before choosing stops.
@@ -103,9 +103,9 @@ def replacer(
 
         random_ids = tf.gather(ordinary_ids, tf.cast(replacement * float(ordinary_ids.size), tf.int32))
         new_ids = tf.where(
-            action < masking.mask_share,
+            action < masking.mask_prob,
             vocabulary.mask_id,
-            tf.where(action < masking.mask_share + masking.same_share, originals, random_ids),
+            tf.where(action < masking.mask_prob + masking.keep_prob, originals, random_ids),
         )
         # Unused predictions write back what stands at position 0.
         new_ids = tf.where(used, new_ids, originals)

@@ -12,14 +12,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from bertjax.corpus.store import Corpus
-from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.data.pretraining.assembly import Assembled
-from bertjax.data.pretraining.masking import chooser, fields_of, replacer
-from bertjax.data.pretraining.plan import pair_plan
-from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pairs, pair_lookup, stream_key
-from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.settings import (
+from bertjax.data.pretraining.config import (
     PACKED_BATCH,
     PAIRS_A_ROW,
     Masking,
@@ -27,6 +23,10 @@ from bertjax.data.pretraining.settings import (
     packed_predictions,
     prediction_numbers,
 )
+from bertjax.data.pretraining.masking import chooser, fields_of, replacer
+from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pairs, pair_lookup, stream_key
+from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.source import ORDER, Lookup, Prediction
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from bertjax.data.pretraining.pair_index import PairPlan
 from bertjax.data.pretraining.pairs import RECORD
-from bertjax.data.pretraining.plan import PairPlan
 
 # TensorFlow's default of 4 rounds leaves neighbours of epochs of a million rows close together (correlation 0.4);
 # 24 cost 0.1 microseconds a row more.

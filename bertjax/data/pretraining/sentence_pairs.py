@@ -10,11 +10,11 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from bertjax.corpus.store import Corpus
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.pretraining.config import Phase
 from bertjax.data.pretraining.masking import MASKED_LM
-from bertjax.data.pretraining.plan import pair_plan, verify_read_plan
+from bertjax.data.pretraining.pair_index import pair_plan, verify_read_plan
 from bertjax.data.pretraining.rows import Spans, epoch_order, pair_lookup, stream_key
-from bertjax.data.pretraining.settings import Phase
 from bertjax.data.pretraining.source import EVAL_SEED, ORDER, Lookup, RowSource
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from bertjax.corpus.store import Corpus
-from bertjax.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.data.pretraining.assembly import Assembled
+from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.rows import Spans
-from bertjax.data.pretraining.settings import Masking, Phase
 from bertjax.data.schema import Schema
 
 # Of held-out rows, which are the same for every run.

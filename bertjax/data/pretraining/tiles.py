@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from bertjax.corpus.store import Corpus
+from bertjax.data.corpus.store import Corpus
 from bertjax.data.pretraining.assembly import Assembled, one_a_row
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, SPECIAL_TOKENS_OF_TILE, Phase
 from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
-from bertjax.data.pretraining.settings import LANGUAGE_MODEL_BATCH, SPECIAL_TOKENS_OF_TILE, Phase
 from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, Prediction, RowSource
 from bertjax.errors import UsageError
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bertjax.corpus.blocks import blocks_of
-from bertjax.corpus.store import Corpus, array_file
+from bertjax.data.corpus.blocks import blocks_of
+from bertjax.data.corpus.store import Corpus, array_file
+from bertjax.data.pretraining.config import Phase
 from bertjax.data.pretraining.pairs import RECORD
-from bertjax.data.pretraining.settings import Phase
 from bertjax.data.pretraining.source import RowSource
 from bertjax.errors import BertjaxError
 
@@ -56,7 +56,7 @@ def verify_training(
     *,
     source: RowSource,
     seed: int,
-    pair_passes: int,
+    dupe_factor: int,
     shuffle: bool = True,
 ) -> None:
     """Holds against its checksums all that the batches of steps 0 to `steps - 1` were made of.
@@ -73,7 +73,7 @@ def verify_training(
     tokens = corpus.path / array_file("train", "tokens")
     for phase in phases:
         positions = max(0, min(steps, phase.stop_step) - phase.start_step) * phase.batch_size
-        plan = source.train_plan(corpus, phase.seq_len, seed, pair_passes)
+        plan = source.train_plan(corpus, phase.seq_len, seed, dupe_factor)
         left = verification.left(tokens) + (verification.left(plan) if plan else 0)
         if not left or not positions:
             continue
@@ -83,7 +83,7 @@ def verify_training(
             if plan:
                 verification.verify(plan)
             continue
-        lookup = source.train(corpus, phase, seed, pair_passes, shuffle)
+        lookup = source.train(corpus, phase, seed, dupe_factor, shuffle)
         for start in range(0, positions, _POSITIONS_AT_ONCE):
             rows, spans = lookup(tf.range(start, min(start + _POSITIONS_AT_ONCE, positions), dtype=tf.int64))
             verification.verify(tokens, _token_blocks(corpus, spans))

@@ -5,8 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.attention.devices import on_each_device
 from bertjax.model.attention.mask import AttentionMask
+from bertjax.model.attention.shard_map import on_each_device
 
 
 def cudnn_attention(

@@ -16,10 +16,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.model.attention.devices import on_each_device, tpu_kernel
 from bertjax.model.attention.mask import NOT_SEEN, AttentionMask, allowed
+from bertjax.model.attention.shard_map import on_each_device, tpu_kernel
 from bertjax.model.dropout import BITS, hashed, kept_scale, seeds_of, threshold
-from bertjax.model.placement import device_kind
+from bertjax.model.partitioning import device_kind
 
 # Columns of a register: what is read of the hidden size is a multiple of them, or all of it.
 _LANES = 128

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from bertjax.model.attention.devices import on_each_device, tpu_kernel
 from bertjax.model.attention.mask import AttentionMask
+from bertjax.model.attention.shard_map import on_each_device, tpu_kernel
 
 # Rows are cut into blocks of so many tokens, the most that divides them; the kernel takes multiples of the least.
 _LEAST_BLOCK, _LARGEST_BLOCK = 128, 512

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Vocabulary
-from bertjax.corpus.vocabulary_files import open_vocabulary, vocabulary_files
+from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary_files import open_vocabulary, vocabulary_files
+from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples, eval_batches
-from bertjax.data.finetuning.plan import TrainPlan, train_batches
-from bertjax.data.finetuning.showing import format_row
+from bertjax.data.finetuning.formatting import format_row
 from bertjax.data.finetuning.tables import Reading
-from bertjax.data.share import WHOLE
+from bertjax.data.shard import WHOLE
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
+from bertjax.model.feature_head import CACHED
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
-from bertjax.model.upper import CACHED
 from bertjax.tasks.finetuning import selection, synthetic
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import FileRecords
@@ -104,9 +104,9 @@ def make_task(
     segments = 1 + max(
         int(part.tokens["segment_ids"].max(initial=0)) for part in (train, evaluated) if part is not None
     )
-    if segments > settings.model["num_segments"]:
+    if segments > settings.model["type_vocab_size"]:
         raise UsageError(
-            f"the rows have {segments} segments, config.model.num_segments is {settings.model['num_segments']}"
+            f"the rows have {segments} segments, config.model.type_vocab_size is {settings.model['type_vocab_size']}"
         )
     batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
     evaluation = Batching(data.eval_batch_size, data.bucket, data.seq_len)

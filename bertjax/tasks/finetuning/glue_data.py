@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.labelled_text import Target, encode_rows
 from bertjax.data.finetuning.tables import Reading, Row, read_table

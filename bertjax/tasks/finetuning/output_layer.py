@@ -6,8 +6,8 @@ import json
 from etils import epath
 
 from bertjax.errors import UsageError
-from bertjax.files import read_json
-from bertjax.model.upper import Upper
+from bertjax.model.feature_head import Upper
+from bertjax.utils.io import read_json
 
 OUTPUT_LAYER = "output_layer.json"
 # What the outputs are: one of several classes (or, without labels, a number), any number of labels, the scores of

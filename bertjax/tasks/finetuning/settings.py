@@ -5,14 +5,14 @@ import json
 import math
 from typing import Any, ClassVar
 
+from bertjax.config.fields import at_least, limited, one_of
+from bertjax.config.optimizer import OptimizerConfig
+from bertjax.config.run import RunSettings
 from bertjax.data.finetuning.examples import Batching
 from bertjax.errors import UsageError
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, LSTM
 from bertjax.model.config import ModelConfig
-from bertjax.model.upper import ENCODER, Upper
-from bertjax.settings.fields import at_least, limited, one_of
-from bertjax.settings.optimizer import OptimizerConfig
-from bertjax.tasks.settings import RunSettings
+from bertjax.model.feature_head import ENCODER, Upper
 
 # What a task's files may have, and `predict` takes; or nothing is evaluated.
 SPLITS, NONE = ("dev", "test"), "none"

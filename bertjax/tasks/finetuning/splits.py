@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bertjax.data.finetuning.dev_split import first_texts, held_out, share_of, subset
 from bertjax.data.finetuning.examples import Examples
-from bertjax.data.finetuning.splitting import first_texts, held_out, share_of, subset
 from bertjax.data.finetuning.tables import Reading
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.settings import NONE, FinetuningData

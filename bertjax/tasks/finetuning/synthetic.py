@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from bertjax.config.run import DEFAULT_VOCAB_SIZE
 from bertjax.data.schema import synthetic_batch
-from bertjax.data.share import Share
+from bertjax.data.shard import Share
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.finetuning.settings import FinetuningSettings
-from bertjax.tasks.settings import DEFAULT_VOCAB_SIZE
 from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
 
 
@@ -39,7 +39,7 @@ def synthetic_task(
     def batch(phase: int) -> NumpyBatch:
         sizes = {"length": length, "choices": choices, "labels": labels, "pieces": model.vocab_size}
         # Whether the labels are one class or many costs nothing.
-        few = {"segments": model.num_segments, "classes": 2, "two": 2}
+        few = {"segments": model.type_vocab_size, "classes": 2, "two": 2}
         return synthetic_batch(objective.schema, rows, **sizes, **few)
 
     return Task(

@@ -11,13 +11,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from bertjax.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.data.finetuning.dev_split import share_of, subset_of_tagged, unit_texts, units
 from bertjax.data.finetuning.examples import Examples, in_input_order
-from bertjax.data.finetuning.splitting import share_of, subset_of_tagged, unit_texts, units
 from bertjax.data.finetuning.tables import Reading, Row
 from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
 from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
-from bertjax.files import write_whole
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, of_classes, of_entities
 from bertjax.model.config import ModelConfig
@@ -30,6 +29,7 @@ from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, Finetuning
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
+from bertjax.utils.io import write_whole
 
 
 def tags_of(tagged: Tagged) -> list[str]:

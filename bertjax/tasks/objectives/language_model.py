@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.settings import LANGUAGE_MODEL_BATCH, Phase
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import LanguageModel
@@ -32,7 +32,7 @@ def objective(model: ModelConfig) -> Objective:
 
 def synthetic_rows(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """A batch of a phase's shape to time a step with."""
-    segments = min(2, model.num_segments)
+    segments = min(2, model.type_vocab_size)
     return synthetic_batch(
         LANGUAGE_MODEL_BATCH, phase.batch_size, seed, length=phase.seq_len, pieces=model.vocab_size, segments=segments
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.settings import MASKED_LM_BATCH, PACKED_BATCH, Phase
+from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH, Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
@@ -40,7 +40,7 @@ def synthetic_rows(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str,
         predictions=phase.row_predictions,
         pairs=phase.spans_a_row,
         pieces=model.vocab_size,
-        segments=min(2, model.num_segments),
+        segments=min(2, model.type_vocab_size),
         labels=2,
     )
 

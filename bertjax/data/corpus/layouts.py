@@ -1,0 +1,153 @@
+"""The text of a file to documents, streamed: a long document comes in pieces, so memory stays bounded."""
+
+import dataclasses
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from bertjax.data.corpus.sentences import PARAGRAPHS, WRAPPED, cut_point, is_wrapped
+
+# A longer document goes on in pieces of this size.
+MAX_PIECE_CHARS = 1 << 20
+
+_BLANK_LINE = re.compile(r"\n\s*\n")
+_DOC_OPEN = re.compile(r"^<doc\b[^\n]*>[^\S\n]*(?:\n|\Z)", re.MULTILINE)
+_DOC_CLOSE = re.compile(r"^</doc>", re.MULTILINE)
+_TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A document, or a piece of one.
+
+    Attributes:
+      text: as the source has it.
+      form: how it is to be split into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
+      continues: the text goes on with the document of the `Text` before it.
+    """
+
+    text: str
+    form: str
+    continues: bool = False
+
+
+def whole(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
+    """The chunks as one document."""
+    buffer = ""
+    continues = False
+    for chunk in chunks:
+        buffer += chunk
+        while len(buffer) > MAX_PIECE_CHARS:
+            at = _cut(buffer, problems)
+            yield Text(buffer[:at], form, continues)
+            buffer = buffer[at:]
+            continues = True
+    if buffer.strip():
+        yield Text(buffer, form, continues)
+
+
+def blocks(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
+    """The chunks as documents parted by blank lines."""
+    buffer = ""
+    continues = False
+    for chunk in chunks:
+        buffer += chunk
+        *complete, buffer = _BLANK_LINE.split(buffer)
+        for document in complete:
+            if continues or document.strip():
+                yield Text(document, form, continues)
+            continues = False
+        while len(buffer) > MAX_PIECE_CHARS:
+            at = _cut(buffer, problems)
+            yield Text(buffer[:at], form, continues)
+            buffer = buffer[at:]
+            continues = True
+    if buffer.strip():
+        yield Text(buffer, form, continues)
+
+
+def _cut(buffer: str, problems: Counter[str]) -> int:
+    at = cut_point(buffer, MAX_PIECE_CHARS)
+    # A newline stays at the head of the rest: with one that follows, it may be a blank line.
+    if buffer[at - 1] == "\n":
+        return at - 1
+    problems["long_sentence_cuts"] += 1
+    return at
+
+
+def prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+    """Running text, in the layouts people keep it in, told apart by a file's first megabyte:
+
+    - lines wrapped at a fixed width: paragraphs end at blank or short lines, the file is one document;
+    - a paragraph a line, blank lines parting single paragraphs (or none at all): the file is one document;
+    - a paragraph a line, blank lines parting (for the most part) groups of paragraphs: each group is a document.
+    """
+    first = next(chunks, "")
+    groups = [block.split("\n") for block in _BLANK_LINE.split(first.strip())]
+    lines = [line.strip() for block in groups for line in block]
+    grouped = sum(len(block) > 1 for block in groups)
+
+    def rejoined() -> Iterator[str]:
+        yield first
+        yield from chunks
+
+    if is_wrapped(lines):
+        return whole(rejoined(), WRAPPED, problems)
+    if len(groups) > 1 and 2 * grouped > len(groups):
+        return blocks(rejoined(), PARAGRAPHS, problems)
+    return whole(rejoined(), PARAGRAPHS, problems)
+
+
+def wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+    """WikiExtractor articles, without the line that repeats the title. Section titles stay."""
+    buffer = ""
+    inside = continues = False
+    ended = False
+    while not ended:
+        chunk = next(chunks, None)
+        ended = chunk is None
+        buffer += chunk or ""
+        # The last line may be half a tag.
+        ready = len(buffer) if ended else buffer.rfind("\n") + 1
+        position = 0
+        while True:
+            tag = (_DOC_CLOSE if inside else _DOC_OPEN).search(buffer, position, ready)
+            if not tag:
+                break
+            if not inside and not ended and buffer.find("\n", tag.end()) < 0:
+                break  # The line after the tag may be the title.
+            between = buffer[position : tag.start()]
+            position = tag.end()
+            if inside:
+                if between.strip() or continues:
+                    yield Text(between, PARAGRAPHS, continues)
+                inside = continues = False
+            else:
+                problems["characters_outside_doc"] += len(between.strip())
+                inside = True
+                position = _after_title(buffer, tag)
+        if not inside and position < ready and not tag:
+            problems["characters_outside_doc"] += len(buffer[position:ready].strip())
+            position = ready
+        buffer = buffer[position:]
+        if not inside and len(buffer) > MAX_PIECE_CHARS:
+            problems["characters_outside_doc"] += len(buffer.strip())
+            buffer = ""
+        while inside and len(buffer) > MAX_PIECE_CHARS:
+            at = _cut(buffer, problems)
+            yield Text(buffer[:at], PARAGRAPHS, continues)
+            buffer = buffer[at:]
+            continues = True
+    if inside:
+        problems["unclosed_doc"] += 1
+        yield Text(buffer, PARAGRAPHS, continues)
+
+
+def _after_title(buffer: str, tag: re.Match[str]) -> int:
+    title = _TITLE.search(tag.group())
+    end = buffer.find("\n", tag.end())
+    line = buffer[tag.end() : end if end >= 0 else None]
+    if title and line.strip() and line.strip() in (title[1].strip(), html.unescape(title[1]).strip()):
+        return tag.end() + len(line)
+    return tag.end()

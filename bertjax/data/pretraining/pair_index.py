@@ -1,0 +1,248 @@
+"""The pair plan on disk: which spans of the corpus make which row, for several passes over a split.
+
+A plan is a pure function of (corpus, split, seq_len, seed, passes, pairs_a_row), made once and memory-mapped: no row of
+it depends on another at training time, so any row of any epoch is one lookup away. It is written block by block, so
+neither the corpus nor the plan has to fit into memory.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertjax.data.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
+from bertjax.data.corpus.mapping import map_files
+from bertjax.data.corpus.store import Corpus, Split, array_file
+from bertjax.data.pretraining.config import SPECIAL_TOKENS_OF_PAIR
+from bertjax.data.pretraining.packing import packed
+from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils.io import check_space, is_ours, read_json, read_whole, remove_abandoned, replacing, write_whole
+from bertjax.utils.temporary import shared_place
+from bertjax.utils.terminal import progress_bar
+
+# Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
+_VERSION = 1
+_BLOCK_SENTENCES = 1 << 20
+_PROGRESS_AFTER_SECONDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class PairPlan:
+    """Sentence pairs of several passes, one pass after the other.
+
+    Attributes:
+      records: [pairs] `pairs.RECORD`, memory-mapped, row after row.
+      pass_ends: [passes] int64, rows up to and with each pass.
+      runs: [runs, 2] int64, stretches of rows that have equally many pairs: rows, and pairs a row.
+      path: of the records' file, whose blocks the corpus's `verification` knows.
+    """
+
+    records: np.ndarray
+    pass_ends: np.ndarray
+    runs: np.ndarray
+    path: Path
+
+
+def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int = 1) -> PairPlan:
+    """The plan of a split, from disk if it is there and whole, else made and stored.
+
+    Stored in the corpus' folder `plans`, or, if that is not writable, in a folder of this user alone in the system's
+    folder for temporary files. A large plan is held against its checksums in part here, and goes on to be by the
+    corpus's `verification`. Processes may do this at the same time: each writes a file of its own and renames it, and
+    all make the same bytes.
+
+    Args:
+      corpus: the corpus.
+      split: "train" or "heldout".
+      seq_len: tokens a row; A and B of a pair get seq_len - 3.
+      seed: 0 or more; equal seeds give equal plans.
+      passes: independent cuts of the whole split, 1 or more.
+      pairs_a_row: at most; above 1 the pairs of a pass are packed into as few rows as they fit into. The pairs are the
+        same for any number.
+
+    Raises:
+      UsageError: the split has fewer than two documents, so that no B could come from another one.
+      BertjaxError: the plan cannot be written anywhere, or the corpus that it is to be made of is damaged.
+    """
+    data: Split = getattr(corpus, split)
+    count = max(0, data.documents.size - 1)
+    if count < 2:
+        raise UsageError(
+            f"the {split} split of the corpus {corpus.path} has {count} document(s); sentence pairs need at least 2: "
+            + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
+        )
+    settings = _settings(corpus, split, seq_len, seed, passes, pairs_a_row)
+    places = _places(corpus, settings)
+    shared = places[-1].parent
+    for place in places:
+        if place.parent != shared or _is_private(shared):
+            plan = _read(place, settings, corpus.verification)
+            if plan is not None:
+                return plan
+    for array in ("sentences", "documents"):
+        corpus.verification.verify(corpus.path / array_file(split, array))
+    # About a row for each `seq_len` tokens.
+    needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
+    problems = []
+    for place in places:
+        folder = place.parent
+        try:
+            folder.mkdir(mode=0o700 if folder == shared else 0o777, parents=True, exist_ok=True)
+            if folder == shared and not _is_private(folder):
+                problems.append(f"{folder}: it is no folder of this user alone (mode 700), remove it")
+                continue
+            check_space(folder, needed_bytes, f"the plan of {passes:,} passes", "lower config.data.dupe_factor")
+            _write(place, settings, data)
+        except (OSError, BertjaxError) as error:
+            problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
+            continue
+        plan = _read(place, settings, corpus.verification)
+        if plan is not None:
+            return plan
+        problems.append(f"{folder}: the file does not read back as written")
+    raise BertjaxError(f"cannot store the pair plan ({'; '.join(problems)}); free some space or set TMPDIR")
+
+
+def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> None:
+    """Holds the plan that `pair_plan` gave for these arguments against its checksums; nothing where it gave none.
+
+    Raises:
+      BertjaxError: a block is damaged.
+    """
+    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes, 1)):
+        if corpus.verification.has(place.with_suffix(".bin")):
+            corpus.verification.verify(place.with_suffix(".bin"))
+
+
+def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "corpus": corpus.fingerprint,
+        "split": split,
+        "seq_len": seq_len,
+        "seed": seed,
+        "passes": passes,
+        "pairs_a_row": pairs_a_row,
+    }
+
+
+def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
+    """Where a plan may lie, its files' endings left out: beside the corpus, or in this user's temporary folder."""
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
+    return corpus.path / "plans" / name, shared_place() / f"bertjax-plans-{os.getuid()}" / name
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether a folder, not a link to one, is this user's and nobody else can put anything there."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and is_ours(found) and not found.st_mode & 0o077
+
+
+def _read(path: Path, settings: dict[str, Any], verification: Verification) -> PairPlan | None:
+    """Maps a stored plan; None if there is none, or it is of other settings, cut short or changed."""
+    records = path.with_suffix(".bin")
+    try:
+        header = read_json(path.with_suffix(".json"))
+        ends, runs = (np.array(header[name], np.int64) for name in ("pass_ends", "runs"))
+        rows, pairs = runs.T
+        size = int((rows * pairs).sum()) * RECORD.itemsize
+        if header["settings"] != settings or records.stat().st_size != size or rows.sum() != ends[-1]:
+            return None
+        table = read_whole(path.with_suffix(".crc32"), size)
+        if _checksum(table, header["pass_ends"], header["runs"]) != header["sha256"]:
+            return None
+        remedy = "remove it, it is made again"
+        checksums = np.frombuffer(table, CHECKSUM_DTYPE)
+        found = Verification([BlockFile(records, checksums, np.dtype("u1"), f"the pair plan {records}", remedy)])
+        found.verify_at_start()
+        verification.take_over(found)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, BertjaxError):
+        return None
+    return PairPlan(map_files([records], RECORD), ends, runs, records)
+
+
+def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
+    remove_abandoned(path.parent)
+    ends: list[int] = []
+    runs: list[list[int]] = []
+    rows = 0
+    with replacing(path.with_suffix(".bin")) as unfinished:
+        # Unbuffered: a full disk shows at the write that met it.
+        with (
+            open(unfinished, "wb", buffering=0) as file,
+            progress_bar(
+                f"sentence pairs at length {settings['seq_len']}",
+                settings["passes"] * int(split.sentences[-1]),
+                " tokens",
+                after_seconds=_PROGRESS_AFTER_SECONDS,
+            ) as progress,
+        ):
+            for pass_index in range(settings["passes"]):
+                for block, tokens in _blocks(split, settings["seq_len"], settings["seed"], pass_index):
+                    for records in block:
+                        packing = _generator(settings["seed"], pass_index, rows, 0)
+                        records, numbers = _in_rows(records, settings["seq_len"], settings["pairs_a_row"], packing)
+                        _write_all(file, records.view(np.uint8).data)
+                        for pairs in np.flatnonzero(numbers):
+                            if not runs or runs[-1][1] != pairs:
+                                runs.append([0, int(pairs)])
+                            runs[-1][0] += int(numbers[pairs])
+                        rows += int(numbers.sum())
+                    progress.update(tokens)
+                ends.append(rows)
+        table = checksums_of(unfinished).blocks.tobytes()
+    write_whole(path.with_suffix(".crc32"), table)
+    header = {"settings": settings, "pass_ends": ends, "runs": runs, "sha256": _checksum(table, ends, runs)}
+    write_whole(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
+
+
+def _in_rows(
+    records: np.ndarray, seq_len: int, pairs_a_row: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs row after row, and int64 [pairs_a_row + 1], how many rows have no, one, two, ... of them."""
+    if pairs_a_row == 1:
+        return records, np.array([0, records.size])
+    room = seq_len - SPECIAL_TOKENS_OF_PAIR
+    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], room) + SPECIAL_TOKENS_OF_PAIR
+    order, numbers = packed(lengths, seq_len, pairs_a_row, rng)
+    return records[order], np.concatenate([[0], numbers])
+
+
+def _checksum(table: bytes, ends: list[int], runs: list[list[int]]) -> str:
+    """Of what says where rows are; the records are held against the checksums in `table`."""
+    return hashlib.sha256(table + json.dumps([ends, runs]).encode()).hexdigest()
+
+
+def _write_all(file: Any, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
+    """The pairs of one pass by blocks of documents, and the tokens of each block."""
+    # A view as signed integers: numpy would turn the whole array into floats to search for signed values in it.
+    sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
+    first, count = 0, documents.size - 1
+    while first < count:
+        last = int(np.searchsorted(documents, documents[first] + _BLOCK_SENTENCES))
+        last = min(max(last, first + 1), count)
+        lengths = np.diff(sentences[documents[first : last + 1]])
+        targets = target_lengths(lengths, seq_len - SPECIAL_TOKENS_OF_PAIR, pass_index, _generator(seed, first))
+        pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1))
+        yield pairs, int(lengths.sum())
+        first = last
+
+
+def _generator(*seeds: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))

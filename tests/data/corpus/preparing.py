@@ -1,0 +1,63 @@
+"""Made-up text, and corpora prepared from it."""
+
+import random
+import subprocess
+
+import pytest
+
+from bertjax.data.corpus import prepare
+from bertjax.errors import UsageError
+
+WORDS = ["river", "stone", "walk", "green", "lamp", "quiet", "seven", "under", "paper", "north"]
+
+
+def make_text(documents, seed=0):
+    draw = random.Random(seed)
+    return [
+        [
+            " ".join(draw.choice(WORDS) for _ in range(draw.randrange(3, 9))) + f" {document}.{i} ."
+            for i in range(draw.randrange(1, 8))
+        ]
+        for document in range(documents)
+    ]
+
+
+def write_text(path, documents):
+    path.write_text("\n\n".join("\n".join(sentences) for sentences in documents) + "\n", encoding="utf-8")
+
+
+def run(tmp_path, *inputs, name="corpus", **settings):
+    settings = {"workers": 1, "progress": False, **settings}
+    return prepare.prepare(list(inputs), tmp_path / name, **settings)
+
+
+def documents_of(split):
+    """Documents as lists of sentences as tuples of ids."""
+    return [
+        [
+            tuple(split.tokens[int(split.sentences[s]) : int(split.sentences[s + 1])].tolist())
+            for s in range(int(split.documents[d]), int(split.documents[d + 1]))
+        ]
+        for d in range(split.documents.size - 1)
+    ]
+
+
+def bytes_of(directory):
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def check_refused(tmp_path, says, **settings):
+    """That a text cannot be prepared with settings, is told so, and leaves nothing."""
+    write_text(tmp_path / "a.txt", make_text(2))
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path, f"text:{tmp_path}/a.txt", **settings)
+    assert leftovers(tmp_path) == []
+
+
+def leftovers(tmp_path):
+    return sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+
+
+def children(pid):
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [int(child) for child in listing.split()]

@@ -1,0 +1,128 @@
+"""A corpus on object storage, as training finds it."""
+
+import json
+import multiprocessing
+import os
+import shutil
+
+import numpy as np
+import pytest
+import storage
+from etils import epath
+
+from bertjax.config.load import load_config
+from bertjax.data.corpus import local_copy
+from bertjax.data.corpus.local_copy import open_anywhere
+from bertjax.data.corpus.store import MANIFEST, open_corpus
+from bertjax.data.shard import WHOLE
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.tasks.run import build_task
+from bertjax.training.checkpoint_config import settings_of
+from bertjax.utils import cache_dir as machine_folder
+
+
+@pytest.fixture
+def bucket(monkeypatch, corpus, tmp_path):
+    """The address of a corpus, and an empty folder for copies."""
+    storage.use(monkeypatch)
+    monkeypatch.setenv(machine_folder.STAGING, str(tmp_path / "staging"))
+    place = epath.Path("gs://bucket/corpus")
+    place.mkdir(parents=True)
+    for file in corpus.iterdir():
+        if file.is_file():
+            (place / file.name).write_bytes(file.read_bytes())
+    return place
+
+
+def test_training_reads_the_same_batches(bucket, corpus, tmp_path):
+    def batches(path):
+        config = load_config(f"pretrain:size=L1_H16,quick=true,corpus={path}", ["--config.data.seq_len=16"])
+        task = build_task(settings_of(config), train=True)
+        made = task.train_batches(0, WHOLE)
+        return task.data_hash, [next(made) for _ in range(3)]
+
+    (hash_there, there), (hash_here, here) = batches(bucket), batches(corpus)
+    assert hash_there == hash_here
+    for one, other in zip(there, here, strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+    (copy,) = [path for path in (tmp_path / "staging").iterdir() if path.is_dir()]
+    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == {
+        path.name: path.read_bytes() for path in corpus.iterdir() if path.is_file()
+    }
+
+
+def test_a_copy_is_made_once_and_another_corpus_at_the_address_is_another_copy(bucket, monkeypatch):
+    first = open_anywhere(str(bucket))
+    (bucket / "train.tokens.bin").unlink()
+    assert open_anywhere(str(bucket)).path == first.path
+    manifest = json.loads((bucket / MANIFEST).read_text())
+    (bucket / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
+    with pytest.raises(UsageError, match="gs://bucket/corpus is damaged: train.tokens.bin is missing"):
+        open_anywhere(str(bucket))
+    assert open_corpus(first.path).fingerprint == first.fingerprint
+
+
+def test_what_arrives_damaged_is_named_and_leaves_nothing(bucket, tmp_path):
+    content = bytearray((bucket / "train.tokens.bin").read_bytes())
+    content[len(content) // 2] ^= 1
+    (bucket / "train.tokens.bin").write_bytes(bytes(content))
+    with pytest.raises(BertjaxError, match="train.tokens.bin does not match its checksum"):
+        open_anywhere(str(bucket))
+    assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
+
+
+def test_a_corpus_that_is_replaced_while_it_is_copied_is_no_copy(bucket, tmp_path, monkeypatch):
+    copy_files = local_copy._copy
+
+    def copy_and_replace(*arguments):
+        copy_files(*arguments)
+        manifest = json.loads((bucket / MANIFEST).read_text())
+        (bucket / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
+
+    monkeypatch.setattr(local_copy, "_copy", copy_and_replace)
+    with pytest.raises(BertjaxError, match="manifest.json has changed while the corpus was copied; run again"):
+        open_anywhere(str(bucket))
+    assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
+
+
+def test_no_corpus_at_an_address_and_no_room_for_a_copy_are_one_line_each(bucket, monkeypatch):
+    with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
+        open_anywhere("gs://bucket/none")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 1 << 40, 1000))
+    with pytest.raises(BertjaxError, match="no room for a copy of gs://bucket/corpus: .*; free some space or name"):
+        open_anywhere(str(bucket))
+
+
+def _hold(lock, held, done):
+    with machine_folder.alone(lock):
+        held.set()
+        done.wait(30)
+
+
+def test_a_process_waits_for_another_that_copies(bucket, tmp_path):
+    copy = open_anywhere(str(bucket)).path
+    shutil.rmtree(copy)
+    context = multiprocessing.get_context("spawn")
+    held, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(copy.parent / f".{copy.name}.lock", held, done))
+    other.start()
+    assert held.wait(30)
+    waited = []
+    # Lets the other one go when this one has begun to wait.
+    machine_sleep = machine_folder.time.sleep
+    machine_folder.time.sleep = lambda seconds: (waited.append(seconds), done.set(), machine_sleep(0.05))
+    try:
+        assert open_anywhere(str(bucket)).path == copy
+    finally:
+        machine_folder.time.sleep = machine_sleep
+    other.join()
+    assert waited
+
+
+def test_a_folder_that_another_user_made_is_not_used(bucket, monkeypatch, tmp_path):
+    monkeypatch.delenv(machine_folder.STAGING)
+    monkeypatch.setattr(machine_folder, "shared_place", lambda: tmp_path)
+    monkeypatch.setattr(machine_folder, "is_ours", lambda found: False)
+    with pytest.raises(BertjaxError, match=f"bertjax-{os.geteuid()} is of another user; name a folder in BERTJAX_STAG"):
+        open_anywhere(str(bucket))

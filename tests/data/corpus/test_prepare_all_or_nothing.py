@@ -1,0 +1,175 @@
+"""A corpus that cannot be made, or whose making is stopped: nothing is left of it, and what was there stays."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from preparing import bytes_of, check_refused, children, leftovers, make_text, run, write_text
+
+from bertjax.data.corpus import output, prepare, store
+from bertjax.errors import BertjaxError, UsageError
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\x00\x01"])
+def test_no_text_is_one_error(tmp_path, vocabulary, content):
+    (tmp_path / "a.txt").write_bytes(content)
+    for given in vocabulary, None:
+        with pytest.raises(BertjaxError, match="no text"):
+            run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=given)
+    assert leftovers(tmp_path) == []
+
+
+def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(5))
+    spec = f"text:{tmp_path}/a.txt"
+    run(tmp_path, spec, vocabulary=vocabulary)
+    before = bytes_of(tmp_path / "corpus")
+    with pytest.raises(UsageError, match="--overwrite"):
+        run(tmp_path, spec, vocabulary=vocabulary)
+    (tmp_path / "bad.txt.gz").write_bytes(b"no gzip")
+    with pytest.raises(BertjaxError, match="bad.txt.gz"):
+        run(tmp_path, f"text:{tmp_path}/*", vocabulary=vocabulary, overwrite=True)
+    assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
+    write_text(tmp_path / "a.txt", make_text(6))
+    run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
+    # What lies in the folder of a corpus besides would be lost with it.
+    (tmp_path / "corpus" / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="is no corpus to replace, or holds more than that"):
+        run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
+    (tmp_path / "corpus" / "checkpoints").rmdir()
+    assert bytes_of(tmp_path / "corpus") != before and leftovers(tmp_path) == ["corpus"]
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    with pytest.raises(UsageError, match="is no corpus"):
+        run(tmp_path, spec, vocabulary=vocabulary, overwrite=True, name="home")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"heldout_share": 1.0}, "held-out share 1.0"),
+        ({"vocabulary_kind": "bpe"}, "'bpe'"),
+        ({"vocabulary_size": 10}, "10 pieces"),
+        ({"workers": -1}, "-1 workers"),
+        ({"workers": 10**12}, "1,000,000,000,000 workers"),
+    ],
+)
+def test_unusable_settings(tmp_path, settings, says):
+    check_refused(tmp_path, says, **settings)
+
+
+def test_full_disk_is_one_error(tmp_path, vocabulary, monkeypatch):
+    write_text(tmp_path / "a.txt", make_text(50))
+
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output._SplitWriter, "_write", write)
+    with pytest.raises(BertjaxError, match="No space left on device") as caught:
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert str(tmp_path / "corpus") in str(caught.value)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, vocabulary, monkeypatch):
+    write_text(tmp_path / "a.txt", make_text(50))
+    monkeypatch.setattr(prepare, "_CORPUS_BYTES_A_TEXT_BYTE", 1e15)
+    with pytest.raises(BertjaxError, match="no room for the corpus"):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert leftovers(tmp_path) == []
+
+
+def test_interrupt_cleans_up(tmp_path, vocabulary, monkeypatch):
+    write_text(tmp_path / "a.txt", make_text(50))
+
+    def add(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(output.CorpusWriter, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
+
+
+def test_killed_worker_is_one_error(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(200_000))
+    before = set(multiprocessing.active_children())
+
+    def kill():
+        while not (workers := set(multiprocessing.active_children()) - before):
+            time.sleep(0.01)
+        os.kill(workers.pop().pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(BertjaxError, match="a worker process was killed"):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    killer.join()
+    assert leftovers(tmp_path) == []
+
+
+PREPARE = """
+import sys
+from bertjax.data.corpus.prepare import prepare
+if __name__ == "__main__":
+    prepare([sys.argv[1]], sys.argv[2], vocabulary=sys.argv[3], workers=2, progress=False)
+"""
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(200_000))
+    (tmp_path / "prepare.py").write_text(PREPARE)
+    spec = f"text:{tmp_path}/a.txt"
+    process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
+    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/train.tokens.bin")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    (partial,) = tmp_path.glob(".corpus-*.unfinished")
+    with pytest.raises(UsageError, match="another process is writing"):
+        run(tmp_path, spec, vocabulary=vocabulary)
+    workers = children(process.pid)
+    process.kill()
+    process.wait()
+    assert workers
+    assert not (tmp_path / "corpus").exists()
+    with pytest.raises(UsageError):
+        store.open_corpus(partial / "new")
+    deadline = time.monotonic() + 10
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.05)
+    write_text(tmp_path / "a.txt", make_text(10))
+    run(tmp_path, spec, vocabulary=vocabulary)
+    assert leftovers(tmp_path) == ["corpus"]
+    store.open_corpus(tmp_path / "corpus")
+
+
+def test_run_killed_while_it_replaces_is_undone(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", make_text(5))
+    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    before = bytes_of(tmp_path / "corpus")
+    # Killed after the first of its two renames.
+    code = (
+        "import os, sys; from pathlib import Path; from bertjax.utils.atomic_dir import staged;"
+        "rename = Path.rename; Path.rename = lambda self, to: (rename(self, to), os._exit(9))\n"
+        "with staged(Path(sys.argv[1]), True, 'corpus', lambda path: True): pass"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "corpus"]).returncode == 9
+    assert not (tmp_path / "corpus").exists()
+    with pytest.raises(UsageError, match="--overwrite"):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]

@@ -1,0 +1,285 @@
+"""Readers: what is a document, in every form, whatever the size of the file's blocks."""
+
+import ast
+import gzip
+import importlib.metadata
+import lzma
+import os
+from collections import Counter
+
+import pytest
+
+from bertjax.data.corpus import layouts, readers
+from bertjax.data.corpus.docstrings import documents, modules, prose_of
+from bertjax.data.corpus.sentences import LINES, PARAGRAPHS, WRAPPED
+from bertjax.errors import BertjaxError, UsageError
+
+
+def read(*specs):
+    """Documents as (form, text), pieces joined, and the problems."""
+    problems, documents = Counter(), []
+    sources, _ = readers.expand(list(specs))
+    for source in sources:
+        read_bytes = []
+        for text in readers.read(source, problems, read_bytes.append):
+            if text.continues:
+                documents[-1] = (text.form, documents[-1][1] + text.text)
+            else:
+                documents.append((text.form, text.text))
+        assert sum(read_bytes) == source.size_bytes
+    return documents, {name: count for name, count in problems.items() if count}
+
+
+def words(documents):
+    return [text.split() for _, text in documents]
+
+
+@pytest.fixture(params=[1 << 20, 7])
+def block_size(request, monkeypatch):
+    """Also reads seven bytes at a time, so that everything falls across the edge of a block somewhere."""
+    monkeypatch.setattr(readers, "_READ_BYTES", request.param)
+
+
+def test_text(tmp_path, block_size):
+    (tmp_path / "a.txt").write_bytes("\ufeffOne é.\r\nTwo.\r\n \t\r\n\r\nThree 中.\n\n\n\n".encode())
+    (tmp_path / "b.txt").write_text("Four.", encoding="utf-8")
+    documents, problems = read(f"text:{tmp_path}/*.txt")
+    assert words(documents) == [["One", "é.", "Two."], ["Three", "中."], ["Four."]]
+    assert {form for form, _ in documents} == {LINES} and not problems
+
+
+WIKI = """<doc id="1" url="u" title="Ampere &amp; &quot;co&quot;">
+Ampere & "co"
+
+Body one.
+Section.
+Body <doc inside the line.
+</doc>
+<doc id="2" url="u" title="Other">
+Otherwise.
+</doc>
+"""
+
+
+def test_wiki(tmp_path, block_size):
+    (tmp_path / "wiki_00").write_text(WIKI, encoding="utf-8")
+    documents, problems = read(f"wiki:{tmp_path}/wiki_*")
+    assert [text.split("\n") for text in (text.strip() for _, text in documents)] == [
+        ["Body one.", "Section.", "Body <doc inside the line."],
+        ["Otherwise."],
+    ]
+    assert documents[0][0] == PARAGRAPHS and not problems
+
+
+def test_damaged_wiki_is_counted(tmp_path, block_size):
+    (tmp_path / "w").write_text("stray\n" + WIKI + "between\n<doc id=3 title=x>\nOpen end.", encoding="utf-8")
+    documents, problems = read(f"wiki:{tmp_path}/w")
+    assert words(documents)[-1] == ["Open", "end."]
+    assert problems == {"characters_outside_doc": len("stray") + len("between"), "unclosed_doc": 1}
+
+
+PARAGRAPH = "He came home late. She was there, and said so; nobody heard it at all. Nothing came of this for years."
+LINE = "a wrapped line that stops in the middle of what it says"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "documents"),
+    [
+        ("\n".join([PARAGRAPH] * 4), PARAGRAPHS, 1),
+        ("\n\n".join([PARAGRAPH] * 4), PARAGRAPHS, 1),
+        ("\n\n".join(["\n".join([PARAGRAPH] * 3)] * 4), PARAGRAPHS, 4),
+        ("\n".join([LINE] * 5 + ["The end."]), WRAPPED, 1),
+        ("\n\n".join(["\n".join([LINE] * 5 + ["The end."])] * 3), WRAPPED, 1),
+    ],
+)
+def test_prose_layouts(tmp_path, text, form, documents):
+    (tmp_path / "p.txt").write_text(text + "\n", encoding="utf-8")
+    found, problems = read(f"prose:{tmp_path}/p.txt")
+    assert [f for f, _ in found] == [form] * documents and not problems
+    assert [word for document in words(found) for word in document] == text.split()
+
+
+@pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
+def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
+    monkeypatch.setattr(readers, "_READ_BYTES", 700)
+    body = [" ".join(f"{line}.{i}" for i in range(10)) + "." for line in range(400)]
+    inner = "\n".join(body)
+    text = f'<doc id="1" title="t">\n{inner}\n</doc>\n' if kind == "wiki" else f"{inner}\n\nlast one\n"
+    (tmp_path / "f").write_text(text, encoding="utf-8")
+    sources, _ = readers.expand([f"{kind}:{tmp_path}/f"])
+    problems = Counter()
+    pieces = list(readers.read(sources[0], problems, lambda _: None))
+    assert len(pieces) > 10 and max(len(piece.text) for piece in pieces) <= 2000
+    assert problems["long_sentence_cuts"] == 0  # Lines are short enough to cut between.
+    first = [pieces[0].text, *(piece.text for piece in pieces if piece.continues)]
+    assert "".join(first).split()[: len(inner.split())] == inner.split()
+    documents = sum(not piece.continues for piece in pieces)
+    assert documents == {"text": 2, "prose": 1, "wiki": 1}[kind]
+
+
+def test_one_endless_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
+    text = " ".join(str(i) for i in range(5000))
+    (tmp_path / "f").write_text(text, encoding="utf-8")
+    documents, problems = read(f"text:{tmp_path}/f")
+    assert len(documents) == 1 and documents[0][1] == text
+    assert problems["long_sentence_cuts"] >= len(text) // 1000 - 1
+
+
+def test_bad_bytes_are_counted(tmp_path, block_size):
+    genuine = "\ufffd".encode()
+    (tmp_path / "f").write_bytes(b"good \xff\xfe bad\n\xc3\n" + genuine + b" nul\x00\x00 \xe4\xb8")
+    (tmp_path / "g").write_bytes(b"")
+    documents, problems = read(f"text:{tmp_path}/*")
+    assert problems == {"invalid_utf8_bytes": 5, "nul_characters": 2, "empty_files": 1}
+    assert "good" in documents[0][1] and "nul" in documents[0][1]
+
+
+def test_compressed(tmp_path, block_size):
+    text = "\n".join(f"Sentence {i}." for i in range(500)).encode()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "b.xz").write_bytes(lzma.compress(text))
+    documents, problems = read(f"text:{tmp_path}/*")
+    assert [text.encode() for _, text in documents] == [text, text] and not problems
+
+
+@pytest.mark.parametrize("name", ["a.gz", "b.xz"])
+@pytest.mark.parametrize("damage", ["truncated", "garbled", "not compressed"])
+def test_damaged_compression_is_one_error(tmp_path, name, damage):
+    text = "\n".join(f"Sentence {i * i}." for i in range(50_000)).encode()
+    data = bytearray(gzip.compress(text) if name == "a.gz" else lzma.compress(text))
+    if damage == "truncated":
+        data = data[: len(data) // 2]
+    elif damage == "garbled":
+        data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
+    else:
+        data = text
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BertjaxError) as caught:
+        read(f"text:{tmp_path}/{name}")
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("corpus.txt", "is none of"),
+        ("text:", "is none of"),
+        ("book:x", "is none of"),
+        ("docs:x", "is none of"),
+        ("text:{}/none.txt", "there is no file"),
+        ("text:{}/*.none", "matches no file"),
+        ("prose:{}", "matches no file"),
+        ("tfds:lm1b", "lacks a split"),
+    ],
+)
+def test_specs_that_cannot_be(tmp_path, spec, says):
+    with pytest.raises(UsageError, match=says):
+        readers.expand([spec.format(tmp_path)])
+
+
+def test_what_cannot_be_read_to_an_end_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UsageError, match="pipe.txt is no file that can be read to an end"):
+        readers.expand([f"text:{tmp_path}"])
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/**/*.txt"])
+def test_a_file_is_read_once_however_many_links_lead_to_it(tmp_path, pattern):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    sources, repeated = readers.expand([f"text:{pattern.format(tmp_path)}"])
+    assert len(sources) == 1 and repeated >= 1
+
+
+def test_expansion(tmp_path):
+    for name in "b/2.txt", "a/1.txt", "a/[x].txt":
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = ["a/1.txt", "a/[x].txt", "b/2.txt"]
+    for pattern in f"{tmp_path}", f"{tmp_path}/**/*.txt", f"{tmp_path}/**":
+        sources, repeated = readers.expand([f"text:{pattern}"])
+        assert [source.name for source in sources] == [f"{tmp_path}/{name}" for name in names] and repeated == 0
+    sources, repeated = readers.expand([f"text:{tmp_path}/a/[x].txt", f"text:{tmp_path}/**", f"prose:{tmp_path}/b/*"])
+    assert len(sources) == 4 and repeated == 1
+
+
+def test_unreadable_file(tmp_path, monkeypatch):
+    (tmp_path / "f").write_text("x")
+    monkeypatch.setattr(readers.os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="cannot be read"):
+        readers.expand([f"text:{tmp_path}/f"])
+
+
+def test_docstring_prose():
+    docstring = """Adds two numbers and returns
+    what they make together.
+
+    >>> add(1, 2)
+    3
+
+    Args:
+      first: a number of the
+        usual kind, not a string.
+      second: another one of that kind.
+
+    Example code follows here::
+
+        result = add(3, 4)
+        this line is code as well
+
+    ==== =====
+    a    b
+
+    Raises nothing that anyone has ever seen.
+    """
+    assert prose_of(docstring).split("\n") == [
+        "Adds two numbers and returns what they make together.",
+        "first: a number of the usual kind, not a string.",
+        "second: another one of that kind.",
+        "Example code follows here:",
+        "Raises nothing that anyone has ever seen.",
+    ]
+
+
+def test_docstrings_are_found_wherever_a_definition_may_stand(tmp_path):
+    # Breadth first, as Python's own walk over all nodes finds them.
+    source = '''
+def made(number):
+    try:
+        def first(): "Of the first attempt, within a function."
+    except KeyError:
+        class Second: "Of what came of an error there."
+    else:
+        async def third(): "Of what came without an error."
+    finally:
+        for _ in number:
+            def fourth(): "Of a loop that comes at last."
+        else:
+            with number:
+                def fifth(): "Of a context within that loop."
+    match number:
+        case 1:
+            def sixth(): "Of one of the many cases."
+    return lambda: """None of all this has a docstring."""
+
+if made:
+    def seventh(): """Of a condition of the module itself."""
+'''
+    file = tmp_path / "module.py"
+    file.write_text(source)
+    definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    expected = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, definitions)]
+    (document,) = documents([str(file)], Counter())
+    assert document.split("\n") == [text for text in expected if text] and len(expected) == 8
+
+
+def test_modules_are_found_in_a_fixed_order(monkeypatch):
+    # Those of every distribution take seconds to list.
+    some = [importlib.metadata.distribution(name) for name in ("jax", "numpy")]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: some)
+    found = modules()
+    assert found == modules() and len(found) == len(set(found)) > 1000
+    assert any(name.endswith("/argparse.py") for name in found) and any("/numpy/" in name for name in found)

@@ -1,0 +1,236 @@
+"""The tokenizer against google-research/bert's rules, written out plainly, one step after another."""
+
+import random
+import subprocess
+import sys
+import unicodedata
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer, load_vocabulary
+from bertjax.errors import UsageError
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = [
+    *SPECIAL,
+    *LETTERS,
+    *(f"##{c}" for c in LETTERS),
+    *"0123456789!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~",
+    *(f"##{c}" for c in "0123456789"),
+    *["the", "un", "##aff", "##able", "hello", "world", "mask", "cls", "##ing", "run", "##n", "##ning", "cafe"],
+    *[
+        "\u4e2d",
+        "\u6587",
+        "\u03c3",
+        "##\u03c3",
+        "##\u03c2",
+        "\u03b1",
+        "##\u03b1",
+        "\u00df",
+        "##\u00df",
+        "\u2014",
+        "\u201c",
+    ],
+]
+
+HARD = [
+    "Hello, world! unaffable running",
+    "  leading and   double  spaces ",
+    "tabs\tand\nnew\r\nlines",
+    "vertical\x0btab form\x0cfeed file\x1cseparator next\x85line",
+    "line\u2028separator para\u2029graph nb\u00a0space ideographic\u3000space ogham\u1680space",
+    "zero\u200bwidth soft\u00adhyphen bom\ufeffhere word\u2060joiner rtl\u200fmark",
+    "nul\x00here replacement\ufffdhere only\x00",
+    "Caf\u00e9 cafe\u0301 \u00c5ngstr\u00f6m \u0130stanbul STRA\u1e9eE stra\u00dfe na\u00efve",
+    "\u03a3\u0391\u03a3 \u03b1\u03a3, \u03b1\u03a3! \u03b1\u03a3\u4e2d",
+    "\u4e2d\u6587abc\u4e2d \u3042\u4e2d\ud55c\uae00 \uf900 \U00020000x \U0002f800",
+    "\u0301 \u0301a a\u0301\u0302",
+    "[MASK] [CLS][SEP] a[UNK]b [PAD ] ##ing x##y",
+    "a" * 199 + " " + "a" * 200 + " " + "a" * 201,
+    "x" * 300 + ".",
+    "\u00e9" * 201,
+    "don't e-mail me@x.org $5.00 50% a_b ^~`|",
+    "\u201cquoted\u201d \u2014 dash \u2026 \u00bfque? \u00a1si! \u00ab\u00bb",
+    "\U0001f600 emoji\U0001f600joined \U0001f468\u200d\U0001f469",
+    "\u1fef \u212a \u2126 \ufb01 \u2167 \u00bd",
+    "\ud7a3 \uac00\u11a8 \u0e33 \u0f73",
+    "",
+    " ",
+    "\x00",
+    "lone\ud800surrogate hello",
+]
+
+
+def is_whitespace(char):
+    return char in " \t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def is_control(char):
+    return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
+
+
+def is_punctuation(char):
+    code = ord(char)
+    ascii_symbol = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
+    return ascii_symbol or unicodedata.category(char).startswith("P")
+
+
+def is_cjk(code):
+    return (
+        0x4E00 <= code <= 0x9FFF
+        or 0x3400 <= code <= 0x4DBF
+        or 0x20000 <= code <= 0x2A6DF
+        or 0x2A700 <= code <= 0x2B73F
+        or 0x2B740 <= code <= 0x2B81F
+        or 0x2B820 <= code <= 0x2CEAF
+        or 0xF900 <= code <= 0xFAFF
+        or 0x2F800 <= code <= 0x2FA1F
+    )
+
+
+def plain_words(text, lower_case):
+    cleaned = ""
+    for char in text:
+        if ord(char) in (0, 0xFFFD) or is_control(char):
+            continue
+        cleaned += " " if is_whitespace(char) else char
+    spaced = "".join(f" {char} " if is_cjk(ord(char)) else char for char in cleaned)
+    words = []
+    for word in spaced.split():
+        if lower_case:
+            word = "".join(c for c in unicodedata.normalize("NFD", word.lower()) if unicodedata.category(c) != "Mn")
+        current = ""
+        for char in word:
+            if is_punctuation(char):
+                words += [current, char]
+                current = ""
+            else:
+                current += char
+        words.append(current)
+    return " ".join(words).split()
+
+
+def plain_pieces(word, vocabulary):
+    if len(word) > 200:
+        return ["[UNK]"]
+    pieces, start = [], 0
+    while start < len(word):
+        for end in range(len(word), start, -1):
+            piece = ("##" if start else "") + word[start:end]
+            if piece in vocabulary:
+                break
+        else:
+            return ["[UNK]"]
+        pieces.append(piece)
+        start = end
+    return pieces
+
+
+def plain_tokens(text, lower_case, vocabulary):
+    return [piece for word in plain_words(text, lower_case) for piece in plain_pieces(word, vocabulary)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_hard_text(vocabulary_file, lower_case):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case))
+    for text in HARD + HARD:  # Twice: the second time from the cache.
+        assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_every_code_point(lower_case):
+    basic = BasicTokenizer(lower_case)
+    wrong = []
+    # Planes 4 to 13 are unassigned and 15 and 16 for private use, all alike: a sample of them.
+    for code in chain(range(0x40000), range(0x40000, 0x110000, 97), range(0xE0000, 0xE0200)):
+        text = f"A{chr(code)}b"
+        if basic.words(text) != plain_words(text, lower_case):
+            wrong.append(hex(code))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_random_text(vocabulary_file, lower_case):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case), cache_entries=50)
+    draw = random.Random(7)
+    ranges = [
+        (0x20, 0x7F),
+        (0x20, 0x7F),
+        (0x00, 0x250),
+        (0x300, 0x400),
+        (0x2000, 0x2070),
+        (0x4E00, 0x4E40),
+        (0, 0x110000),
+    ]
+    for _ in range(3000):
+        text = "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(40)))
+        assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
+
+
+def test_text_that_looks_special_is_text(vocabulary_file):
+    vocabulary = load_vocabulary(vocabulary_file)
+    ids = Tokenizer(vocabulary).encode("[MASK]")
+    assert Tokenizer(vocabulary).pieces(ids) == ["[", "mask", "]"]
+    assert not set(ids) & set(vocabulary.special_ids)
+
+
+def test_case_and_special_ids_come_from_the_file(tmp_path):
+    uncased, cased = tmp_path / "uncased.txt", tmp_path / "cased.txt"
+    uncased.write_text("\n".join(["a", *reversed(SPECIAL), "##b"]), encoding="utf-8")
+    cased.write_text("\r\n".join([*SPECIAL, "London"]), encoding="utf-8")
+    assert load_vocabulary(uncased).lower_case and not load_vocabulary(cased).lower_case
+    vocabulary = load_vocabulary(uncased)
+    assert vocabulary.special_ids == (5, 4, 3, 2, 1)
+    assert Tokenizer(vocabulary).encode("ab z") == [0, 6, 4]
+    np.testing.assert_array_equal(vocabulary.is_continuation, [False] * 6 + [True])
+    assert load_vocabulary(cased).pieces[-1] == "London"
+
+
+@pytest.mark.parametrize("missing", SPECIAL)
+def test_missing_special_piece_is_named(tmp_path, missing):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(piece for piece in SPECIAL if piece != missing), encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        load_vocabulary(path)
+    assert f"no {missing}" in str(caught.value)
+
+
+def test_unusable_vocabularies(tmp_path):
+    with pytest.raises(UsageError, match="cannot read"):
+        load_vocabulary(tmp_path / "none.txt")
+    (tmp_path / "bad.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_vocabulary(tmp_path / "bad.txt")
+    (tmp_path / "bad.txt").write_bytes(b"[PAD]\n[UNK]\nwo\0\0rd\n")
+    with pytest.raises(UsageError, match="NUL byte on line 3"):
+        load_vocabulary(tmp_path / "bad.txt")
+    (tmp_path / "bad.model").write_bytes(b"no model")
+    with pytest.raises(UsageError, match="not a SentencePiece model"):
+        load_vocabulary(tmp_path / "bad.model")
+
+
+@pytest.mark.parametrize("index", [-1, 10**6])
+def test_an_id_that_is_none_is_refused(vocabulary_file, index):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
+    with pytest.raises(UsageError, match=f"^no piece has the id {index}; they go from 0 to "):
+        tokenizer.decode([index])
+
+
+def test_decode_joins_continuations(vocabulary_file):
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
+    assert tokenizer.decode(tokenizer.encode("Unaffable running, hello")) == "unaffable running , hello"
+
+
+def test_import_is_light():
+    code = "import sys, bertjax.data.corpus.encoding; print([m for m in ('tensorflow', 'jax', 'flax') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

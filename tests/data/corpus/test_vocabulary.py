@@ -1,0 +1,78 @@
+"""Vocabularies trained here: repeatable, and fit for the tokenizer."""
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from bertjax.data.corpus.tokenizer import SPECIAL_PIECES, BasicTokenizer, Tokenizer, load_vocabulary
+from bertjax.data.corpus.vocabulary import sentencepiece_model, wordpieces
+from bertjax.errors import BertjaxError
+
+SYLLABLES = ["ba", "ko", "mi", "ter", "lon", "shi", "gra", "pel", "un", "ing", "\u4e2d", "\u00e9l", "ness"]
+
+
+def made_up_text():
+    draw = random.Random(3)
+    words = ["".join(draw.choice(SYLLABLES) for _ in range(draw.randrange(1, 5))) for _ in range(600)]
+    return [" ".join(draw.choice(words) for _ in range(12)).capitalize() + "." for _ in range(800)]
+
+
+def counts(lower_case=True):
+    tokenizer = BasicTokenizer(lower_case)
+    return Counter(word for sentence in made_up_text() for word in tokenizer.words(sentence))
+
+
+def test_wordpieces(tmp_path):
+    pieces = wordpieces(counts(), 300)
+    assert tuple(pieces[:5]) == SPECIAL_PIECES
+    assert len(pieces) == len(set(pieces)) == 300
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    vocabulary = load_vocabulary(path)
+    assert vocabulary.lower_case
+    tokenizer = Tokenizer(vocabulary)
+    ids = [index for sentence in made_up_text() for index in tokenizer.encode(sentence)]
+    assert vocabulary.unk_id not in ids
+    assert len(ids) < 2.5 * sum(counts().values())  # 5.5 letters a word: pieces longer than letters are used.
+
+
+def test_small_text_gives_fewer():
+    assert 10 < len(wordpieces(Counter(["one", "two", "three"] * 2), 30522)) < 40
+
+
+def test_rare_characters_do_not_fill_the_vocabulary():
+    many = Counter({chr(0x4E00 + i): 1 for i in range(5000)}) + Counter({"the": 100, "then": 50})
+    pieces = wordpieces(many, 200)
+    assert len(pieces) <= 200 and {"the", "then"} <= set(pieces)
+
+
+def test_no_words():
+    with pytest.raises(BertjaxError, match="no text"):
+        wordpieces(Counter(), 100)
+
+
+@pytest.mark.parametrize("kind", ["wordpieces(counts(), 300)", "sentencepiece_model(made_up_text(), 200, True)"])
+def test_same_in_every_process(kind):
+    code = f"import hashlib; from test_vocabulary import *; print(hashlib.sha256(repr({kind}).encode()).hexdigest())"
+    found = set()
+    for seed in "0", "1", "2", "3":
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.path.dirname(__file__)}
+        found.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
+    assert len(found) == 1
+
+
+def test_sentencepiece(tmp_path):
+    path = tmp_path / "spiece.model"
+    path.write_bytes(sentencepiece_model(made_up_text(), 200, True))
+    vocabulary = load_vocabulary(path)
+    assert vocabulary.pieces[:5] == SPECIAL_PIECES and vocabulary.special_ids == (0, 1, 2, 3, 4)
+    tokenizer = Tokenizer(vocabulary)
+    sentence = made_up_text()[0]
+    assert tokenizer.decode(tokenizer.encode(sentence)) == sentence.lower()
+    assert not {2, 3, 4} & set(tokenizer.encode("[MASK] [CLS] [SEP]"))
+    inside = vocabulary.is_continuation[tokenizer.encode(sentence)]
+    assert int((~inside).sum()) == len(sentence.split()) and not vocabulary.is_continuation[:5].any()
