@@ -32,7 +32,7 @@ from bertjax.inference.texts import PAIR
 from bertjax.inference.trained_model import TrainedModel
 from bertjax.model.architecture import Architecture
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import Encoder, Pooler, summary
+from bertjax.model.encoder import Encoder, Pooler, pool_cls
 from bertjax.tasks.finetuning.output_layer import CHOICES
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
@@ -200,7 +200,7 @@ class Pretrained:
             hidden, _ = Encoder(config).apply(
                 {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
             )
-            whole = summary(config.reads, hidden, batch["input_mask"])
+            whole = pool_cls(config.reads, hidden, batch["input_mask"])
             pooled = Pooler(config).apply({"params": params["pooler"]}, whole) if has_pooler else whole
             return hidden.astype(np.float32), pooled.astype(np.float32)
 

@@ -20,7 +20,7 @@ from bertjax.config.fields import as_config
 from bertjax.config.load import parse_arguments
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
-from bertjax.tasks.run import settings_class
+from bertjax.tasks.run import config_class
 
 # Of an experiment's `get_config`: text after the colon to its typed arguments.
 _PARSER = "parsed_arguments"
@@ -48,7 +48,7 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
 
 def pretraining_config(size: str = "base") -> ConfigDict:
     """Defaults of every field of a pre-training run, with the model of a named size."""
-    config = as_config(settings_class("pretraining")())
+    config = as_config(config_class("pretraining")())
     config.model.update({**size_fields(size), "vocab_size": 0})
     return config
 
@@ -60,9 +60,9 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
       task: a module of `bertjax.tasks`.
       size: of a model that starts from random parameters; "" is the architecture of the checkpoint it starts from.
     """
-    config = as_config(settings_class(task)())
+    config = as_config(config_class(task)())
     if size:
-        usual = as_config(settings_class("pretraining")()).model
+        usual = as_config(config_class("pretraining")()).model
         config.model.update({**usual, **size_fields(size), "vocab_size": 0})
     return config
 

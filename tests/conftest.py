@@ -5,6 +5,7 @@ Programs for one device compile in two thirds of the time that those for eight t
 """
 
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -55,3 +56,24 @@ def letters(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("letters") / "vocab.txt"
     path.write_text("\n".join([*pieces, "the", "##ing"]) + "\n")
     return path
+
+
+class _ListHandler(logging.Handler):
+    def __init__(self, lines):
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def log_lines():
+    """Messages that the package logs during the test, in order."""
+    logger, lines = logging.getLogger("bertjax"), []
+    handler, level = _ListHandler(lines), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)

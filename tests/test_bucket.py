@@ -218,7 +218,7 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     while stored.names("runs/a/checkpoints/2/"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    back = again.restore_latest(state_of(0), print)
+    back = again.restore_latest(state_of(0))
     assert int(back.step) == 1 and back.params["w"].tolist() == [1.0] * 8
     again.close()
 

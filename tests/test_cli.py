@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import re
 import shlex
@@ -18,8 +19,7 @@ from bertjax.cli.arguments import PATHS, parser
 from bertjax.config.load import load_config
 from bertjax.errors import UsageError
 from bertjax.reproduce.runner import load_table
-from bertjax.training.checkpoint_config import settings_of
-from bertjax.utils.terminal import say
+from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -89,7 +89,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones(capfd):
         (["--config", TINY, "--config.steps=1e6"], "--config.steps=1e6: it must be a whole number"),
         (["--config", TINY, "--config.data.masking.whole_word=maybe"], "whole_word=maybe: it must be true or false"),
         (["--config", TINY, "--config.optimizer.eps=small"], "--config.optimizer.eps=small: it must be a number"),
-        (["--config", TINY, "--config.model=3"], "--config.model is a section of fields; set one of them: activation"),
+        (["--config", TINY, "--config.model=3"], "--config.model is a section of fields; set one of them: attention"),
         (
             ["--config", TINY, "--config.mesh.data=0"],
             "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1: each must be at least 1",
@@ -187,7 +187,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code(capfd, corpus, monkeypa
     monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_, **__: f"A: ä\t{obeyed}")
     cli.main(["fill_mask", "--checkpoint=x", "a [MASK]"])
     cli.main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
-    say(f"labels {obeyed}")
+    logging.getLogger("bertjax").info(f"labels {obeyed}")
     shown = capfd.readouterr()
     error = ends(capfd, "describe", "--config", f"{obeyed}.py")[1]
     for text in (shown.out, shown.err, error):
@@ -340,7 +340,7 @@ def test_help_has_an_example_that_is_valid(capfd, monkeypatch, words):
     if args.command == "reproduce":
         assert load_table(args.config).runs() and overrides == []
     elif getattr(args, "config", None):
-        settings_of(load_config(args.config, overrides))
+        parse_config(load_config(args.config, overrides))
     else:
         assert overrides == []
 
@@ -392,7 +392,7 @@ def test_a_long_phase_of_all_steps_is_the_only_one():
     config = load_config(
         TINY, ["--config.steps=20", "--config.long_phase.share=0.99", "--config.long_phase.seq_len=64"]
     )
-    (phase,) = settings_of(config).phases
+    (phase,) = parse_config(config).phases
     assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)
 
 

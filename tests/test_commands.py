@@ -16,9 +16,9 @@ from commanding import ends, printed, refused
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
 from bertjax.data.corpus.tokenizer import load_vocabulary
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks import pretraining
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -114,9 +114,9 @@ def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, cor
     written = np.load(tmp_path / "batches.npz")
     assert set(written) == BATCH_KEYS
     assert written["input_ids"].shape == (3, 8, 16)
-    task = pretraining.build(settings_of(load_config(config, [])))
+    task = pretraining.build(parse_config(load_config(config, [])))
     for step in range(3):
-        batch = next(task.train_batches(step, WHOLE))
+        batch = next(task.train_batches(step, SINGLE_SHARD))
         for name in BATCH_KEYS:
             np.testing.assert_array_equal(written[name][step], batch[name])
 

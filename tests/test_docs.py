@@ -18,7 +18,7 @@ from bertjax.errors import UsageError
 from bertjax.presets import trials_of
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.finetuning.output_layer import CLASSES
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")
@@ -89,7 +89,7 @@ def _check_bertjax(arguments: list[str]) -> None:
     if args.command == "reproduce":
         assert load_table(args.config).runs() and not overrides
     elif getattr(args, "config", None):
-        settings_of(load_config(args.config, overrides))
+        parse_config(load_config(args.config, overrides))
         if args.command == "sweep":
             assert args.grid or load_trials(args.config, trials_of)
             grid_values(args.grid or [], overrides, lambda given: load_config(args.config, [*overrides, *given]))

@@ -113,7 +113,7 @@ def test_errors_are_for_people(tmp_path, folders):
                 asked(texts)
     with pytest.raises(bertjax.UsageError, match="nor a tuple of at most 2 texts"):
         classifier.encode([("a", "b", "c")])
-    with pytest.raises(bertjax.UsageError, match="fill takes a text and a whole number"):
+    with pytest.raises(bertjax.UsageError, match="fill_mask takes a text and a whole number"):
         classifier.fill_mask(["a [MASK]"])
     with pytest.raises(bertjax.UsageError, match="the path of the checkpoint is empty"):
         bertjax.load("")

@@ -11,7 +11,7 @@ from bertjax.cli.arguments import parser
 from bertjax.config.load import load_config, load_trials
 from bertjax.errors import UsageError
 from bertjax.presets import named_grid, trials_of
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
@@ -26,7 +26,7 @@ def docstrings(file: Path) -> tuple[str, str]:
 
 
 def tokens(config) -> int:
-    phases = settings_of(config).phases
+    phases = parse_config(config).phases
     return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases)
 
 
@@ -38,7 +38,7 @@ def test_there_are_experiments():
 def test_the_config_is_valid_in_full_and_quick_in_small(file):
     full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
     for config in (full, quick):
-        settings_of(config)
+        parse_config(config)
     assert 0 < quick.steps <= 20
     if full.task == "pretraining":
         assert all(0 < config.optimizer.warmup_steps < config.steps for config in (full, quick))
@@ -57,7 +57,7 @@ def test_the_docstring_has_commands_that_are_valid_hardware_and_expectation(file
     for line in lines:
         args, overrides = parser().parse_known_args(shlex.split(line)[1:])
         if args.command == "train":
-            settings_of(load_config(args.config, overrides))
+            parse_config(load_config(args.config, overrides))
             trained.append(args.config.partition(":")[0])
         elif args.command == "sweep":
             assert load_trials(args.config, trials_of)

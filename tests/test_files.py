@@ -13,7 +13,7 @@ from etils import epath
 from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.corpus.vocabulary_files import open_vocabulary
 from bertjax.data.finetuning.questions import read_questions
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils import io as files
 
@@ -21,15 +21,15 @@ from bertjax.utils import io as files
 @pytest.mark.parametrize("kind", [lambda path: path, epath.Path])
 def test_a_file_is_whole_or_not_there(tmp_path, kind):
     path = kind(tmp_path / "notes.txt")
-    assert files.write_whole(path, "früher") == path
+    assert files.write_atomic(path, "früher") == path
     with pytest.raises(KeyboardInterrupt), files.replacing(path) as unfinished:
         unfinished.write_text("half")
         assert path.read_text() == "früher"
         raise KeyboardInterrupt
-    files.write_whole(path, b"later")
+    files.write_atomic(path, b"later")
     assert [child.name for child in tmp_path.iterdir()] == ["notes.txt"] and path.read_text() == "later"
     umask = os.umask(0o027)
-    files.write_whole(path, b"")
+    files.write_atomic(path, b"")
     os.umask(umask)
     assert os.stat(path).st_mode & 0o777 == 0o640
 
@@ -43,21 +43,21 @@ def test_what_is_unfinished_cannot_be_guessed_and_is_not_written_through_a_link(
     (tmp_path / "guessed").symlink_to(tmp_path / "victim")
     monkeypatch.setattr(files, "unfinished_name", lambda name: "guessed")
     with pytest.raises(BertjaxError, match="cannot write .*File exists"):
-        files.write_whole(tmp_path / "a.json", "mine")
+        files.write_atomic(tmp_path / "a.json", "mine")
     with pytest.raises(OSError, match="File exists"):
         files.check_writable(tmp_path)
     assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path, monkeypatch):
-    path = files.write_whole(tmp_path / "a.json", "old")
+    path = files.write_atomic(tmp_path / "a.json", "old")
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(type(path), "write_bytes", full)
     with pytest.raises(BertjaxError, match=r"cannot write .*a\.json: No space left on device$"):
-        files.write_whole(path, "new")
+        files.write_atomic(path, "new")
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -92,7 +92,7 @@ def test_what_has_no_end_is_refused_by_every_reader(endless, tmp_path):
     readers = [
         lambda: load_vocabulary(endless),
         lambda: open_vocabulary(_entry(tmp_path, endless)),
-        lambda: read_questions(endless, Reading("a"), training=True),
+        lambda: read_questions(endless, ReadStats("a"), training=True),
     ]
     for read in readers:
         with pytest.raises(UsageError, match=r"vocab\.txt"):
@@ -117,7 +117,7 @@ def test_files_that_are_too_large_for_their_kind_are_refused(tmp_path, monkeypat
     (tmp_path / "train.json.xz").write_bytes(lzma.compress(bytes(1 << 22)))
     monkeypatch.setattr("bertjax.data.finetuning.questions.TABLE_BYTES", 1 << 20)
     with pytest.raises(UsageError, match=r"train\.json\.xz has more than 1 MB"):
-        read_questions(tmp_path / "train.json.xz", Reading("a"), training=True)
+        read_questions(tmp_path / "train.json.xz", ReadStats("a"), training=True)
 
 
 def test_deeply_nested_json_is_no_json(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.tokenizer import load_vocabulary
-from bertjax.data.finetuning.tables import Reading, read_table
+from bertjax.data.finetuning.tables import ReadStats, read_table
 from bertjax.data.finetuning.tagged import read_tagged
 from bertjax.errors import UsageError
 from bertjax.utils.plain_text import refuse_utf16
@@ -13,7 +13,7 @@ ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE
 
 
 def table(path):
-    return list(read_table(path, ["sentence", "label"], Reading(str(path))))
+    return list(read_table(path, ["sentence", "label"], ReadStats(str(path))))
 
 
 @pytest.mark.parametrize(("encoding", "name"), ENCODINGS.items())
@@ -32,7 +32,7 @@ def test_tagged_words_a_vocabulary_and_a_corpus_in_utf_16_are_named(tmp_path, le
     path = tmp_path / "file.txt"
     path.write_text("U.N.\tB-ORG\nofficial\tO\n", encoding="utf-16")
     with pytest.raises(UsageError, match="is text in UTF-16"):
-        read_tagged(path, Reading(str(path)), True)
+        read_tagged(path, ReadStats(str(path)), True)
     with pytest.raises(UsageError, match="is text in UTF-16"):
         load_vocabulary(path)
     with pytest.raises(UsageError, match="is text in UTF-16"):

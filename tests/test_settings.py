@@ -1,4 +1,4 @@
-"""Settings and configs: one is made of the other, each field is checked, and each is documented."""
+"""Config and configs: one is made of the other, each field is checked, and each is documented."""
 
 import dataclasses
 import subprocess
@@ -13,8 +13,8 @@ from bertjax.config.reference import describe_fields, document
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.presets import finetuning_config, pretraining_config
-from bertjax.tasks.run import settings_class, task_names
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.tasks.run import config_class, task_names
+from bertjax.training.checkpoint_config import parse_config
 
 TASKS = task_names()
 
@@ -95,14 +95,14 @@ def test_meanings_are_those_of_the_docstrings():
 
 def test_tasks_are_the_files_that_have_settings():
     assert {"pretraining", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
-    assert all(settings_class(task)().task == task for task in TASKS)
+    assert all(config_class(task)().task == task for task in TASKS)
     with pytest.raises(UsageError, match="config.task is 'run'; known: glue, ner"):
-        settings_class("run")
+        config_class("run")
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_field_of_every_task_has_a_meaning_of_its_own(task):
-    settings = settings_class(task)()
+    settings = config_class(task)()
     fields = list(documented(settings, ModelConfig))
     config = as_config(settings)
 
@@ -121,9 +121,9 @@ def test_the_reference_is_that_of_the_code():
 
 
 def test_the_defaults_of_every_task_are_settings_a_run_can_have():
-    assert settings_of(pretraining_config("tiny")).model_config(100).num_hidden_layers == 2
+    assert parse_config(pretraining_config("tiny")).model_config(100).num_hidden_layers == 2
     for task in {*TASKS} - {"pretraining"}:
-        given, of_checkpoint = (settings_of(finetuning_config(task, size)) for size in ("tiny", ""))
+        given, of_checkpoint = (parse_config(finetuning_config(task, size)) for size in ("tiny", ""))
         assert given.model["hidden_size"] == 128 and not of_checkpoint.model["hidden_size"]
         assert of_checkpoint.model["hidden_dropout_prob"] == given.model["hidden_dropout_prob"] == 0.1
 
@@ -132,12 +132,12 @@ def test_the_defaults_of_every_task_are_settings_a_run_can_have():
 def test_a_config_is_checked_without_asking_for_devices(attention):
     # Several processes have to find each other before one of them does, and the config says how.
     script = f"""
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 from bertjax.presets import finetuning_config, pretraining_config
 for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
     config.model.attention = "{attention}"
     config.data.update({{"task": "cola"}} if config.task == "glue" else {{}})
-    settings_of(config)
+    parse_config(config)
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """
@@ -147,7 +147,7 @@ assert not xla_bridge.backends_are_initialized()
 @pytest.mark.parametrize("task", TASKS)
 def test_every_field_that_names_a_place_is_known_as_one(task):
     """By its name: else moved files would be another run's, or relative ones others from another folder."""
-    (data,) = (field for field in dataclasses.fields(settings_class(task)) if field.name == "data")
+    (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}
     places_of_it = {
         name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")

@@ -6,6 +6,7 @@ Everything heavy is imported inside the commands, so that `--help` and wrong fla
 import argparse
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from bertjax.errors import STOPPED, UsageError
 from bertjax.utils.terminal import is_first, show
+
+logger = logging.getLogger(__name__)
 
 
 def experiment_of(args: argparse.Namespace) -> str:
@@ -36,9 +39,8 @@ def checkpoint_of(args: argparse.Namespace) -> Iterator[Any]:
     """The checkpoint of --checkpoint, whatever its format."""
     from bertjax.convert.convert import as_bertjax
     from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.utils.terminal import say
 
-    with as_bertjax(args.checkpoint, say) as path:
+    with as_bertjax(args.checkpoint) as path:
         yield find_checkpoint(path)
 
 
@@ -51,18 +53,17 @@ def _start(args: argparse.Namespace, several: bool) -> Iterator[str | None]:
       several: processes run it, each of which converts for itself.
     """
     from bertjax.convert.convert import as_bertjax
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
     from bertjax.training.workdir import CONVERTED
-    from bertjax.utils.terminal import say
 
     if not args.init_from:
         yield None
         return
     # A conversion may take minutes.
-    settings_of(config_of(args))
+    parse_config(config_of(args))
     shared = several or "://" in args.workdir
     keep = None if shared else Path(args.workdir).expanduser().absolute() / CONVERTED
-    with as_bertjax(args.init_from, say, keep) as path:
+    with as_bertjax(args.init_from, keep) as path:
         yield path
 
 
@@ -109,17 +110,17 @@ def inspect(args: argparse.Namespace) -> None:
     from itertools import islice
 
     from bertjax.data.npz import write_batches
-    from bertjax.data.shard import WHOLE
+    from bertjax.data.shard import SINGLE_SHARD
     from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
 
-    task = build_task(settings_of(config_of(args)), train=True)
+    task = build_task(parse_config(config_of(args)), train=True)
     if args.steps < 1 or args.steps > task.schedule.steps:
         raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = []
-    for step, batch in enumerate(islice(task.train_batches(0, WHOLE), args.steps)):
+    for step, batch in enumerate(islice(task.train_batches(0, SINGLE_SHARD), args.steps)):
         # Phases, and training rows that several examples share, have as many as they have.
         for row in range(min(args.rows, len(batch["input_ids"]))):
             show(f"step {step}, row {row}\n{task.show(batch, row)}\n")
@@ -135,41 +136,41 @@ def describe(args: argparse.Namespace) -> None:
     from bertjax.config.reference import describe_fields
     from bertjax.estimate.describe import describe_task
     from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
 
-    settings = settings_of(config_of(args))
+    settings = parse_config(config_of(args))
     show(describe_fields(settings) if args.fields else describe_task(settings, build_task(settings, train=None)))
 
 
 def _joined(args: argparse.Namespace, cluster: Callable[[], Any]) -> bool:
     """Connects the processes of a run where there are several, and tells whether there are."""
-    from bertjax.training.multihost import is_one_of_several, join_the_others
+    from bertjax.training.multihost import initialize_distributed, is_one_of_several
 
     several = args.distributed or is_one_of_several()
     if several:
-        join_the_others(cluster())
+        initialize_distributed(cluster())
     return several
 
 
 def train(args: argparse.Namespace) -> None:
     from bertjax.inference.cached_features import training_task
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
     from bertjax.training.multihost import naming_a_lost_process
     from bertjax.training.train import train as run
 
-    several = _joined(args, lambda: settings_of(config_of(args)).cluster)
+    several = _joined(args, lambda: parse_config(config_of(args)).cluster)
     with naming_a_lost_process(), _start(args, several) as start:
-        settings = settings_of(config_of(args, start))
+        settings = parse_config(config_of(args, start))
         _end(run(settings, training_task(settings, start), args.workdir, start))
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
     from bertjax.training.multihost import naming_a_lost_process
     from bertjax.training.sweep import sweep as run
 
     experiment = experiment_of(args)
-    several = _joined(args, lambda: settings_of(config_of(args)).cluster)
+    several = _joined(args, lambda: parse_config(config_of(args)).cluster)
     with naming_a_lost_process(), _start(args, several) as start:
         _end(run(experiment, args.overrides, args.grid or (), args.seeds, args.workdir, start))
 
@@ -203,14 +204,13 @@ def table(args: argparse.Namespace) -> None:
     from bertjax.reproduce.formatting import as_markdown, as_text, draw_figure, shown
     from bertjax.reproduce.results import keep, read, together
     from bertjax.reproduce.runner import experiment_of_table, load_table
-    from bertjax.utils.terminal import say
 
     if args.plot and "figure5" not in args.number:
         raise UsageError(f"--plot draws figure5, and {' '.join(args.number)} is asked for")
     places = [read(path) for path in args.results]
     for path, found in zip(args.results, places, strict=True):
         if not epath.Path(found.place).exists():
-            say(f"there is nothing at {path} yet")
+            logger.info(f"there is nothing at {path} yet")
     results = together(places)
     tables = {name: results.tables.get(name) or experiment_of_table(name) for name in args.number}
     loaded = {name: load_table(config) for name, config in tables.items()}
@@ -233,22 +233,22 @@ def _end(result: dict[str, Any]) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     from bertjax.tasks.run import build_task
     from bertjax.training.checkpoint import resolved
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
     from bertjax.training.evaluation import evaluate_checkpoint
-    from bertjax.utils.terminal import say
 
     with checkpoint_of(args) as checkpoint:
-        settings = settings_of(checkpoint_config_of(args, checkpoint))
+        settings = parse_config(checkpoint_config_of(args, checkpoint))
         values = evaluate_checkpoint(settings, build_task(settings), checkpoint)
-        say(f"of checkpoint {checkpoint if checkpoint.is_relative_to(resolved(args.checkpoint)) else args.checkpoint}")
+        logger.info(
+            f"of checkpoint {checkpoint if checkpoint.is_relative_to(resolved(args.checkpoint)) else args.checkpoint}"
+        )
         print(json.dumps(values))
 
 
 def convert(args: argparse.Namespace) -> None:
     from bertjax.convert.convert import convert as run
-    from bertjax.utils.terminal import say
 
-    run(args.source, args.destination, args.format, args.overwrite, say)
+    run(args.source, args.destination, args.format, args.overwrite)
     show(args.destination)
 
 
@@ -258,8 +258,8 @@ def plan(args: argparse.Namespace) -> None:
     from bertjax.estimate.showing import compare_plans, describe_plan, describe_search, read_plan
     from bertjax.estimate.topology import chip_of, use_tpu_compiler
     from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import experiment_config, settings_of
-    from bertjax.utils.io import write_whole
+    from bertjax.training.checkpoint_config import experiment_config, parse_config
+    from bertjax.utils.io import write_atomic
 
     if args.compare:
         others = ("config", "topology", "search", "output", "price_per_chip_hour")
@@ -280,7 +280,7 @@ def plan(args: argparse.Namespace) -> None:
     use_tpu_compiler()
 
     def settings_with(overrides: Sequence[str]) -> Any:
-        return settings_of(experiment_config(args.config, [*args.overrides, *overrides]))
+        return parse_config(experiment_config(args.config, [*args.overrides, *overrides]))
 
     found = search(settings_with, args.topology, args.slices) if args.search else []
     if found:
@@ -294,7 +294,7 @@ def plan(args: argparse.Namespace) -> None:
     show(describe_plan(made))
     text = json.dumps(made | {"config": args.config, "overrides": [*args.overrides, *chosen]})
     if args.output:
-        write_whole(Path(args.output), text + "\n")
+        write_atomic(Path(args.output), text + "\n")
     print(text)
 
 
@@ -313,23 +313,22 @@ def _check_output(file: Path) -> None:
 def bench_step(args: argparse.Namespace) -> None:
     from bertjax.tasks.run import build_task
     from bertjax.training.bench import bench_step as run
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
 
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
-    settings = settings_of(config_of(args))
+    settings = parse_config(config_of(args))
     _say_phase(settings)
     print(json.dumps(run(settings, build_task(settings, train=None), args.steps)))
 
 
 def _say_phase(settings: Any) -> None:
     """Which phase is timed, of a pre-training that has two."""
-    from bertjax.tasks.pretraining import Settings
-    from bertjax.utils.terminal import say
+    from bertjax.tasks.pretraining import Config
 
-    if isinstance(settings, Settings) and len(settings.phases) > 1:
+    if isinstance(settings, Config) and len(settings.phases) > 1:
         first, second = settings.phases
-        say(
+        logger.info(
             f"the first phase is timed, {first.batch_size} rows of {first.seq_len}; the second has "
             f"{second.batch_size} of {second.seq_len}: set config.data.seq_len and batch_size to time it"
         )
@@ -338,11 +337,11 @@ def _say_phase(settings: Any) -> None:
 def bench_input(args: argparse.Namespace) -> None:
     from bertjax.data.corpus.local_copy import open_anywhere
     from bertjax.data.pretraining.bench import bench_input as run
-    from bertjax.tasks.pretraining import Settings
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.tasks.pretraining import Config
+    from bertjax.training.checkpoint_config import parse_config
 
-    settings = settings_of(config_of(args))
-    if not isinstance(settings, Settings):
+    settings = parse_config(config_of(args))
+    if not isinstance(settings, Config):
         raise UsageError(f"`bench input` times the input of pre-training; the config's task is {settings.task}")
     if not settings.has_data:
         raise UsageError("`bench input` needs a corpus: --config FILE:corpus=DIR")

@@ -10,6 +10,7 @@ from typing import NoReturn
 from bertjax.cli.arguments import parser
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils import process
+from bertjax.utils.logging import configure as configure_logging
 from bertjax.utils.storage import check_answer, is_address, is_of_storage, unusable
 from bertjax.utils.terminal import show
 
@@ -49,6 +50,7 @@ def _run(arguments: list[str]) -> None:
         # A terminal that cannot show a character shows its code instead.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    configure_logging()
     addresses: list[str] = []
     try:
         args, overrides = parser().parse_known_args([item for item in arguments if item != "--debug"])

@@ -19,7 +19,7 @@ from bertjax.utils.terminal import show
 def predict(args: argparse.Namespace) -> None:
     from bertjax.inference.predict_files import write_predictions
     from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import choose_split, settings_of
+    from bertjax.training.checkpoint_config import choose_split, parse_config
 
     if args.texts or args.text:
         _predict_texts(args)
@@ -33,7 +33,7 @@ def predict(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} is for texts; the task's data has its own")
     columns = [name for name in (args.columns or "").split(",") if name]
     with checkpoint_of(args) as checkpoint:
-        settings = settings_of(choose_split(checkpoint_config_of(args, checkpoint), args.split or "test"))
+        settings = parse_config(choose_split(checkpoint_config_of(args, checkpoint), args.split or "test"))
         for path in write_predictions(settings, build_task(settings), checkpoint, args.output, args.logits, columns):
             show(path)
 
@@ -44,7 +44,6 @@ def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.load import load_trained
     from bertjax.inference.predict import answers, check_model, described
     from bertjax.inference.texts import STANDARD_INPUT, lines_of
-    from bertjax.utils.terminal import say
 
     for name in ("config", "output", "split", "columns"):
         if getattr(args, name) or (name == "config" and args.overrides):
@@ -57,7 +56,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
         args.texts, args.text = [], STANDARD_INPUT
     texts: Iterable[str] = chain(args.texts, lines_of(args.text) if args.text else ())
     context = "\n".join(lines_of(args.context_file)) if args.context_file else args.context
-    trained = load_trained(args.checkpoint, tell=say)
+    trained = load_trained(args.checkpoint)
     check_model(trained, context)
     asked, told = itertools.tee(texts)
     found = answers(trained, asked, context=context or "", seq_len=args.seq_len, logits=args.logits)
@@ -72,12 +71,12 @@ def _predict_texts(args: argparse.Namespace) -> None:
 def ensemble(args: argparse.Namespace) -> None:
     from bertjax.inference.ensemble import ensemble as run
     from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.checkpoint_config import choose_split, settings_of
+    from bertjax.training.checkpoint_config import choose_split, parse_config
 
     checkpoints = [find_checkpoint(path) for path in args.checkpoint]
 
     def settings_for(checkpoint: Any) -> Any:
-        return settings_of(choose_split(checkpoint_config_of(args, checkpoint), args.split))
+        return parse_config(choose_split(checkpoint_config_of(args, checkpoint), args.split))
 
     print(json.dumps(run(checkpoints, settings_for, args.output)))
 
@@ -94,10 +93,9 @@ def fill_mask(args: argparse.Namespace) -> None:
     from bertjax.inference.fill_mask import check_texts
     from bertjax.inference.fill_mask import fill_mask as run
     from bertjax.inference.load import load_trained
-    from bertjax.utils.terminal import say
 
     check_texts(args.texts, args.top)
-    trained = load_trained(args.checkpoint, tell=say)
+    trained = load_trained(args.checkpoint)
     for text in args.texts:
         show(text)
         for pieces in run(trained, text, args.top):
@@ -112,7 +110,6 @@ def features(args: argparse.Namespace) -> None:
     from bertjax.inference.load import load_trained
     from bertjax.inference.shards import write_shards
     from bertjax.inference.texts import lines_of
-    from bertjax.utils.terminal import say
 
     if not args.texts and not args.input:
         raise UsageError("give texts, or a file of them with --input")
@@ -120,14 +117,14 @@ def features(args: argparse.Namespace) -> None:
         raise UsageError(f"--show is {args.show}; it must be at least 0, and a number that fits in 64 bits")
     layers = parse_layers(args.layers)
     texts = chain(args.texts, lines_of(args.input) if args.input else ())
-    trained = load_trained(args.checkpoint, tell=say)
+    trained = load_trained(args.checkpoint)
     most = trained.config.max_position_embeddings if args.seq_len is None else args.seq_len
     request = Request(trained, layers, most)
     shards_of = partial(shards, request)
     if args.output:
         head: list[str] = []
         texts = _remembered(texts, head, args.show)
-        written = write_shards(Path(args.output), request.about(), shards_of, texts, say)
+        written = write_shards(Path(args.output), request.about(), shards_of, texts)
     else:
         head = list(islice(texts, args.show))
         written = ((0, shard) for shard in shards_of(head))

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from bertjax.config.fields import Field, documented
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.finetuning.settings import FinetuningSettings
-from bertjax.tasks.run import settings_class, task_names
+from bertjax.tasks.finetuning.settings import FinetuningConfig
+from bertjax.tasks.run import config_class, task_names
 
 _WIDTH = 100
 _HEAD = """# Fields of configs
@@ -22,7 +22,7 @@ prints what it comes to. Made by `python -m bertjax.config.reference` from the c
 """
 
 
-def describe_fields(settings: RunSettings) -> str:
+def describe_fields(settings: RunConfig) -> str:
     """Every field of a run's settings with its value and meaning, for a terminal."""
     lines = []
     for field in documented(settings, ModelConfig):
@@ -33,12 +33,12 @@ def describe_fields(settings: RunSettings) -> str:
 
 def document() -> str:
     """The reference of all fields, in Markdown."""
-    run, finetuning = _fields(RunSettings()), _fields(FinetuningSettings())
+    run, finetuning = _fields(RunConfig()), _fields(FinetuningConfig())
     parts = [
         ("Every run", run),
-        ("Pre-training", _fields(settings_class("pretraining")())),
+        ("Pre-training", _fields(config_class("pretraining")())),
         ("Fine-tuning", finetuning),
-        *((f"Task `{task}`", _fields(settings_class(task)())) for task in task_names() if task != "pretraining"),
+        *((f"Task `{task}`", _fields(config_class(task)())) for task in task_names() if task != "pretraining"),
     ]
     sections = [_HEAD]
     for title, fields in parts:
@@ -49,7 +49,7 @@ def document() -> str:
     return "\n".join(sections)
 
 
-def _fields(settings: RunSettings) -> dict[str, Field]:
+def _fields(settings: RunConfig) -> dict[str, Field]:
     return {field.path: field for field in documented(settings, ModelConfig)}
 
 

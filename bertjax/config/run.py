@@ -17,7 +17,7 @@ DEFAULT_VOCAB_SIZE = 30522
 
 
 @dataclasses.dataclass(frozen=True)
-class RunSettings:
+class RunConfig:
     """What every run has; each task adds its own, `data` among them.
 
     Attributes:

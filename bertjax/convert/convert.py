@@ -2,8 +2,9 @@
 
 import contextlib
 import fnmatch
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from bertjax.utils.atomic_dir import clear_leftovers, staged
 from bertjax.utils.io import check_space
 from bertjax.utils.temporary import temporary_folder
 from bertjax.utils.workers import worker_pool
+
+logger = logging.getLogger(__name__)
 
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
 FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
@@ -86,7 +89,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return vocabulary
 
 
-def convert(source: str, destination: str, form: str, overwrite: bool, tell: Callable[[str], None]) -> None:
+def convert(source: str, destination: str, form: str, overwrite: bool) -> None:
     """Writes the checkpoint at `source` to the folder `destination` in another format, whole or not at all.
 
     Raises:
@@ -106,29 +109,28 @@ def convert(source: str, destination: str, form: str, overwrite: bool, tell: Cal
     with staged(target, overwrite, "checkpoint", _may_be_replaced) as folder:
         portable = read(source)
         check_space(target, sum(array.nbytes for array in portable.params.values()), f"the checkpoint {target}")
-        tell(f"{source}: {found}, {_described(portable)}")
+        logger.info(f"{source}: {found}, {_described(portable)}")
         for note in portable.notes:
-            tell(note)
+            logger.info(note)
         write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[form]
         try:
             for note in write(portable, folder):
-                tell(note)
+                logger.info(note)
         except (BertjaxError, OSError):
             raise
         except Exception as error:  # A full disk is an exception of its own for each library.
             raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}") from error
         if form == BERTJAX:
             workdir.write_origin(folder, _origin(source))
-    tell(f"wrote {target}: {form}")
+    logger.info(f"wrote {target}: {form}")
 
 
 @contextlib.contextmanager
-def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None) -> Iterator[str]:
+def as_bertjax(path: str, keep: Path | None = None) -> Iterator[str]:
     """The path of a checkpoint of ours; one of another format is converted.
 
     Args:
       path: of any format.
-      tell: takes what there is to say, a line at a time.
       keep: where the converted one stays, and is found the next time; None is a folder that is gone at the end.
 
     Raises:
@@ -139,22 +141,22 @@ def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None)
         clear_leftovers(keep)
     kept = workdir.read_origin(keep) if keep else {}
     if keep and kept.get("source") == _origin(path)["source"] and not Path(path).expanduser().exists():
-        tell(f"{path} is gone; taken: {keep}, which was converted from it")
+        logger.info(f"{path} is gone; taken: {keep}, which was converted from it")
         yield str(keep)
     elif detect(path) == BERTJAX:
         yield path
     elif keep:
         if kept != _origin(path):
-            convert(path, str(keep), BERTJAX, bool(kept), tell)
+            convert(path, str(keep), BERTJAX, bool(kept))
         yield str(keep)
     else:
         with temporary_folder() as folder:
             target = f"{folder}/converted"
             try:
                 if jax.distributed.is_initialized():
-                    _convert_in_a_process_of_its_own(path, target, tell)
+                    _convert_in_a_process_of_its_own(path, target)
                 else:
-                    convert(path, target, BERTJAX, False, tell)
+                    convert(path, target, BERTJAX, False)
                 yield target
             except BertjaxError as error:
                 # The user knows the place by the other name.
@@ -163,11 +165,11 @@ def as_bertjax(path: str, tell: Callable[[str], None], keep: Path | None = None)
                 ) from error
 
 
-def _convert_in_a_process_of_its_own(path: str, target: str, tell: Callable[[str], None]) -> None:
+def _convert_in_a_process_of_its_own(path: str, target: str) -> None:
     """For one process of several, each of which converts for itself: of those Orbax has the first alone write."""
     with worker_pool(1, _crashed, _use_cpu) as process:
         for line in process.submit(_converted, path, target).result():
-            tell(line)
+            logger.info(line)
 
 
 def _converted(path: str, target: str) -> list[str]:

@@ -52,8 +52,8 @@ def read(path: Path | epath.Path) -> Portable:
     what = ""
     if model.encoder == LSTM or any(name.startswith(("left_lm/", "right_lm/")) for name in params):
         what = f"a language model with encoder={model.encoder} and attention_direction={model.attention_direction}"
-    elif layer and layer.upper.is_there:
-        what = f"upper.features={layer.upper.features or '(none)'} and upper.lstm_layers={layer.upper.lstm_layers}"
+    elif layer and layer.feature_head.is_there:
+        what = f"feature_head.features={layer.feature_head.features or '(none)'} and feature_head.lstm_layers={layer.feature_head.lstm_layers}"
     if what:
         raise UsageError(f"{checkpoint} has {what}, which is not converted; bertjax takes the workdir as it is")
     outputs = params.get(f"{names.CLASSIFIER}/bias")

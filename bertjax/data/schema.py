@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ArraySpec:
     """An array of a batch.
 
     Attributes:
@@ -29,7 +29,7 @@ class Part:
     padding: int = 0
 
 
-Schema = tuple[Part, ...]
+Schema = tuple[ArraySpec, ...]
 
 
 def abstract_batch(schema: Schema, rows: int, **sizes: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -67,9 +67,9 @@ def padding_of(schema: Schema) -> dict[str, int]:
 def sequences(*axes: str) -> Schema:
     """What every encoder takes: sequences of tokens, along the last axis."""
     return (
-        Part("input_ids", axes, below="pieces"),
-        Part("input_mask", axes),
-        Part("segment_ids", axes, below="segments"),
+        ArraySpec("input_ids", axes, below="pieces"),
+        ArraySpec("input_mask", axes),
+        ArraySpec("segment_ids", axes, below="segments"),
     )
 
 
@@ -77,6 +77,6 @@ def sequences(*axes: str) -> Schema:
 SEQUENCE = sequences("length")
 CHOICES = sequences("choices", "length")
 # Of a fine-tuning row: its place in the input, and whether it is there.
-EXAMPLE: Schema = (Part("example", (), below="rows", padding=-1), Part("weights", (), "float32"))
+EXAMPLE: Schema = (ArraySpec("example", (), below="rows", padding=-1), ArraySpec("weights", (), "float32"))
 # Tags of words, at their first pieces.
-TOKEN_LABELS = Part("token_labels", ("length",), below="classes", padding=-1)
+TOKEN_LABELS = ArraySpec("token_labels", ("length",), below="classes", padding=-1)

@@ -8,7 +8,7 @@ from bertjax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class DataShard:
     """Some of the equal, contiguous parts that every global batch is cut into.
 
     Processes whose devices hold the same part, as those of one tensor-parallel group do, both have it in their share,
@@ -50,4 +50,4 @@ class Share:
         return np.concatenate([np.arange(start, stop) for start, stop in self.runs(batch_size)])
 
 
-WHOLE = Share((0,), 1)
+SINGLE_SHARD = DataShard((0,), 1)

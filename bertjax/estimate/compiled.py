@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, first_line
 from bertjax.estimate.collectives import Collective, collectives
-from bertjax.estimate.cost import Work, work_of
+from bertjax.estimate.cost import StepCost, work_of
 from bertjax.estimate.program import read_program
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
 from bertjax.tasks.run import build_task
@@ -67,12 +67,12 @@ class CompiledStep:
 
     memory: Memory
     fits: bool
-    work: tuple[Work, ...]
+    work: tuple[StepCost, ...]
     exchanged: tuple[Collective, ...]
     seconds: float
 
 
-def compile_step(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:
+def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
     """Compiles the very step that `train` would run.
 
     In a process of its own: libtpu 0.0.42.1 crashes on some programs, such as BERT of hidden size 128 with
@@ -100,7 +100,7 @@ def _crashed() -> CompilerError:
 
 
 def lowered_step(
-    settings: RunSettings, phase: int, devices: list[jax.Device]
+    settings: RunConfig, phase: int, devices: list[jax.Device]
 ) -> tuple[jax.stages.Lowered, dict[str, int]]:
     """The step before the compiler has it, and the bytes of a device that it starts with.
 
@@ -124,7 +124,7 @@ def lowered_step(
     return step.lower(state, batch, key, LearningRate(scalar, scalar, scalar)), held
 
 
-def _compile(settings: RunSettings, phase: int, topology: str, slices: int) -> CompiledStep:
+def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
     started = time.monotonic()
     devices = tpu_devices(topology, slices)
     lowered, held = lowered_step(settings, phase, devices)

@@ -24,7 +24,7 @@ _COLLECTIVE = re.compile(r"all-(gather|reduce|to-all)|reduce-scatter|collective-
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepCost:
     """What one instruction does in all its repetitions.
 
     Attributes:
@@ -42,10 +42,10 @@ class Work:
     name: str = ""
 
 
-def work_of(program: Program) -> list[Work]:
+def work_of(program: Program) -> list[StepCost]:
     """Of every instruction that the device carries out one after the other."""
     return [
-        Work(
+        StepCost(
             times * _flops(program, computation, instruction),
             times * _hbm_bytes(program, computation, instruction),
             times,

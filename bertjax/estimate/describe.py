@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.task import Task
@@ -40,7 +40,7 @@ def _layers(model: ModelConfig) -> str:
     )
 
 
-def describe_task(settings: RunSettings, task: Task) -> str:
+def describe_task(settings: RunConfig, task: Task) -> str:
     """Several lines for a person."""
     model = task.objective.model.config
     counts = parameter_counts(task)

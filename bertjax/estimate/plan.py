@@ -2,11 +2,12 @@
 
 import dataclasses
 import importlib.metadata
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.estimate.chips import Chip
 from bertjax.estimate.collectives import Collective
 from bertjax.estimate.compiled import CompiledStep, compile_step
@@ -14,11 +15,12 @@ from bertjax.estimate.roofline import ASSUMPTIONS, roofline
 from bertjax.estimate.topology import chip_of, chips_in, tpu_devices
 from bertjax.tasks.task import Task
 from bertjax.training.sharding import make_mesh
-from bertjax.utils.terminal import say
+
+logger = logging.getLogger(__name__)
 
 
 def plan_run(
-    settings: RunSettings,
+    settings: RunConfig,
     task: Task,
     topology: str,
     slices: int = 1,
@@ -49,7 +51,7 @@ def plan_run(
     phases, before = [], 0
     for phase, count in enumerate(steps):
         if compiled is None or len(steps) > 1:
-            say(f"compiling phase {phase + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
+            logger.info(f"compiling phase {phase + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
             step = compile_step(settings, phase, topology, slices)
         else:
             step = compiled

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bertjax.estimate.chips import Chip
 from bertjax.estimate.collectives import Collective
-from bertjax.estimate.cost import Work
+from bertjax.estimate.cost import StepCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ ASSUMPTIONS = (
 )
 
 
-def roofline(work: Sequence[Work], exchanged: Sequence[Collective], chip: Chip) -> Roofline:
+def roofline(work: Sequence[StepCost], exchanged: Sequence[Collective], chip: Chip) -> Roofline:
     """Bounds for one device, which has its part of a chip.
 
     Args:

@@ -1,11 +1,12 @@
 """The largest batch that fits, with each remat policy, and which of them trains fastest; by few compilations."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import jax
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.estimate.compiled import CompiledStep, CompilerError, compile_step
 from bertjax.estimate.roofline import roofline
@@ -16,7 +17,8 @@ from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_state
-from bertjax.utils.terminal import say
+
+logger = logging.getLogger(__name__)
 
 _MOST_TRIES = 3
 # Above so many rows a device, in steps of as many.
@@ -45,7 +47,7 @@ class Found:
     step: CompiledStep
 
 
-def search(settings_with: Callable[[Sequence[str]], RunSettings], topology: str, slices: int) -> list[Found]:
+def search(settings_with: Callable[[Sequence[str]], RunConfig], topology: str, slices: int) -> list[Found]:
     """What fits, the fastest first.
 
     Args:
@@ -66,7 +68,7 @@ def search(settings_with: Callable[[Sequence[str]], RunSettings], topology: str,
     fsdp = _fsdp(_state_bytes(settings, task, devices), limit, len(devices))
     found = []
     for number, remat in enumerate(REMAT_POLICIES, 1):
-        say(f"policy {number} of {len(REMAT_POLICIES)}: remat {remat}, at most {_MOST_TRIES} compilations")
+        logger.info(f"policy {number} of {len(REMAT_POLICIES)}: remat {remat}, at most {_MOST_TRIES} compilations")
         layout = (f"--config.model.remat={remat}", "--config.mesh.data=-1", f"--config.mesh.fsdp={fsdp}")
         best = _largest(settings_with, layout, topology, slices, len(devices))
         if best:
@@ -76,7 +78,7 @@ def search(settings_with: Callable[[Sequence[str]], RunSettings], topology: str,
     return sorted(found, key=lambda one: -one.rows_per_second)
 
 
-def _state_bytes(settings: RunSettings, task: Task, devices: list[jax.Device]) -> int:
+def _state_bytes(settings: RunConfig, task: Task, devices: list[jax.Device]) -> int:
     """Of parameters and optimizer, on a device that has them whole."""
     state = abstract_state(task.objective, make_optimizer(settings.optimizer), make_mesh(settings.mesh, devices))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.params, state.opt_state)))
@@ -91,7 +93,7 @@ def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
 
 
 def _largest(
-    settings_with: Callable[[Sequence[str]], RunSettings],
+    settings_with: Callable[[Sequence[str]], RunConfig],
     layout: tuple[str, ...],
     topology: str,
     slices: int,
@@ -106,14 +108,14 @@ def _largest(
         try:
             step = tried[rows] = compile_step(settings_with(overrides), 0, topology, slices)
         except CompilerError as error:
-            say(f"  {rows} rows a device: {error}")
+            logger.info(f"  {rows} rows a device: {error}")
             break
         said = f"{rows} rows a device: {step.memory.total / 2**30:.2f} GiB, {'fits' if step.fits else 'does not fit'}"
         if step.fits and (best is None or rows > best.rows):
             bound = roofline(step.work, step.exchanged, chip)
             best = Found(overrides, rows, step.memory.total, rows * devices / bound.overlapped, step)
             said += f", {best.rows_per_second:,.0f} rows/s at best"
-        say(f"  {said}; compiled in {step.seconds:.0f} s")
+        logger.info(f"  {said}; compiled in {step.seconds:.0f} s")
         rows = _next(tried, chip.hbm_bytes / chip.cores)
         if rows in tried or not rows:
             break

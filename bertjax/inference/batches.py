@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bertjax.data.finetuning.examples import Batching, Examples, assemble
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 
 # Of a batch with its padding: enough to keep a processor busy, little beside the parameters of BASE.
 BATCH_TOKENS = 4096
@@ -25,5 +25,5 @@ def batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]
         length = batching.padded(int(examples.lengths[order[start]]))
         rows = max(1, BATCH_TOKENS // (length * examples.choices))
         chosen = order[start : start + rows]
-        yield assemble(examples, chosen, length, min(rows, 1 << (len(chosen) - 1).bit_length()), WHOLE)
+        yield assemble(examples, chosen, length, min(rows, 1 << (len(chosen) - 1).bit_length()), SINGLE_SHARD)
         start += rows

@@ -3,13 +3,14 @@
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.data.corpus.blocks import checksums_of
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
@@ -20,12 +21,14 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.utils.cache_dir import STAGING, alone, machine_folder
-from bertjax.utils.io import check_space, read_object, remove_abandoned, replacing, write_whole
-from bertjax.utils.terminal import progress_bar, say
+from bertjax.utils.io import check_space, read_object, remove_abandoned, replacing, write_atomic
+from bertjax.utils.terminal import progress_bar
+
+logger = logging.getLogger(__name__)
 
 
-def training_task(settings: RunSettings, start: str | None) -> Task:
-    """The task of settings, to be trained from a checkpoint; with `upper.features`, on states that are on disk.
+def training_task(settings: RunConfig, start: str | None) -> Task:
+    """The task of settings, to be trained from a checkpoint; with `feature_head.features`, on states that are on disk.
 
     Of several processes each computes the encoder in its steps, and so does a run without a checkpoint to start from.
 
@@ -40,12 +43,12 @@ def training_task(settings: RunSettings, start: str | None) -> Task:
     return dataclasses.replace(featured, states_of=saved_fingerprint(find_checkpoint(start)))
 
 
-def _kept_states(settings: RunSettings, start: str, examples: Examples) -> np.ndarray:
+def _kept_states(settings: RunConfig, start: str, examples: Examples) -> np.ndarray:
     """States of the tokens of examples, of the layers that the settings name: float32 [tokens, C, D], on disk."""
     checkpoint = find_checkpoint(start)
     # The checkpoint decides the function; this run decides how it is computed, as where the encoder is in the step.
     model = dataclasses.replace(checkpoint_model(checkpoint), dtype=settings.model["dtype"])
-    layers, length = settings.upper.layers(model.num_hidden_layers), int(np.diff(examples.offsets).max())
+    layers, length = settings.feature_head.layers(model.num_hidden_layers), int(np.diff(examples.offsets).max())
     told = {
         "parameters": saved_fingerprint(checkpoint),
         "architecture": vars(model.architecture),
@@ -63,7 +66,7 @@ def _kept_states(settings: RunSettings, start: str, examples: Examples) -> np.nd
             remove_abandoned(folder, written_alone=path.name)
             size = 4 * int(np.prod(shape))
             check_space(folder, size, "features of the frozen encoder", f"name another folder in {STAGING}")
-            say(f"features of the frozen encoder, {size / 1e9:,.2f} GB, are kept in {path}")
+            logger.info(f"features of the frozen encoder, {size / 1e9:,.2f} GB, are kept in {path}")
             trained = dataclasses.replace(read_trained(start), config=model)
             _write(path, shape, token_states(trained, layers, max(8, length)), examples)
     return np.memmap(path, np.float32, "r", shape=shape)
@@ -88,7 +91,7 @@ def _write(
         raise BertjaxError(
             f"cannot write {path} ({error.strerror}); free some space or name another folder in {STAGING}"
         ) from error
-    write_whole(_seal_of(path), json.dumps({"sha256": checksums_of(path).sha256}) + "\n")
+    write_atomic(_seal_of(path), json.dumps({"sha256": checksums_of(path).sha256}) + "\n")
 
 
 def _is_whole(path: Path) -> bool:

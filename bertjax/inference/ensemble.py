@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.config.load import differences
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError
 from bertjax.inference.predict_files import check_writable, write_outputs
@@ -22,8 +23,9 @@ from bertjax.training.checkpoint_metadata import CONFIG, sealed
 from bertjax.training.evaluation import mesh_and_params
 from bertjax.training.train import predict
 from bertjax.training.workdir import RESULTS
-from bertjax.utils.io import write_whole
-from bertjax.utils.terminal import say
+from bertjax.utils.io import write_atomic
+
+logger = logging.getLogger(__name__)
 
 _Outputs = list[dict[str, np.ndarray]]
 # Of the data's settings, what may differ: files of the checkpoint itself, and what members were trained with.
@@ -31,7 +33,7 @@ _MAY_DIFFER = ("vocabulary", "labels", "train_share", "batch_size", "class_weigh
 
 
 def ensemble(
-    checkpoints: Sequence[epath.Path], settings_of: Callable[[epath.Path], RunSettings], folder: str
+    checkpoints: Sequence[epath.Path], parse_config: Callable[[epath.Path], RunConfig], folder: str
 ) -> dict[str, Any]:
     """Predicts with all members, and writes what the mean of their logits says.
 
@@ -39,7 +41,7 @@ def ensemble(
 
     Args:
       checkpoints: of one task, with one vocabulary; sizes may differ.
-      settings_of: a checkpoint to the settings with which it is to predict.
+      parse_config: a checkpoint to the settings with which it is to predict.
       folder: for the predictions, and for `results.json` with what is returned, the first member's config and the hash
         of the data.
 
@@ -58,12 +60,12 @@ def ensemble(
     for index, fingerprint in enumerate(fingerprints):
         if fingerprint in fingerprints[:index]:
             raise UsageError(f"{checkpoints[index]} has the same parameters as another member; give different ones")
-    first: tuple[RunSettings, Task] | None = None
+    first: tuple[RunConfig, Task] | None = None
     mean: _Outputs = []
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
-        say(f"member {number} of {len(checkpoints)}: {checkpoint}")
-        settings = settings_of(checkpoint)
+        logger.info(f"member {number} of {len(checkpoints)}: {checkpoint}")
+        settings = parse_config(checkpoint)
         task = build_task(settings)
         if first is None:
             first = settings, task
@@ -76,13 +78,13 @@ def ensemble(
     settings, task = first
     results = {**_scores(task, mean), "members": members}
     for path in write_outputs(task, mean, folder):
-        say(str(path))
+        logger.info(str(path))
     told = {"config": dataclasses.asdict(settings), "data_sha256": task.data_hash}
-    write_whole(Path(folder) / RESULTS, json.dumps(sealed({**results, **told}), indent=1) + "\n")
+    write_atomic(Path(folder) / RESULTS, json.dumps(sealed({**results, **told}), indent=1) + "\n")
     return results
 
 
-def _check_alike(first: RunSettings, task: Task, settings: RunSettings, other: Task, checkpoint: epath.Path) -> None:
+def _check_alike(first: RunConfig, task: Task, settings: RunConfig, other: Task, checkpoint: epath.Path) -> None:
     if settings.task != first.task:
         raise UsageError(f"{checkpoint} is of the task {settings.task}, and the first member of {first.task}")
     old, new = (
@@ -104,7 +106,7 @@ def _form(name: str, files: Mapping[str, bytes]) -> Any:
     content = files.get(name)
     if name != OUTPUT_LAYER or content is None:
         return content
-    return {field: value for field, value in json.loads(content).items() if field != "upper"}
+    return {field: value for field, value in json.loads(content).items() if field != "feature_head"}
 
 
 def _moved(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:

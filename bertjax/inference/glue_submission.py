@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import TABLE_BYTES, read_whole, write_whole
+from bertjax.utils.io import TABLE_BYTES, read_whole, write_atomic
 from bertjax.utils.plain_text import refuse_utf16, with_newlines
 
 # Every file of a submission, and the rows of its test set.
@@ -83,5 +83,5 @@ def collect(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _DATE), contents[name], zipfile.ZIP_DEFLATED)
-    write_whole(output, packed.getvalue())
+    write_atomic(output, packed.getvalue())
     return [*said, *(f"incomplete: {problem}" for problem in problems)]

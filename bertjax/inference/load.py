@@ -1,6 +1,6 @@
 """Checkpoints of any format as models that can be asked."""
 
-from collections.abc import Callable
+import logging
 from pathlib import Path
 
 from jax.sharding import Mesh
@@ -11,16 +11,15 @@ from bertjax.inference.trained_model import TrainedModel, placed, read_trained
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.training.sharding import MESH_AXES
 
+logger = logging.getLogger(__name__)
 
-def load_trained(
-    path: str | Path, mesh: Mesh | None = None, tell: Callable[[str], None] = lambda line: None
-) -> TrainedModel:
+
+def load_trained(path: str | Path, mesh: Mesh | None = None) -> TrainedModel:
     """The model of a checkpoint of ours, of Hugging Face or of google-research/bert.
 
     Args:
       path: a workdir or a step in it; a folder; a folder, or the beginning of its files' names.
       mesh: to put it on; None is all devices, each with all parameters.
-      tell: takes what there is to say, a line at a time.
 
     Raises:
       UsageError: there is none, or it has no vocabulary; or `mesh` is not one with the axes of `MESH_AXES`.
@@ -31,7 +30,7 @@ def load_trained(
         return read_trained(path, mesh)
     portable = read(str(path))
     for note in portable.notes:
-        tell(note)
+        logger.info(note)
     if portable.vocabulary is None:
         raise UsageError(f"{path} has no vocab.txt; put the one it was trained with beside it")
     layer = OutputLayer(portable.output, portable.labels) if portable.output else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.questions import Question, make_windows
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import Tagged, make_rows, of_words
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
@@ -147,7 +147,7 @@ class _Asked:
         windows = make_windows(
             questions,
             self.trained.tokenizer,
-            Reading("the questions"),
+            ReadStats("the questions"),
             seq_len=self.seq_len,
             doc_stride=min(self.trained.habits.doc_stride, self.seq_len),
             max_query_len=min(self.trained.habits.max_query_len, self.seq_len // 2),

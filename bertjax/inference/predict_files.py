@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.records import FIELDS, FileRecords, Record
 from bertjax.tasks.task import Task
@@ -18,7 +18,7 @@ from bertjax.utils.io import replacing
 
 
 def write_predictions(
-    settings: RunSettings,
+    settings: RunConfig,
     task: Task,
     checkpoint: epath.Path,
     folder: str,

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.features import TextsHash, texts_in
-from bertjax.utils.io import read_json, unfinished_files, write_arrays, write_whole
+from bertjax.utils.io import read_json, unfinished_files, write_arrays, write_atomic
+
+logger = logging.getLogger(__name__)
 
 ABOUT = "features.json"
 _TOTALS = ("texts", "shards")
@@ -23,7 +26,6 @@ def write_shards(
     about: dict[str, Any],
     shards_of: Callable[[Iterable[str]], Iterator[dict[str, Any]]],
     texts: Iterable[str],
-    tell: Callable[[str], None],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes `00000.npz`, `00001.npz`, ... and, at the end, how many texts and shards there are in `features.json`.
 
@@ -32,7 +34,6 @@ def write_shards(
     Args:
       about: what decides the features beside the texts, in a form that JSON has.
       shards_of: texts to shards, the same for the same texts.
-      tell: takes what there is to say, a line at a time.
 
     Yields:
       Each shard that was made, and the number of texts in those before it.
@@ -48,7 +49,7 @@ def write_shards(
             count += _passed_over(file, remaining)
             number += 1
         if number:
-            tell(f"{folder} has {count:,} texts in {number:,} shards; going on after them")
+            logger.info(f"{folder} has {count:,} texts in {number:,} shards; going on after them")
         for shard in shards_of(remaining):
             write_arrays(_shard(folder, number), shard)
             yield count, shard
@@ -127,4 +128,4 @@ def _read_about(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_about(folder: Path, about: dict[str, Any]) -> None:
-    write_whole(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+    write_atomic(folder / ABOUT, json.dumps(about, indent=1) + "\n")

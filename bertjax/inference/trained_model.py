@@ -22,7 +22,7 @@ from bertjax.inference.inference_defaults import Habits, habits_of
 from bertjax.model.architecture import LSTM, Architecture
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
-from bertjax.model.feature_head import Upper
+from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import EncoderModel, LanguageModel, MaskedLmHead, PretrainingModel, SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import SPANS, TAGS, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -72,8 +72,8 @@ class TrainedModel:
             outputs = self.params[_CLASSIFIER]["bias"].shape[0]
             if self.layer.kind in (TAGS, SPANS):
                 # Dropout before the layer is a matter of training.
-                return TokenModel(self.config, outputs, head_dropout=False, upper=self.layer.upper)
-            return SequenceModel(self.config, outputs, self.layer.upper)
+                return TokenModel(self.config, outputs, head_dropout=False, feature_head=self.layer.feature_head)
+            return SequenceModel(self.config, outputs, self.layer.feature_head)
         if {f"{direction}_lm" for direction in self.config.reads} <= self.params.keys():
             return LanguageModel(self.config)
         whole = {"masked_lm", "next_sentence", "pooler"} <= self.params.keys()
@@ -145,8 +145,8 @@ def read_trained(path: str | epath.Path, mesh: Mesh | None = None) -> TrainedMod
     mesh = mesh or make_mesh(MeshConfig())
     config = checkpoint_model(checkpoint)
     vocabulary, layer = workdir_vocabulary(workdir), read_output_layer(workdir)
-    upper = layer.upper if layer else Upper()
-    params = load_whole(checkpoint, lambda outputs: shardings_of(config, outputs, upper, mesh))
+    feature_head = layer.feature_head if layer else FeatureHead()
+    params = load_whole(checkpoint, lambda outputs: shardings_of(config, outputs, feature_head, mesh))
     return TrainedModel(config, params, vocabulary, layer, habits_of(checkpoint), mesh, str(path))
 
 
@@ -161,18 +161,20 @@ def placed(
     """A model whose parameters, by path, are on the host; see `TrainedModel`."""
     mesh = mesh or make_mesh(MeshConfig())
     bias = params.get(f"{_CLASSIFIER}/bias")
-    shardings = shardings_of(config, 0 if bias is None else len(bias), layer.upper if layer else Upper(), mesh)
+    shardings = shardings_of(
+        config, 0 if bias is None else len(bias), layer.feature_head if layer else FeatureHead(), mesh
+    )
     on_devices = {name: jax.device_put(array, shardings[name]) for name, array in params.items()}
     return TrainedModel(config, nested(on_devices), vocabulary, layer, Habits(), mesh, path)
 
 
-def shardings_of(config: ModelConfig, outputs: int, upper: Upper, mesh: Mesh) -> Mapping[str, Sharding]:
+def shardings_of(config: ModelConfig, outputs: int, feature_head: FeatureHead, mesh: Mesh) -> Mapping[str, Sharding]:
     """Where the parameters of a model go, by path: all that it may have.
 
     Args:
       config: of the model.
       outputs: of its output layer; 0 is none.
-      upper: what is between that and the encoder.
+      feature_head: what is between that and the encoder.
       mesh: its devices.
     """
     if mesh.size == 1:
@@ -181,7 +183,7 @@ def shardings_of(config: ModelConfig, outputs: int, upper: Upper, mesh: Mesh) ->
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
     batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
     found: dict[str, Sharding] = {}
-    models: list[nn.Module] = [SequenceModel(config, outputs, upper)] if outputs else []
+    models: list[nn.Module] = [SequenceModel(config, outputs, feature_head)] if outputs else []
     # What sees one side of a position may have been trained as a language model, or to fill in masks.
     models += [LanguageModel(config)] if config.reads != ("both",) else []
     models += [PretrainingModel(config)] if config.encoder != LSTM else []

@@ -45,7 +45,7 @@ class Architecture:
       intermediate_size: F, width of the feed-forward layer, 4 D in the paper.
       max_position_embeddings: learned position embeddings, 512 in the paper.
       type_vocab_size: segment embeddings, 2 in the paper (`type_vocab_size` elsewhere).
-      activation: `gelu_tanh` is what google-research/bert computes (`modeling.py`, `gelu`); or `gelu_erf`, `relu`.
+      hidden_act: `gelu_tanh` is what google-research/bert computes (`modeling.py`, `gelu`); or `gelu_erf`, `relu`.
       layer_norm_eps: 1e-12 in google-research/bert.
       attention_direction: what a token attends to: `both` directions as in BERT, what is `left` of it and itself, or
         what is `right` of it and itself.

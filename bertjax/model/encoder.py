@@ -181,11 +181,11 @@ class Encoder(nn.Module):
         return run_layers(self, Layer, (config, attention, deterministic, collect_layers), x, sequence_ids)
 
 
-def summaries(reads: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, sequences: int) -> jax.Array:
-    """What stands for each sequence of a row, as `summary` for a row of one.
+def pool_cls_packed(reads: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, sequences: int) -> jax.Array:
+    """What stands for each sequence of a row, as `pool_cls` for a row of one.
 
     Args:
-      reads, hidden: as in `summary`.
+      reads, hidden: as in `pool_cls`.
       sequence_ids: [B, L] int32.
       sequences: that a row has at most; of those it does not have, there is something finite.
 
@@ -203,7 +203,7 @@ def summaries(reads: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, 
     return jnp.concatenate([of(part, direction) for part, direction in zip(parts, reads, strict=True)], -1)
 
 
-def summary(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
+def pool_cls(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
     """What stands for a whole row: of each part of its states, that of the token which has seen all others.
 
     That is the first token, [CLS], but the last one, [SEP], of what sees its left alone.
@@ -226,7 +226,7 @@ def summary(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> j
 
 
 class Pooler(nn.Module):
-    """Dense and tanh over the hidden state of `summary`: [..., D] to [..., D]."""
+    """Dense and tanh over the hidden state of `pool_cls`: [..., D] to [..., D]."""
 
     config: ModelConfig
 

@@ -20,11 +20,11 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
 ENCODER, _MIX = "encoder", "mix"
 # Of a batch: what a frozen encoder gave for it, where that is known; see `Upper`.
-CACHED = "features"
+CACHED_FEATURES = "features"
 
 
 @dataclasses.dataclass(frozen=True)
-class Upper:
+class FeatureHead:
     """What is between an encoder and a task's own layer.
 
     Attributes:
@@ -44,10 +44,10 @@ class Upper:
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:
-            raise UsageError(f"upper.features is {self.features!r}; known: {', '.join(FEATURES[1:])}, or empty")
+            raise UsageError(f"feature_head.features is {self.features!r}; known: {', '.join(FEATURES[1:])}, or empty")
         if not 0 <= self.lstm_layers <= 64 or not 1 <= self.lstm_size <= 1 << 16:
             raise UsageError(
-                f"upper.lstm_layers is {self.lstm_layers}, lstm_size {self.lstm_size}; give 0 to 64 layers of 1 to "
+                f"feature_head.lstm_layers is {self.lstm_layers}, lstm_size {self.lstm_size}; give 0 to 64 layers of 1 to "
                 f"{1 << 16:,} units"
             )
 
@@ -60,7 +60,7 @@ class Upper:
     @property
     def is_there(self) -> bool:
         """Whether there is anything between encoder and output."""
-        return self != Upper(lstm_size=self.lstm_size)
+        return self != FeatureHead(lstm_size=self.lstm_size)
 
     def layers(self, num_hidden_layers: int) -> tuple[int, ...]:
         """Which states are taken, C of them: 0 is the embeddings, 1 to N the layers."""
@@ -82,38 +82,41 @@ class Upper:
         return config.reads * (len(self.layers(config.num_hidden_layers)) if self.features == CONCAT_LAST_FOUR else 1)
 
 
-def represented(config: ModelConfig, upper: Upper, batch: dict[str, Any], deterministic: bool, key: Any) -> jax.Array:
+def token_representations(
+    config: ModelConfig, feature_head: FeatureHead, batch: dict[str, Any], deterministic: bool, key: Any
+) -> jax.Array:
     """What a task's own layer gets of each token; call it in a module, whose parameters those of the modules here are.
 
     Args:
       config: of the encoder.
-      upper: of what is above it.
-      batch: `input_ids`, `input_mask`, `segment_ids` [B, L] int32; and with features perhaps CACHED, float32
-        [B, L, C, D], the states of `upper.layers`, by which the encoder is not computed. Rows of several sequences have
+      feature_head: of what is above it.
+      batch: `input_ids`, `input_mask`, `segment_ids` [B, L] int32; and with features perhaps CACHED_FEATURES, float32
+        [B, L, C, D], the states of `feature_head.layers`, by which the encoder is not computed. Rows of several sequences have
         `sequence_ids` and `position_ids` for the mask, and nothing is above the encoder.
       deterministic: no dropout.
       key: makes a key for each dropout.
 
     Returns:
-      [B, L, `upper.width`], in the config's dtype.
+      [B, L, `feature_head.width`], in the config's dtype.
     """
     if "sequence_ids" in batch:
         given = (batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids"))
         return Encoder(config, name=ENCODER)(*given, deterministic=deterministic)[0]
     ids, mask, segments = (batch[name] for name in ("input_ids", "input_mask", "segment_ids"))
-    if not upper.features:
+    if not feature_head.features:
         hidden, _ = Encoder(config, name=ENCODER)(ids, segments, mask, deterministic=deterministic)
-    elif CACHED in batch:
-        hidden = _Mix(config, upper, name=_MIX)(batch[CACHED])
+    elif CACHED_FEATURES in batch:
+        hidden = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:
         encoder = Encoder(config, name=ENCODER)
         _, states = encoder(ids, segments, mask, deterministic=True, collect_layers=True)
-        chosen = states[jnp.array(upper.layers(config.num_hidden_layers))]
-        hidden = _Mix(config, upper, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(chosen, 0, 2)))
-    for layer in range(upper.lstm_layers):
+        chosen = states[jnp.array(feature_head.layers(config.num_hidden_layers))]
+        hidden = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(chosen, 0, 2)))
+    for layer in range(feature_head.lstm_layers):
         hidden = dropout(hidden, config.hidden_dropout_prob, None if deterministic else key())
         hidden = jnp.concatenate(
-            [Lstm(config, upper.lstm_size, side, name=f"lstm_{layer}_{side}")(hidden, mask) for side in BOTH], axis=-1
+            [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}")(hidden, mask) for side in BOTH],
+            axis=-1,
         )
     return hidden
 
@@ -122,12 +125,12 @@ class _Mix(nn.Module):
     """Chosen states [B, L, C, D] as one vector a token: the one there is, a weighted sum, or all side by side."""
 
     config: ModelConfig
-    upper: Upper
+    feature_head: FeatureHead
 
     @nn.compact
     def __call__(self, states: jax.Array) -> jax.Array:
         states = states.astype(self.config.dtype)
-        if self.upper.features not in _SUMS:
+        if self.feature_head.features not in _SUMS:
             return states.reshape(*states.shape[:2], -1)
         weights = jax.nn.softmax(self.param("weights", constant_init(0.0, (None,)), states.shape[2:3]))
         scale = self.param("scale", constant_init(1.0, ()), ())

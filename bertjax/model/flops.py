@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
-from bertjax.model.feature_head import Upper
+from bertjax.model.feature_head import FeatureHead
 
 # Dense bf16 peaks in FLOP/s of what JAX calls a device, from the makers' data sheets, by what its `device_kind`
 # contains. That is a chip but on v2 and v3, whose 45 and 123 TFLOP/s a chip are those of two devices.
@@ -27,10 +27,12 @@ PEAK_FLOPS = (
     ("TPU v2", 22.5e12),
 )
 
-_NOTHING = Upper()
+_NOTHING = FeatureHead()
 
 
-def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0, upper: Upper = _NOTHING) -> float:
+def flops_per_token(
+    config: ModelConfig, seq_len: int, predictions: int = 0, feature_head: FeatureHead = _NOTHING
+) -> float:
     """FLOPs of one training step a token, forwards and backwards, matrix products only.
 
     6 * (parameters of the layers' matrices) for the body, 12 N L D for bidirectional attention, and the heads on the
@@ -41,22 +43,22 @@ def flops_per_token(config: ModelConfig, seq_len: int, predictions: int = 0, upp
       config: sizes.
       seq_len: L, tokens a row, padding included.
       predictions: predicted positions a row; 0 for a model without a masked-LM or language-model head.
-      upper: what is between encoder and output; with features the encoder counts nothing.
+      feature_head: what is between encoder and output; with features the encoder counts nothing.
     """
-    return (0 if upper.features else _of_encoder(config, seq_len, predictions)) + _of_lstms(config, upper)
+    return (0 if feature_head.features else _of_encoder(config, seq_len, predictions)) + _of_lstms(config, feature_head)
 
 
-def attention_flops_per_token(config: ModelConfig, context: float, upper: Upper = _NOTHING) -> float:
+def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NOTHING) -> float:
     """The part of `flops_per_token` that is attention's, of a token that attends to `context` others."""
-    if upper.features or config.encoder == LSTM:
+    if feature_head.features or config.encoder == LSTM:
         return 0.0
     return 12 * config.num_hidden_layers * config.hidden_size * context
 
 
-def _of_lstms(config: ModelConfig, upper: Upper) -> float:
-    size, flops = upper.lstm_size, 0.0
-    inputs = dataclasses.replace(upper, lstm_layers=0).width(config)
-    for _ in range(upper.lstm_layers):
+def _of_lstms(config: ModelConfig, feature_head: FeatureHead) -> float:
+    size, flops = feature_head.lstm_size, 0.0
+    inputs = dataclasses.replace(feature_head, lstm_layers=0).width(config)
+    for _ in range(feature_head.lstm_layers):
         flops += 6 * 2 * 4 * size * (inputs + size)
         inputs = 2 * size
     return flops

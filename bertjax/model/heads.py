@@ -11,12 +11,12 @@ from bertjax.model.architecture import TRANSFORMER
 from bertjax.model.config import ModelConfig
 from bertjax.model.dot import product
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import Encoder, Pooler, summaries, summary
-from bertjax.model.feature_head import CACHED, Upper, represented
+from bertjax.model.encoder import Encoder, Pooler, pool_cls, pool_cls_packed
+from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
 from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
 from bertjax.model.partitioning import placed
 
-_INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED)
+_INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
 
 class MaskedLmHead(nn.Module):
@@ -68,7 +68,7 @@ class EncoderModel(nn.Module):
         """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to hidden states [B, L, D] and pooled [B, D]."""
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        return hidden, Pooler(self.config, name="pooler")(summary(self.config.reads, hidden, batch["input_mask"]))
+        return hidden, Pooler(self.config, name="pooler")(pool_cls(self.config.reads, hidden, batch["input_mask"]))
 
 
 class PretrainingModel(nn.Module):
@@ -103,9 +103,9 @@ class PretrainingModel(nn.Module):
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
         if packed:
-            whole = summaries(self.config.reads, hidden, sequence_ids, batch["next_sentence_labels"].shape[1])
+            whole = pool_cls_packed(self.config.reads, hidden, sequence_ids, batch["next_sentence_labels"].shape[1])
         else:
-            whole = summary(self.config.reads, hidden, sequence_ids)
+            whole = pool_cls(self.config.reads, hidden, sequence_ids)
         pooled = Pooler(self.config, name="pooler")(whole)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
@@ -143,7 +143,7 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """An encoder, what is above it, and one new layer over a row's summary (paper, Figure 4 a and b).
+    """An encoder, what is above it, and one new layer over a row's pool_cls (paper, Figure 4 a and b).
 
     With nothing between, there is the pooler. Rows of several sequences, [B, C, L], are choices: one score each, [B, C]
     (section 4.4). Rows that K examples share have `sequence_ids` and `position_ids` [B, L] for the mask; K is the width
@@ -152,23 +152,23 @@ class SequenceModel(nn.Module):
 
     config: ModelConfig
     outputs: int
-    upper: Upper = Upper()
+    feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., outputs]; [B, C, L] to [B, C]."""
-        config, upper = self.config, self.upper
+        config, feature_head = self.config, self.feature_head
         *leading, length = batch["input_ids"].shape
         flat = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
-        hidden = represented(config, upper, flat, deterministic, partial(self.make_rng, "dropout"))
+        hidden = token_representations(config, feature_head, flat, deterministic, partial(self.make_rng, "dropout"))
         if "sequence_ids" in flat:
-            whole = summaries(upper.reads(config), hidden, flat["sequence_ids"], batch["labels"].shape[1])
+            whole = pool_cls_packed(feature_head.reads(config), hidden, flat["sequence_ids"], batch["labels"].shape[1])
         else:
-            whole = summary(upper.reads(config), hidden, flat["input_mask"])
-        if not upper.is_there:
+            whole = pool_cls(feature_head.reads(config), hidden, flat["input_mask"])
+        if not feature_head.is_there:
             whole = Pooler(config, name="pooler")(whole)
         whole = dropout(whole, config.hidden_dropout_prob, None if deterministic else self.make_rng("dropout"))
-        logits = Dense(config, (upper.width(config), self.outputs), ("embed", None), name="classifier")(whole)
+        logits = Dense(config, (feature_head.width(config), self.outputs), ("embed", None), name="classifier")(whole)
         logits = logits.astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
 
@@ -183,14 +183,14 @@ class TokenModel(nn.Module):
     config: ModelConfig
     outputs: int
     head_dropout: bool
-    upper: Upper = Upper()
+    feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, outputs]."""
-        config, upper = self.config, self.upper
-        hidden = represented(config, upper, batch, deterministic, partial(self.make_rng, "dropout"))
+        config, feature_head = self.config, self.feature_head
+        hidden = token_representations(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
         if self.head_dropout and not deterministic:
             hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
-        shape = (upper.width(config), self.outputs)
+        shape = (feature_head.width(config), self.outputs)
         return Dense(config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)

@@ -13,12 +13,12 @@ from bertjax.config.load import load_config
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
 from bertjax.training.checkpoint import saved_fingerprint
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 from bertjax.training.checkpoint_metadata import sealed, unsealed
 from bertjax.training.progress import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, name_of, outcome_of, setting_of, summary
 from bertjax.training.workdir import RESULTS, other_numbers, place
-from bertjax.utils.io import read_object, write_whole
+from bertjax.utils.io import read_object, write_atomic
 
 # In a folder of results: which tables were asked for, and how long runs took.
 ASKED = "reproduce.json"
@@ -199,7 +199,7 @@ def note(place: str, tables: Mapping[str, str], seconds: Mapping[str, float]) ->
     content = {_TABLES: {**there.tables, **tables}, _SECONDS: {**there.seconds, **seconds}}
     folder = epath.Path(place)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / ASKED, json.dumps(sealed(content), indent=1) + "\n")
+    write_atomic(folder / ASKED, json.dumps(sealed(content), indent=1) + "\n")
 
 
 def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
@@ -221,7 +221,7 @@ def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Pa
         )
     seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
     content = sealed({_TABLES: tables, _SECONDS: seconds, _RUNS: there})
-    write_whole(file, json.dumps(content, indent=1) + "\n")
+    write_atomic(file, json.dumps(content, indent=1) + "\n")
     return len(there)
 
 
@@ -235,7 +235,7 @@ def _asked(run: Run) -> list[str]:
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: dict[str, Any]) -> None:
     """Refuses results of a run with other settings, such as of another scale in the same folder."""
     fields = [f"--config.{field}={value}" for field, value in trial.items()]
-    wanted = dataclasses.asdict(settings_of(load_config(run.config, [*run.overrides, *fields])))
+    wanted = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
     # What is left to the checkpoint that it starts from is not known here.
     model = {
         name: config["model"].get(name) if run.start and not value else value for name, value in wanted["model"].items()

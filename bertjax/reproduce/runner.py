@@ -1,6 +1,7 @@
 """Runs what a table needs, in the right order, and goes on where it was stopped."""
 
 import dataclasses
+import logging
 import runpy
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import jax
 from etils import epath
 
 from bertjax.config.load import experiment_file
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.inference.cached_features import training_task
 from bertjax.inference.ensemble import ensemble
@@ -21,11 +22,13 @@ from bertjax.reproduce.results import Results, note, read
 from bertjax.reproduce.table import Run, Table
 from bertjax.tasks.finetuning.settings import SPLITS
 from bertjax.training import train as loop
-from bertjax.training.agreement import from_first, go_on_after
+from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config, settings_of
+from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config, parse_config
 from bertjax.training.sweep import sweep
-from bertjax.utils.terminal import duration, say
+from bertjax.utils.terminal import duration
+
+logger = logging.getLogger(__name__)
 
 # The table that the paper lacks.
 OWN = "figure3"
@@ -159,7 +162,7 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
         raise UsageError(f"--results {path} is a file of kept results; give a folder")
     runs = table.runs()
     # Of several processes all have to run the same.
-    done, failed = set(from_first(lambda: [run.name for run in runs if results.outcome(run)])), {}
+    done, failed = set(broadcast_from_host0(lambda: [run.name for run in runs if results.outcome(run)])), {}
     lacking = {run.name: what for run in runs if (what := run.lacking(lambda one: one.name in done))}
     left = [run for run in runs if run.name not in {*done, *lacking}]
     if not done and not left:
@@ -172,18 +175,18 @@ def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
             continue
         if first:
             seconds = sum(one.flops for one in left[number - 1 :]) / _rate(runs, results)[0]
-            say(f"run {number} of {len(left)}: {run.name}; about {duration(seconds)} left\n{run.command(path)}")
+            logger.info(f"run {number} of {len(left)}: {run.name}; about {duration(seconds)} left\n{run.command(path)}")
         # One that was begun before takes less than it should.
-        whole = from_first(lambda run=run: not (epath.Path(results.place) / run.name).exists())
+        whole = broadcast_from_host0(lambda run=run: not (epath.Path(results.place) / run.name).exists())
         began = time.monotonic()
         try:
             if _execute(run, results.place)["stopped"]:
                 return {"stopped": True, "done": sorted(done), "failed": failed}
-            if not from_first(lambda run=run: results.outcome(run) is not None):
+            if not broadcast_from_host0(lambda run=run: results.outcome(run) is not None):
                 raise BertjaxError("trials of it failed, as told above; the same command tries them again")
         except BertjaxError as error:
             failed[run.name] = go_on_after(f"{results.place}/{run.name}", error)
-            say(f"{run.name} failed: {error}")
+            logger.info(f"{run.name} failed: {error}")
             continue
         finally:
             jax.clear_caches()
@@ -218,9 +221,9 @@ def _execute(run: Run, place: str) -> dict[str, Any]:
         )
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, start)
-    settings = settings_of(experiment_config(run.config, run.overrides, start))
+    settings = parse_config(experiment_config(run.config, run.overrides, start))
     return loop.train(settings, training_task(settings, start), folder, start)
 
 
-def _on_dev(checkpoint: epath.Path) -> RunSettings:
-    return settings_of(choose_split(checkpoint_config(checkpoint, []), SPLITS[0]))
+def _on_dev(checkpoint: epath.Path) -> RunConfig:
+    return parse_config(choose_split(checkpoint_config(checkpoint, []), SPLITS[0]))

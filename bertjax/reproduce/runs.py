@@ -9,7 +9,7 @@ from etils import epath
 from bertjax.data.corpus.store import MANIFEST
 from bertjax.model.architecture import LSTM, size_fields
 from bertjax.model.config import ModelConfig
-from bertjax.model.feature_head import CONCAT_LAST_FOUR, Upper
+from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
 from bertjax.reproduce.scales import FineTuning, Scale
 from bertjax.reproduce.table import Cell, Run
@@ -101,7 +101,7 @@ def fine_tuning(
     *overrides: str,
     variant: str = "",
     step: int = 0,
-    upper: Upper | None = None,
+    feature_head: FeatureHead | None = None,
     seed: int | None = None,
 ) -> Run:
     """A fine-tuning, with all restarts of the scale or of one seed.
@@ -114,24 +114,24 @@ def fine_tuning(
       *overrides: of the config, besides the scale's.
       variant: what distinguishes it from the usual one, in its name.
       step: of the start's checkpoints; 0 is the last.
-      upper: what is between encoder and output, where there is anything.
+      feature_head: what is between encoder and output, where there is anything.
       seed: of a single one; None is all of the scale.
     """
-    tuning, upper = scale.tasks[task], upper or Upper()
+    tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]
     first = start
     while first.start:
         first = first.start
     model = _model(scale, _argument(first.config, "size"), first.overrides)
     # Features have settings of their own, and a single seed is for one setting.
-    grid, settings = ("one", 1) if upper.features or seed is not None else (tuning.grid, tuning.settings)
-    epochs = scale.feature_epochs if upper.features else tuning.epochs
+    grid, settings = ("one", 1) if feature_head.features or seed is not None else (tuning.grid, tuning.settings)
+    epochs = scale.feature_epochs if feature_head.features else tuning.epochs
     single = () if seed is None else (f"--config.seed={seed}",)
     parts = (start.name.rpartition("/")[2], variant, f"{step}" if step else "", "" if seed is None else f"seed{seed}")
     return Run(
         name=f"{task}/{'-'.join(filter(None, parts))}",
-        config=_with_arguments(tuning.config, f"grid={grid}", f"path={path or tuning.data.upper()}"),
-        overrides=_merged(*tuning.overrides, *_upper(scale, upper), *overrides, *single),
+        config=_with_arguments(tuning.config, f"grid={grid}", f"path={path or tuning.data.feature_head()}"),
+        overrides=_merged(*tuning.overrides, *_upper(scale, feature_head), *overrides, *single),
         start=start,
         start_step=step,
         seeds=scale.seeds if seed is None else 0,
@@ -139,7 +139,7 @@ def fine_tuning(
         * settings
         * epochs
         * tuning.tokens
-        * flops_per_token(model, 128, upper=upper),
+        * flops_per_token(model, 128, feature_head=feature_head),
         lacks=_lacking(tuning, path),
     )
 
@@ -149,18 +149,25 @@ def ensemble(task: str, name: str, members: Sequence[Run]) -> Run:
     return Run(f"{task}/{name}", members=tuple(members))
 
 
-def features(scale: Scale, which: str = CONCAT_LAST_FOUR, lstm_layers: int = 2) -> Upper:
+def features(scale: Scale, which: str = CONCAT_LAST_FOUR, lstm_layers: int = 2) -> FeatureHead:
     """The feature-based approach of section 5.3."""
-    return Upper(which, lstm_layers, scale.lstm_size)
+    return FeatureHead(which, lstm_layers, scale.lstm_size)
 
 
-def _upper(scale: Scale, upper: Upper) -> tuple[str, ...]:
-    if not upper.is_there:
+def _upper(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
+    if not feature_head.is_there:
         return ()
-    layers = (f"--config.upper.lstm_layers={upper.lstm_layers}", f"--config.upper.lstm_size={upper.lstm_size}")
-    if not upper.features:
+    layers = (
+        f"--config.feature_head.lstm_layers={feature_head.lstm_layers}",
+        f"--config.feature_head.lstm_size={feature_head.lstm_size}",
+    )
+    if not feature_head.features:
         return layers
-    frozen = (f"--config.upper.features={upper.features}", "--config.optimizer.freeze=encoder", _FEATURES_RATE)
+    frozen = (
+        f"--config.feature_head.features={feature_head.features}",
+        "--config.optimizer.freeze=encoder",
+        _FEATURES_RATE,
+    )
     return (*layers, *frozen, f"--config.epochs={scale.feature_epochs}")
 
 

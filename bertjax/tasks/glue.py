@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.config.fields import one_of
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, in_input_order, joined
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
@@ -20,12 +20,12 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.records import FileRecords, Record, of_class, of_number
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Task
-from bertjax.utils.io import write_whole
+from bertjax.utils.io import write_atomic
 
 # Suffix of the diagnostic set's metrics.
 _AX = "_ax"
@@ -49,7 +49,7 @@ class GlueData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(FinetuningSettings):
+class Config(FinetuningConfig):
     """Settings of the task."""
 
     task: str = "glue"
@@ -61,7 +61,7 @@ class Settings(FinetuningSettings):
             self.refuse(f"{self.data.task} has numbers, not classes", "label_smoothing", "data.class_weights")
 
 
-def build(settings: Settings, train: bool = True) -> Task:
+def build(settings: Config, train: bool = True) -> Task:
     """The task of settings, on the files in their folder; without one, a task that has synthetic batches only.
 
     Raises:
@@ -75,7 +75,7 @@ def build(settings: Settings, train: bool = True) -> Task:
         return synthetic_task(settings, functools.partial(objectives.sequence_objective, glue.labels))
     vocabulary = finetuning.vocabulary_of(settings)
     model = finetuning.model_of(settings, vocabulary)
-    readings: list[Reading] = []
+    readings: list[ReadStats] = []
     encode = functools.partial(read, settings.data, Tokenizer(vocabulary), readings)
     if train and name == "ax":
         raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
@@ -123,7 +123,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     )
 
 
-def _weighting(settings: Settings, glue: GlueTask, trained: Examples | None) -> Weighting:
+def _weighting(settings: Config, glue: GlueTask, trained: Examples | None) -> Weighting:
     return weighting_of(settings, glue.labels, trained.rows["labels"]) if trained and glue.labels else PLAIN
 
 
@@ -185,7 +185,7 @@ def _write(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.nd
         shown = [glue.labels[index] for index in predicted] if glue.labels else [f"{value:.3f}" for value in predicted]
         rows = sorted(zip(_indices(sets[suffix].ids, len(shown)), shown, strict=True))
         lines = "".join(f"{index}\t{value}\n" for index, value in rows)
-        written.append(write_whole(folder / _submission(glue, suffix), "index\tprediction\n" + lines))
+        written.append(write_atomic(folder / _submission(glue, suffix), "index\tprediction\n" + lines))
     return written
 
 

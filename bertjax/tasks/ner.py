@@ -5,11 +5,11 @@ import functools
 from pathlib import Path
 
 from bertjax.config.fields import one_of
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import Tagged, read_tagged
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning import common as finetuning
-from bertjax.tasks.finetuning.settings import FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.settings import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.tagging import objective, tagging_task
 from bertjax.tasks.task import Task
@@ -39,14 +39,14 @@ class NerData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(FinetuningSettings):
+class Config(FinetuningConfig):
     """Settings of the task."""
 
     task: str = "ner"
     data: NerData = NerData()
 
 
-def build(settings: Settings, train: bool = True) -> Task:
+def build(settings: Config, train: bool = True) -> Task:
     """The task of settings, on the files they name; without any, a task that has synthetic batches only.
 
     The tags are those of the training file.
@@ -60,11 +60,11 @@ def build(settings: Settings, train: bool = True) -> Task:
             raise UsageError("give CoNLL's files: --config.data.path=DIR, which holds eng.train and eng.testa")
         return synthetic_task(settings, functools.partial(objective, tags=_TAGS))
     vocabulary = finetuning.vocabulary_of(settings)
-    readings: list[Reading] = []
+    readings: list[ReadStats] = []
 
     def read(name: str) -> Tagged:
         path = Path(data.path).expanduser() / name
-        readings.append(Reading(str(path)))
+        readings.append(ReadStats(str(path)))
         return read_tagged(path, readings[-1], labelled=name != data.test_file)
 
     return tagging_task(

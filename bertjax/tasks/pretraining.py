@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.config.fields import at_least, limited, one_of
-from bertjax.config.run import DEFAULT_VOCAB_SIZE, RunSettings
+from bertjax.config.run import DEFAULT_VOCAB_SIZE, RunConfig
 from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary_files import vocabulary_files
@@ -23,13 +23,13 @@ from bertjax.data.pretraining.config import (
     packed_predictions,
 )
 from bertjax.data.pretraining.formatting import format_example
-from bertjax.data.shard import WHOLE, Share
+from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.objectives import language_model, masked_lm
-from bertjax.tasks.task import NumpyBatch, Schedule, Task, Work
+from bertjax.tasks.task import Cadence, NumpyBatch, StepCost, Task
 
 
 def _sentence_pairs() -> Any:
@@ -135,7 +135,7 @@ class LongPhase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(RunSettings):
+class Config(RunConfig):
     """Settings of the task.
 
     Attributes:
@@ -218,7 +218,7 @@ class Settings(RunSettings):
         return _packed_pairs() if self.data.packing else source()
 
 
-def build(settings: Settings, train: bool = True) -> Task:
+def build(settings: Config, train: bool = True) -> Task:
     """The task of settings, on their corpus; without one, a task that has synthetic batches only.
 
     Args:
@@ -240,7 +240,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     held_out = cache(partial(_held_out, settings, corpus))
     return Task(
         objective=dataclasses.replace(objective, schema=PACKED_BATCH) if settings.data.packing else objective,
-        schedule=Schedule(
+        schedule=Cadence(
             steps=settings.steps,
             warmup_steps=settings.optimizer.warmup_steps,
             eval_every=settings.eval_every,
@@ -273,7 +273,7 @@ def _needed(corpus: Corpus | None) -> Corpus:
     return corpus
 
 
-def _baseline(settings: Settings, corpus: Corpus | None, held_out: Callable[[Share], Any]) -> dict[str, float]:
+def _baseline(settings: Config, corpus: Corpus | None, held_out: Callable[[DataShard], Any]) -> dict[str, float]:
     from bertjax.data.pretraining.baseline import context_free_baseline
 
     # It counts the tokens of the whole corpus.
@@ -282,10 +282,10 @@ def _baseline(settings: Settings, corpus: Corpus | None, held_out: Callable[[Sha
     model = settings.model_config(_needed(corpus).vocabulary().size)
     losses = computed.objective(model).losses
     names = [loss.removesuffix("_loss") for loss in losses if loss != "nsp_loss"]
-    return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, held_out, WHOLE), names)
+    return context_free_baseline(_needed(corpus), _eval_batches(settings, corpus, held_out, SINGLE_SHARD), names)
 
 
-def _train_batches(settings: Settings, corpus: Corpus | None, start_step: int, share: Share) -> Iterator[NumpyBatch]:
+def _train_batches(settings: Config, corpus: Corpus | None, start_step: int, share: DataShard) -> Iterator[NumpyBatch]:
     # Imported here, so that models are described and timed where TensorFlow is not installed.
     from bertjax.data.pretraining.batches import train_dataset
     from bertjax.data.pretraining.verified import watched
@@ -307,7 +307,7 @@ def _train_batches(settings: Settings, corpus: Corpus | None, start_step: int, s
             yield from _as_asked(settings, batches)
 
 
-def _check_data(settings: Settings, corpus: Corpus | None, steps: int | None) -> None:
+def _check_data(settings: Config, corpus: Corpus | None, steps: int | None) -> None:
     corpus = _needed(corpus)
     corpus.verification.check()
     if steps is not None:
@@ -324,7 +324,7 @@ def _check_data(settings: Settings, corpus: Corpus | None, steps: int | None) ->
         )
 
 
-def _held_out(settings: Settings, corpus: Corpus | None, share: Share) -> Any:
+def _held_out(settings: Config, corpus: Corpus | None, share: DataShard) -> Any:
     """A tf.data.Dataset of the evaluation's batches."""
     from bertjax.data.pretraining.batches import eval_dataset
 
@@ -342,7 +342,7 @@ def _held_out(settings: Settings, corpus: Corpus | None, share: Share) -> Any:
 
 
 def _eval_batches(
-    settings: Settings, corpus: Corpus | None, held_out: Callable[[Share], Any], share: Share
+    settings: Config, corpus: Corpus | None, held_out: Callable[[DataShard], Any], share: DataShard
 ) -> Iterator[NumpyBatch]:
     from bertjax.data.pretraining.verified import verify_evaluation, watched
 
@@ -351,7 +351,7 @@ def _eval_batches(
     return _as_asked(settings, batches)
 
 
-def _as_asked(settings: Settings, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+def _as_asked(settings: Config, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
     """Without what follows what, where nobody asks: of a label of -1 there is no loss."""
     if settings.data.objective != _PAIRS:
         return batches
@@ -377,7 +377,7 @@ def _note(phase: Phase, model: ModelConfig) -> str:
     )
 
 
-def _work(phases: tuple[Phase, ...], model: ModelConfig, step: int) -> Work:
+def _work(phases: tuple[Phase, ...], model: ModelConfig, step: int) -> StepCost:
     rows = positions = 0
     flops = attention = 0.0
     for phase in phases:
@@ -387,4 +387,4 @@ def _work(phases: tuple[Phase, ...], model: ModelConfig, step: int) -> Work:
         positions += here
         flops += here * flops_per_token(model, phase.seq_len, phase.max_predictions)
         attention += here * attention_flops_per_token(model, phase.seq_len)
-    return Work(rows, positions, flops, attention)
+    return StepCost(rows, positions, flops, attention)

@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import UsageError
 from bertjax.tasks.task import Task
 
@@ -17,16 +17,16 @@ def task_names() -> list[str]:
     return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem not in _OTHERS)
 
 
-def settings_class(task: str) -> type[RunSettings]:
+def config_class(task: str) -> type[RunConfig]:
     """The settings of a task.
 
     Raises:
       UsageError: there is no such task.
     """
-    return _module(task).Settings
+    return _module(task).Config
 
 
-def build_task(settings: RunSettings, train: bool | None = False) -> Task:
+def build_task(settings: RunConfig, train: bool | None = False) -> Task:
     """The task of settings.
 
     Args:

@@ -17,9 +17,9 @@ from bertjax.config.fields import at_least, one_of
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.dev_split import share_of
 from bertjax.data.finetuning.questions import Question, make_windows, read_questions
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.triviaqa import read_triviaqa
-from bertjax.data.schema import EXAMPLE, SEQUENCE, Part
+from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec
 from bertjax.errors import UsageError
 from bertjax.metrics import squad as metrics
 from bertjax.model.config import ModelConfig
@@ -28,12 +28,12 @@ from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.spans import Answer, best_answers, record, with_probabilities
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.objectives.losses import apply, cross_entropy
-from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
-from bertjax.utils.io import write_whole
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs, Task
+from bertjax.utils.io import write_atomic
 
 _ANSWERED, _UNANSWERED, _TRIVIA = _VERSIONS = ("1.1", "2.0", "triviaqa")
 _LOSSES = ("start_loss", "end_loss")
@@ -81,7 +81,7 @@ class SquadData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(FinetuningSettings):
+class Config(FinetuningConfig):
     """Settings of the task."""
 
     task: str = "squad"
@@ -93,7 +93,7 @@ class Settings(FinetuningSettings):
         self.refuse("rows of squad are full", "data.examples_per_row")
 
 
-def build(settings: Settings, train: bool = True) -> Task:
+def build(settings: Config, train: bool = True) -> Task:
     """The task of settings, on the files they name; without any, a task that has synthetic batches only.
 
     Raises:
@@ -107,7 +107,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     vocabulary = finetuning.vocabulary_of(settings)
     model = finetuning.model_of(settings, vocabulary)
     tokenizer = Tokenizer(vocabulary)
-    readings: list[Reading] = []
+    readings: list[ReadStats] = []
     window = functools.partial(
         make_windows,
         tokenizer=tokenizer,
@@ -118,7 +118,7 @@ def build(settings: Settings, train: bool = True) -> Task:
 
     def read(name: str, training: bool) -> list[Question]:
         folder = Path(data.path).expanduser()
-        readings.append(Reading(str(_file(folder, name, "data.train_file" if training else "data.eval_file"))))
+        readings.append(ReadStats(str(_file(folder, name, "data.train_file" if training else "data.eval_file"))))
         if data.version == _TRIVIA:
             return read_triviaqa(Path(readings[-1].file), folder, readings[-1])
         return read_questions(Path(readings[-1].file), readings[-1], training, answered=data.version == _ANSWERED)
@@ -157,7 +157,7 @@ def build(settings: Settings, train: bool = True) -> Task:
 
 
 def _divided(
-    data: SquadData, questions: list[Question], readings: list[Reading]
+    data: SquadData, questions: list[Question], readings: list[ReadStats]
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and those that are cut off for dev, with all others on the same passage."""
     held = np.zeros(len(questions), bool)
@@ -184,7 +184,7 @@ def _file(folder: Path, name: str, field: str) -> Path:
 
 def objective(model: ModelConfig) -> Objective:
     """The mean of the start's and the end's cross-entropy over the tokens of a row."""
-    schema = (*SEQUENCE, *(Part(place, (), below="length") for place in _PLACES), *EXAMPLE)
+    schema = (*SEQUENCE, *(ArraySpec(place, (), below="length") for place in _PLACES), *EXAMPLE)
     return Objective(TokenModel(model, 2, head_dropout=False), _LOSSES, _LOSSES, _denominators, _compute, schema)
 
 
@@ -194,7 +194,7 @@ def _denominators(batch: Batch) -> dict[str, jax.Array]:
     return dict.fromkeys(_LOSSES, rows)
 
 
-def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+def _compute(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
     logits = apply(model, params, batch, dropout_key)  # [B, L, 2]
     # Padding is out, so that how far a row is padded changes nothing.
     logits = jnp.where(batch["input_mask"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
@@ -266,7 +266,7 @@ def _write(data: SquadData, questions: list[Question], answers: list[Answer], fo
         files[_PREDICTIONS] = {question.id: answer.text for question, answer in pairs}
     files[_NBEST] = {question.id: with_probabilities(answer, data.version == _UNANSWERED) for question, answer in pairs}
     return [
-        write_whole(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         for name, content in files.items()
     ]
 

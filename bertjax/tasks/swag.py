@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.data import schema
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
-from bertjax.data.finetuning.tables import Reading, Row, read_table
+from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
@@ -20,12 +20,12 @@ from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_choice
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningSettings
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
-from bertjax.utils.io import write_whole
+from bertjax.utils.io import write_atomic
 
 _CHOICES = 4
 _ENDINGS = tuple(f"ending{index}" for index in range(_CHOICES))
@@ -33,7 +33,7 @@ _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(FinetuningSettings):
+class Config(FinetuningConfig):
     """Settings of the task."""
 
     task: str = "swag"
@@ -44,7 +44,7 @@ class Settings(FinetuningSettings):
         self.refuse("a row of swag is four", "data.examples_per_row")
 
 
-def build(settings: Settings, train: bool = True) -> Task:
+def build(settings: Config, train: bool = True) -> Task:
     """The task of settings, on the files in their folder; without one, a task that has synthetic batches only.
 
     Raises:
@@ -57,7 +57,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     vocabulary = finetuning.vocabulary_of(settings)
     model = finetuning.model_of(settings, vocabulary)
     tokenizer = Tokenizer(vocabulary)
-    readings: list[Reading] = []
+    readings: list[ReadStats] = []
     encode = functools.partial(_read, settings, tokenizer, readings)
     split = splits.evaluated(settings.data, train)
     trained = examples = None
@@ -94,7 +94,7 @@ def objective(model: ModelConfig, weighting: Weighting = PLAIN) -> Objective:
     return objectives.classes_objective(SequenceModel(model, 1), weighting, schema.CHOICES)
 
 
-def _read(settings: Settings, tokenizer: Tokenizer, readings: list[Reading], split: str) -> Examples:
+def _read(settings: Config, tokenizer: Tokenizer, readings: list[ReadStats], split: str) -> Examples:
     labelled = split != "test"
     columns = ("sent1", "sent2", *_ENDINGS, *(("label",) if labelled else ()))
     reading, rows = _open(settings.data.path, split, columns, keep_short=split != "train")
@@ -122,13 +122,13 @@ def _read(settings: Settings, tokenizer: Tokenizer, readings: list[Reading], spl
     return make_examples(sequences, {"labels": np.array(labels, np.int32)}, _CHOICES, lines)
 
 
-def _open(path: str, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Reading, Iterator[Row]]:
+def _open(path: str, split: str, columns: Sequence[str], keep_short: bool) -> tuple[ReadStats, Iterator[Row]]:
     if path.startswith(PREFIX):
         name, theirs = path.removeprefix(PREFIX), {"dev": "validation"}.get(split, split)
-        reading = Reading(f"{path}:{theirs}")
+        reading = ReadStats(f"{path}:{theirs}")
         return reading, read_tfds(name, theirs, {column: column for column in columns}, reading, named_labels=False)
     file = Path(path).expanduser() / _FILES[split]
-    reading = Reading(str(file))
+    reading = ReadStats(str(file))
     return reading, read_table(file, columns, reading, form="csv", keep_short=keep_short)
 
 
@@ -151,7 +151,7 @@ def _accuracy(examples: Examples, predictions: np.ndarray) -> dict[str, float]:
 def _write(examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
     """The leaderboard's form: `pred`, a header, then a choice a line, in the order of the file."""
     lines = "".join(f"{choice}\n" for choice in _predictions(examples, outputs))
-    return [write_whole(folder / "predictions.csv", "pred\n" + lines)]
+    return [write_atomic(folder / "predictions.csv", "pred\n" + lines)]
 
 
 def _records(examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool) -> Iterator[Record]:

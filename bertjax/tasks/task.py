@@ -12,14 +12,14 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.schema import Schema, abstract_batch
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.finetuning.records import FileRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a sum over examples or tokens, and the weight it is to be divided by.
-Sums = dict[str, jax.Array]
+MetricSums = dict[str, jax.Array]
 # Of a batch to initialise a model with; parameters do not depend on them.
 _SMALLEST = {"length": 8, "predictions": 1, "choices": 1, "labels": 1, "pairs": 1}
 # What evaluation keeps of each row, name -> [B, ...]; empty where sums say all.
@@ -44,7 +44,7 @@ class Objective:
     metrics: tuple[str, ...]
     losses: tuple[str, ...]
     denominators: Callable[[Batch], dict[str, jax.Array]]
-    compute: Callable[[nn.Module, Any, Batch, jax.Array | None], tuple[Sums, Outputs]]
+    compute: Callable[[nn.Module, Any, Batch, jax.Array | None], tuple[MetricSums, Outputs]]
     schema: Schema
 
     def initial(self, key: jax.Array) -> Any:
@@ -57,7 +57,7 @@ class Objective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Cadence:
     """When things happen, in steps; all known once a config meets its data.
 
     Attributes:
@@ -78,7 +78,7 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepCost:
     """What some steps amount to, as far as it is known before their batches are.
 
     Attributes:
@@ -93,9 +93,11 @@ class Work:
     flops: float
     attention_flops: float = 0.0
 
-    def since(self, before: "Work") -> "Work":
+    def since(self, before: "StepCost") -> "StepCost":
         """What is between another and this."""
-        return Work(*(getattr(self, part.name) - getattr(before, part.name) for part in dataclasses.fields(Work)))
+        return StepCost(
+            *(getattr(self, part.name) - getattr(before, part.name) for part in dataclasses.fields(StepCost))
+        )
 
     def real_flops(self, fill: float, attention_fraction: float) -> float:
         """FLOPs for tokens, and for attention within their sequences: for what `step.fills` says is not padding."""
@@ -142,11 +144,11 @@ class Task:
     """
 
     objective: Objective
-    schedule: Schedule
+    schedule: Cadence
     batch_sizes: tuple[int, ...]
-    train_batches: Callable[[int, Share], Iterator[NumpyBatch]]
-    eval_batches: Callable[[Share], Iterator[NumpyBatch]]
-    work: Callable[[int], Work]
+    train_batches: Callable[[int, DataShard], Iterator[NumpyBatch]]
+    eval_batches: Callable[[DataShard], Iterator[NumpyBatch]]
+    work: Callable[[int], StepCost]
     synthetic_batch: Callable[[int], NumpyBatch]
     show: Callable[[NumpyBatch, int], str]
     score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means

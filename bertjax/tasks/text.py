@@ -11,7 +11,7 @@ from bertjax.config.fields import one_of
 from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.examples import Examples, in_input_order
 from bertjax.data.finetuning.labelled_text import Target, encode_rows, label_of, labels_of
-from bertjax.data.finetuning.tables import FORMATS, Reading, Row, one_line, read_table
+from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, one_line, read_table
 from bertjax.data.finetuning.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
@@ -23,12 +23,12 @@ from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits, tagging
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.synthetic import synthetic_task
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.task import Objective, Task
-from bertjax.utils.io import write_whole
+from bertjax.utils.io import write_atomic
 
 KINDS = ("classes", "number", "tags", "multilabel")
 _BEST_BY = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}
@@ -83,7 +83,7 @@ class TextData(FinetuningData):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(FinetuningSettings):
+class Config(FinetuningConfig):
     """Settings of the task."""
 
     task: str = "text"
@@ -104,7 +104,7 @@ class Settings(FinetuningSettings):
         return bool(self.data.train_file or self.data.dev_file or self.data.test_file)
 
 
-def build(settings: Settings, train: bool = True) -> Task:
+def build(settings: Config, train: bool = True) -> Task:
     """The task of settings, on the files they name; without any, a task that has synthetic batches only.
 
     Raises:
@@ -123,7 +123,7 @@ def build(settings: Settings, train: bool = True) -> Task:
     if data.kind == "tags":
         return _tagging(settings, vocabulary, train)
     model = finetuning.model_of(settings, vocabulary)
-    readings: list[Reading] = []
+    readings: list[ReadStats] = []
     labels: Sequence[str] = ()
     if data.kind != "number":
         labels = saved_labels(data.labels) or _labels(data)
@@ -174,9 +174,9 @@ def _objective(data: TextData, labels: Sequence[str], model: ModelConfig, weight
     return objectives.sequence_objective(labels if data.kind == "classes" else (), model, weights)
 
 
-def _tagging(settings: Settings, vocabulary: Vocabulary, train: bool) -> Task:
+def _tagging(settings: Config, vocabulary: Vocabulary, train: bool) -> Task:
     data = settings.data
-    readings: list[Reading] = []
+    readings: list[ReadStats] = []
 
     def read(file: str, labelled: bool, training: bool) -> Tagged:
         label = data.label if labelled else None
@@ -203,14 +203,14 @@ def _evaluated_table(data: TextData) -> Callable[[Sequence[str]], Iterator[Row]]
     return lambda columns: _open(data, dev if data.eval_split == "dev" else data.test_file, columns, True)[0]
 
 
-def _open(data: TextData, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], Reading]:
+def _open(data: TextData, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
     if not file:
         raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
     path = Path(data.path).expanduser() / file
     form = path.suffix.removeprefix(".").lower()
     if form not in FORMATS:
         raise UsageError(f"{path} ends with none of {', '.join(f'.{known}' for known in FORMATS)}")
-    reading = Reading(str(path))
+    reading = ReadStats(str(path))
     return read_table(path, columns, reading, form=form, keep_short=keep_short), reading
 
 
@@ -236,7 +236,7 @@ def _read(
     data: TextData,
     tokenizer: Tokenizer,
     labels: Sequence[str],
-    readings: list[Reading],
+    readings: list[ReadStats],
     file: str,
     *,
     labelled: bool,
@@ -300,7 +300,7 @@ def _write(
     else:
         shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
     lines = "".join(f"{one_line(value)}\n" for value in shown)
-    return [write_whole(folder / "predictions.tsv", "prediction\n" + lines)]
+    return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
 
 
 def _records(

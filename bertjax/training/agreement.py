@@ -17,7 +17,7 @@ from bertjax.config import paths as places
 from bertjax.config.load import differences
 from bertjax.errors import BertjaxError, LostError, UsageError, first_line
 from bertjax.training.multihost import tells_of_a_lost_process
-from bertjax.utils.io import write_whole
+from bertjax.utils.io import write_atomic
 
 T = TypeVar("T")
 # May be others in each process: where it finds what all have, and how it waits.
@@ -53,7 +53,7 @@ def check_same_run(told: dict[str, Any]) -> None:
                 f"({'; '.join(changed[:_SHOWN])}); give all the same command and the same data"
             )
 
-    check_together(check, UsageError("another process of this run was started for another one, and says in what"))
+    raise_on_all_hosts(check, UsageError("another process of this run was started for another one, and says in what"))
 
 
 def check_shared(workdir: epath.Path) -> None:
@@ -67,7 +67,7 @@ def check_shared(workdir: epath.Path) -> None:
     token = _of_first(secrets.token_hex(16).encode()).decode()
     file = workdir / f".shared-{token}"
     if jax.process_index() == 0:
-        write_whole(file, token)
+        write_atomic(file, token)
 
     def check() -> None:
         deadline = time.monotonic() + _SEEN_SECONDS
@@ -80,13 +80,13 @@ def check_shared(workdir: epath.Path) -> None:
             time.sleep(_LOOK_SECONDS)
 
     try:
-        check_together(check, UsageError(f"another process of this run does not see what is written in {workdir}"))
+        raise_on_all_hosts(check, UsageError(f"another process of this run does not see what is written in {workdir}"))
     finally:
         if jax.process_index() == 0:
             file.unlink(missing_ok=True)
 
 
-def from_first(find: Callable[[], T]) -> T:
+def broadcast_from_host0(find: Callable[[], T]) -> T:
     """What process 0 finds, in all processes of a run; where that fails it fails in all.
 
     Args:
@@ -156,7 +156,7 @@ def _of_first(content: bytes) -> bytes:
     return multihost_utils.broadcast_one_to_all(padded).tobytes().strip()
 
 
-def check_together(check: Callable[[], None], elsewhere: BertjaxError) -> None:
+def raise_on_all_hosts(check: Callable[[], None], elsewhere: BertjaxError) -> None:
     """Runs a check in every process of a run; where it fails in one it fails in all, so that none waits for another.
 
     Args:

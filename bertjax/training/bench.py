@@ -1,5 +1,6 @@
 """Times the train step on synthetic batches; imports no TensorFlow."""
 
+import logging
 import math
 import resource
 import statistics
@@ -10,17 +11,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION, TrainState, init_state, make_train_step, means
+from bertjax.training.step import (
+    ATTENTION_FRACTION,
+    TOKEN_FRACTION,
+    TrainState,
+    compute_metrics,
+    init_state,
+    make_train_step,
+)
 from bertjax.training.train import check_batches
-from bertjax.utils.terminal import say
+
+logger = logging.getLogger(__name__)
 
 
-def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
+def bench_step(settings: RunConfig, task: Task, steps: int) -> dict[str, Any]:
     """Runs `steps` timed train steps of the first phase's usual shape, after one that compiles.
 
     Args:
@@ -38,21 +47,21 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     train_step, state, given = step_of(settings, task)
     state = jax.block_until_ready(train_step(state, *given))
     first = time.perf_counter() - started
-    say(f"first step after {first:.1f} s")
+    logger.info(f"first step after {first:.1f} s")
     seconds = []
     for _ in range(steps):
         start = time.perf_counter()
         state = train_step(state, *given)
         jax.block_until_ready(state.step)
         seconds.append(time.perf_counter() - start)
-        say(f"step of {seconds[-1]:.3f} s")
+        logger.info(f"step of {seconds[-1]:.3f} s")
     # After the steps, not before: processors that have just worked are as warm as they were during them.
     peak, source = peak_flops_per_second(jax.devices())
-    usual, sums = task.usual_step(), means(jax.device_get(state.sums))
+    usual, sums = task.usual_step(), compute_metrics(jax.device_get(state.sums))
     work = task.work(usual + 1).since(task.work(usual))
     fill, attention_fraction = sums.pop(TOKEN_FRACTION), sums.pop(ATTENTION_FRACTION)
     if not all(map(math.isfinite, sums.values())):
-        say(f"not finite: {', '.join(name for name, value in sums.items() if not math.isfinite(value))}")
+        logger.info(f"not finite: {', '.join(name for name, value in sums.items() if not math.isfinite(value))}")
     real_flops = work.real_flops(fill, attention_fraction)
     return {
         "tokens_per_second": fill * work.positions / statistics.median(seconds),
@@ -76,7 +85,7 @@ def bench_step(settings: RunSettings, task: Task, steps: int) -> dict[str, Any]:
     }
 
 
-def step_of(settings: RunSettings, task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
+def step_of(settings: RunConfig, task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
     """The first phase's train step, a state to begin with, and what else it takes: a synthetic batch, key and rate."""
     mesh = make_mesh(settings.mesh)
     check_batches(task, mesh, settings.grad_accum_steps)

@@ -8,6 +8,7 @@ is complete when its last file is there. What is damaged or edited later is foun
 
 import dataclasses
 import errno
+import logging
 import math
 import os
 import re
@@ -27,6 +28,8 @@ from bertjax.training.fingerprint import fingerprint
 from bertjax.training.multihost import naming_a_lost_process, tells_of_a_lost_process
 from bertjax.training.step import TrainState
 from bertjax.utils.io import is_remote
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
@@ -181,7 +184,7 @@ class Checkpoints:
             return "which is the last good one cannot be read either"
         return f"the last good one is {self.path(max(good))}" if good else "there is none yet"
 
-    def restore_latest(self, abstract: TrainState, warn: Callable[[str], None]) -> TrainState | None:
+    def restore_latest(self, abstract: TrainState) -> TrainState | None:
         """The newest whole checkpoint, on the devices `abstract` asks for; None if there never was one.
 
         A damaged one is named through `warn`, moved to `workdir/damaged_checkpoints` and passed over.
@@ -198,7 +201,9 @@ class Checkpoints:
             except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
-                warn(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); skipped and moved to {aside}")
+                logger.info(
+                    f"checkpoint {self.path(step)} is damaged ({first_line(error)}); skipped and moved to {aside}"
+                )
                 self._set_aside(step, aside)
                 continue
             if identity != self._identity:

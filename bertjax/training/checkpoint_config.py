@@ -9,14 +9,14 @@ from ml_collections import ConfigDict
 from bertjax.config import paths as places
 from bertjax.config.fields import from_config
 from bertjax.config.load import load_config, load_saved_config
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.finetuning.settings import SPLITS
-from bertjax.tasks.run import settings_class
+from bertjax.tasks.run import config_class
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_metadata import CONFIG, architecture_of, read_meta
 from bertjax.training.init_from import adopt
@@ -84,7 +84,7 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
     return config
 
 
-def settings_of(config: ConfigDict) -> RunSettings:
+def parse_config(config: ConfigDict) -> RunConfig:
     """The settings that a config gives, all of them checked.
 
     Raises:
@@ -92,7 +92,7 @@ def settings_of(config: ConfigDict) -> RunSettings:
     """
     if "task" not in config:
         raise UsageError("the config has no task; begin with the defaults, see bertjax/presets.py")
-    return from_config(settings_class(config.task), config)
+    return from_config(config_class(config.task), config)
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:

@@ -1,5 +1,6 @@
 """A checkpoint without its training: its parameters, vocabulary and held-out metrics."""
 
+import logging
 import math
 from typing import Any
 
@@ -10,14 +11,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError
 from bertjax.tasks.task import Objective, Task
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
 from bertjax.training.sharding import make_mesh, parameter_shardings
 from bertjax.training.train import check_batches, check_labelled, predict
-from bertjax.utils.terminal import say
+
+logger = logging.getLogger(__name__)
 
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
@@ -30,7 +32,7 @@ def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> 
     )
 
 
-def evaluate_checkpoint(settings: RunSettings, task: Task, checkpoint: epath.Path) -> dict[str, float]:
+def evaluate_checkpoint(settings: RunConfig, task: Task, checkpoint: epath.Path) -> dict[str, float]:
     """Held-out metrics of a checkpoint; what became of each class is printed.
 
     Raises:
@@ -41,7 +43,7 @@ def evaluate_checkpoint(settings: RunSettings, task: Task, checkpoint: epath.Pat
     mesh, params = mesh_and_params(settings, task, checkpoint)
     means, outputs = predict(task, mesh, params)
     for suffix, report in (task.per_class(outputs) if task.per_class else {}).items():
-        say(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
+        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
     values = task.score(means, outputs)
     task.check_data(0)
     if not math.isfinite(values.get("loss", 0.0)):
@@ -49,7 +51,7 @@ def evaluate_checkpoint(settings: RunSettings, task: Task, checkpoint: epath.Pat
     return values
 
 
-def mesh_and_params(settings: RunSettings, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
+def mesh_and_params(settings: RunConfig, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     """A checkpoint's parameters on the devices, for the task that it was trained for.
 
     Raises:
@@ -57,13 +59,13 @@ def mesh_and_params(settings: RunSettings, task: Task, checkpoint: epath.Path) -
     """
     mesh = make_mesh(settings.mesh)
     check_vocabulary(task, checkpoint)
-    order = check_output_layer(task, checkpoint, say)
+    order = check_output_layer(task, checkpoint)
     for note in task.notes:
-        say(note)
+        logger.info(note)
     check_batches(task, mesh, 1)
-    params = load_params(checkpoint, abstract_params(task.objective, settings.mesh), say)
+    params = load_params(checkpoint, abstract_params(task.objective, settings.mesh))
     if order:
-        say(f"outputs are put in the order of the labels: {order}")
+        logger.info(f"outputs are put in the order of the labels: {order}")
         params = {
             **params,
             **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.fresh},

@@ -1,7 +1,7 @@
 """Where a fine-tuning run takes its model's sizes and its vocabulary from: the checkpoint it starts with."""
 
 import json
-from collections.abc import Callable
+import logging
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -13,6 +13,8 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import architecture_of, read_meta
 from bertjax.utils.io import read_json
+
+logger = logging.getLogger(__name__)
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
@@ -32,13 +34,12 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
             )
 
 
-def check_output_layer(task: Task, checkpoint: epath.Path, tell: Callable[[str], None]) -> list[int]:
+def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     """Refuses to evaluate an output layer as that of another task, whose shape it may well have.
 
     Args:
       task: what the layer is to be used for.
       checkpoint: whose layer it is.
-      tell: told of labels with other names, which another format may have given them.
 
     Returns:
       For each label of the task, which output of the layer it is; [] where all are in order.
@@ -62,12 +63,10 @@ def check_output_layer(task: Task, checkpoint: epath.Path, tell: Callable[[str],
             f"the output layer of {checkpoint} is for {found['kind']}, the config wants {ours['output']}; give "
             f"kind={MULTILABEL} for the one and not for others"
         )
-    return [] if found["output"] else _output_order(found["labels"], ours["labels"], checkpoint, tell)
+    return [] if found["output"] else _output_order(found["labels"], ours["labels"], checkpoint)
 
 
-def _output_order(
-    found: list[str], wanted: list[str], checkpoint: epath.Path, tell: Callable[[str], None]
-) -> list[int]:
+def _output_order(found: list[str], wanted: list[str], checkpoint: epath.Path) -> list[int]:
     """Which of the found labels each wanted one is: the one of its name, or, where none has its name, of its place."""
     names, ours = [label.lower() for label in found], [label.lower() for label in wanted]
     if sorted(names) == sorted(ours):
@@ -76,7 +75,7 @@ def _output_order(
         raise UsageError(
             f"the output layer of {checkpoint} has labels {_shown(found)}, the config wants {_shown(wanted)}"
         )
-    tell(f"the labels {_shown(found)} of {checkpoint} are taken for {_shown(wanted)}, in this order")
+    logger.info(f"the labels {_shown(found)} of {checkpoint} are taken for {_shown(wanted)}, in this order")
     return []
 
 

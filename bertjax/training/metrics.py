@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.utils.io import TABLE_BYTES, is_remote, read_whole, write_whole
+from bertjax.utils.io import TABLE_BYTES, is_remote, read_whole, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
@@ -58,7 +58,7 @@ class Writers:
             for name in (METRICS, TIMING)
         }
         for name, lines in kept.items():
-            write_whole(workdir / name, "".join(lines))
+            write_atomic(workdir / name, "".join(lines))
         self.metric_lines = len(kept[METRICS])
         # What cannot be appended to is kept to be written anew.
         self._kept = {} if self._by_lines else kept
@@ -87,7 +87,7 @@ class Writers:
     def flush(self) -> None:
         """Has all lines so far where the files are read."""
         for name in sorted(self._behind):
-            write_whole(self._workdir / name, "".join(self._kept[name]))
+            write_atomic(self._workdir / name, "".join(self._kept[name]))
         if self._behind:
             self._tensorboard.flush()
         self._behind.clear()

@@ -56,7 +56,7 @@ def _has_tpus() -> bool:
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
-def join_the_others(config: ClusterConfig) -> None:
+def initialize_distributed(config: ClusterConfig) -> None:
     """Connects the processes of a run; TPU pods and Slurm tell JAX all it needs, elsewhere three variables do.
 
     Raises:

@@ -23,19 +23,20 @@ from bertjax.training.checkpoint import (
 from bertjax.training.checkpoint_metadata import read_meta, sealed
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 
+logger = logging.getLogger(__name__)
+
 _OUTPUTS = "classifier/bias"
 # Of the files of a converted checkpoint: what Orbax holds back in memory before it writes.
 _FILE_BYTES = 4 << 20
 
 
-def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fresh: tuple[str, ...] = ()) -> Any:
+def load_params(path: str | Path, target: Any, fresh: tuple[str, ...] = ()) -> Any:
     """Parameters alone, to start another run or to evaluate: `target` with every array the checkpoint has.
 
     Args:
       path: see `find_checkpoint`.
       target: tree of arrays, returned where the checkpoint lacks them (a new output layer), or of shapes with
         shardings, all of which must be there.
-      warn: told which parameters come from the checkpoint, which are new, and which of its own are left out.
       fresh: top-level parameters that are new whatever the checkpoint has.
 
     Raises:
@@ -61,11 +62,11 @@ def load_params(path: str | Path, target: Any, warn: Callable[[str], None], fres
             if new or unused:
                 modules = Counter(name.split("/")[0] for name in taken)
                 counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
-                warn(f"from {path}: {counts}")
+                logger.info(f"from {path}: {counts}")
             if new:
-                warn(f"new, with random values: {', '.join(new)}")
+                logger.info(f"new, with random values: {', '.join(new)}")
             if unused:
-                warn(f"in {path}, not used here: {', '.join(unused)}")
+                logger.info(f"in {path}, not used here: {', '.join(unused)}")
             # What is not used is read for the fingerprint; where it was when it was saved there may be no device now.
             anywhere = _whole_on_each_device(wanted)
             places = {name: getattr(wanted[name], "sharding", None) if name in taken else anywhere for name in saved}

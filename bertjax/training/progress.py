@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, first_line
 from bertjax.metrics.report import ClassReport
 from bertjax.model.flops import peak_flops_per_second
@@ -26,8 +27,10 @@ from bertjax.training.metrics import METRICS, TIMING, Writers, read_lines, round
 from bertjax.training.optimizer import LearningRate
 from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.training.workdir import CONFUSION, CURVES, RESULTS, started_from
-from bertjax.utils.io import read_json, write_whole
-from bertjax.utils.terminal import duration, progress_bar, say
+from bertjax.utils.io import read_json, write_atomic
+from bertjax.utils.terminal import duration, progress_bar
+
+logger = logging.getLogger(__name__)
 
 # Drawing takes as long as the evaluation of a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
@@ -56,7 +59,7 @@ class Progress:
       evaluation: the last evaluation's metrics, without the prefix they have in the files.
     """
 
-    def __init__(self, settings: RunSettings, task: Task, workdir: epath.Path, step: int) -> None:
+    def __init__(self, settings: RunConfig, task: Task, workdir: epath.Path, step: int) -> None:
         """Goes on after `step`; a run that begins has none behind it, not even an attempt's evaluation at step 0."""
         self._settings, self._task, self._workdir = settings, task, workdir
         behind = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
@@ -68,16 +71,16 @@ class Progress:
         self._writers = Writers(workdir, step if step else -1) if jax.process_index() == 0 else None
         written = saved_metric_lines(workdir / CHECKPOINTS / str(step)) if step else None
         if written is not None and self.metric_lines < written:
-            say(
+            logger.info(
                 f"{workdir / METRICS} has {self.metric_lines:,} of the {written:,} lines that were written up to step "
                 f"{step:,}; {written - self.metric_lines:,} are torn or missing, here and in the curves"
             )
         schedule = task.schedule
         self._rate = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
         self._peak, source = peak_flops_per_second(jax.devices())
-        say(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
+        logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU against {source}")
         if schedule.warmup_steps >= schedule.steps:
-            say(
+            logger.info(
                 f"warm-up takes {schedule.warmup_steps:,} steps and the run has {schedule.steps:,}: the learning rate "
                 f"does not come to {settings.optimizer.learning_rate:g}; config.optimizer.warmup_steps sets it"
             )
@@ -124,7 +127,7 @@ class Progress:
         if self._compiling:
             jax.block_until_ready(done)
             seconds = time.monotonic() - self._started - self._paused_seconds
-            say(f"first step after {seconds:.1f} s, reading and compilation included")
+            logger.info(f"first step after {seconds:.1f} s, reading and compilation included")
             self._compiling = False
             self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
@@ -144,7 +147,9 @@ class Progress:
                 f"  {self._speed['tokens_per_second']:,.0f} tokens/s  fill {100 * values[TOKEN_FRACTION]:.0f} %  "
                 f"MFU {100 * self._speed['mfu']:.1f} %  left {duration(self._seconds_left(step))}"
             )
-        say(f"step {step:,}/{self._task.schedule.steps:,}  loss {values.get('loss', math.nan):.3f}  {shown}{speed}")
+        logger.info(
+            f"step {step:,}/{self._task.schedule.steps:,}  loss {values.get('loss', math.nan):.3f}  {shown}{speed}"
+        )
         self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
         rate = float(self._rate.at(step - 1))
         self._write(METRICS, step, {**values, "learning_rate": rate, **self._seen(step, values[TOKEN_FRACTION])})
@@ -157,7 +162,7 @@ class Progress:
           fill: of the batches since the last logged step.
         """
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        say(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
+        logger.info(f"step {step:,} held out: {shown}  ({seconds:.1f} s)")
         values = {name: rounded(value) for name, value in values.items()}
         self.evaluation, self._evaluated_at = values, step
         self._scores.append(self._score(values))
@@ -206,7 +211,9 @@ class Progress:
         lines = read_lines(self._workdir / METRICS)
         measured = [_evaluation(line) for line in lines if line["step"] == step and _evaluation(line)]
         if not measured and self.evaluation:
-            say(f"{self._workdir / METRICS} has lost the evaluation of step {step:,}; the result is of the last one")
+            logger.info(
+                f"{self._workdir / METRICS} has lost the evaluation of step {step:,}; the result is of the last one"
+            )
         values = measured[-1] if measured else self.evaluation
         if not self._writers:
             return values
@@ -228,29 +235,31 @@ class Progress:
             **self._task.report,
             "config": dataclasses.asdict(self._settings),
         }
-        write_whole(self._workdir / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
+        write_atomic(self._workdir / RESULTS, json.dumps(sealed(results), indent=1) + "\n")
         before = self._first_evaluation if self._task.schedule.eval_first else {}
         width = 2 + max(map(len, [*values, "held out"]))
         if values:
-            say(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
+            logger.info(f"{'held out':<{width}}{'before' if before else '':>12}{'after':>12}{'baseline':>12}")
         for name, value in values.items():
             if name != "loss":
                 first = f"{before[name]:.4f}" if name in before else ""
                 guess = f"{baseline[name]:.4f}" if name in baseline else ""
-                say(f"{name:<{width}}{first:>12}{value:>12.4f}{guess:>12}")
+                logger.info(f"{name:<{width}}{first:>12}{value:>12.4f}{guess:>12}")
         seconds = time.monotonic() - self._started
         compiling = f"{duration(seconds)}, {100 * self._compilation.seconds / seconds:.0f} % of it compiling"
         for suffix, report in classes.items():
-            say(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
+            logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
         drawn = {suffix: report for suffix, report in classes.items() if report.confusion is not None}
         if drawn:
             draw_confusion(drawn, self._workdir / CONFUSION)
         draw_curves(lines, self._workdir / CURVES, self._task.best_by)
         if last_step < self._task.schedule.steps:
             how_many = f"{self._task.schedule.patience:,} evaluation{'s' * (self._task.schedule.patience > 1)}"
-            say(f"no better {self._task.best_by} in {how_many}: ended before step {self._task.schedule.steps:,}")
-        say(f"done: {last_step:,} steps in {compiling}; result of {checkpoint}")
-        say(f"curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
+            logger.info(
+                f"no better {self._task.best_by} in {how_many}: ended before step {self._task.schedule.steps:,}"
+            )
+        logger.info(f"done: {last_step:,} steps in {compiling}; result of {checkpoint}")
+        logger.info(f"curves in {self._workdir / CURVES}, numbers in {self._workdir / METRICS}")
         return values
 
     def _write(self, file: str, step: int, values: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError, first_line, quoted
 from bertjax.model.partitioning import fitting
 
@@ -137,16 +137,16 @@ def batch_shards(mesh: Mesh) -> int:
 
 
 @functools.cache
-def batch_share(mesh: Mesh) -> Share:
+def data_shard(mesh: Mesh) -> DataShard:
     """The rows of every global batch that this process's devices hold, wherever in the mesh these are."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
-    return Share(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
+    return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Rows of this process's share of a global batch to its devices."""
-    sharding, share = batch_sharding(mesh), batch_share(mesh)
+    sharding, share = batch_sharding(mesh), data_shard(mesh)
 
     def put(rows: np.ndarray) -> jax.Array:
         # Given, since it cannot be told from the rows alone where processes hold parts in common.

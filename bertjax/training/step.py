@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.data.schema import is_token
-from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.compiler_options import compiler_options
 from bertjax.training.freezing import check_frozen, trainable, updated, with_trained
 from bertjax.training.optimizer import LearningRate, Optimizer
@@ -38,7 +38,7 @@ class TrainState:
     step: jax.Array
     params: Any
     opt_state: Any
-    sums: Sums
+    sums: MetricSums
     bad_step: jax.Array
 
 
@@ -84,7 +84,7 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
     )
 
 
-def fills(batch: Batch) -> Sums:
+def fills(batch: Batch) -> MetricSums:
     """Of a batch's positions the share that are tokens, and of all pairs of positions of a row those in one sequence.
 
     The first is of what is done for each position, the second of what attention does.
@@ -116,15 +116,19 @@ def make_train_step(
         batch, so the gradient is the same for any number, up to rounding and dropout's draws.
     """
 
-    def gradients(params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
-        def loss(trained: Any) -> tuple[jax.Array, Sums]:
+    def gradients(
+        params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array
+    ) -> tuple[Any, MetricSums]:
+        def loss(trained: Any) -> tuple[jax.Array, MetricSums]:
             whole = with_trained(params, trained, optimizer.frozen)
             sums, _ = objective.compute(objective.model, whole, batch, key)
             return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
 
         return jax.grad(loss, has_aux=True)(trainable(params, optimizer.frozen))
 
-    def accumulated(params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array) -> tuple[Any, Sums]:
+    def accumulated(
+        params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array
+    ) -> tuple[Any, MetricSums]:
         # Strided, so that each device's rows stay on it: micro-batch i is rows i, i + n, i + 2 n, ...
         micro = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
@@ -170,10 +174,10 @@ def make_train_step(
 
 
 @functools.cache
-def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Sums], tuple[Sums, Outputs]]:
+def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, MetricSums], tuple[MetricSums, Outputs]]:
     """Compiles `(params, batch, sums so far) -> sums, outputs of the whole global batch`."""
 
-    def eval_step(params: Any, batch: Batch, sums: Sums) -> tuple[Sums, Outputs]:
+    def eval_step(params: Any, batch: Batch, sums: MetricSums) -> tuple[MetricSums, Outputs]:
         more, outputs = objective.compute(objective.model, params, batch, None)
         return jax.tree.map(jnp.add, sums, more), outputs
 
@@ -190,6 +194,6 @@ def in_mesh(function: Callable, mesh: Mesh) -> Callable:
     return traced
 
 
-def means(sums: dict[str, Any]) -> dict[str, float]:
+def compute_metrics(sums: dict[str, Any]) -> dict[str, float]:
     """Metric values from fetched sums; a metric without weight is left out."""
     return {name: float(total / weight) for name, (total, weight) in sums.items() if weight > 0}

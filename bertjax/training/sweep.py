@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import statistics
@@ -16,16 +17,16 @@ import jax
 from etils import epath
 
 from bertjax.config.load import grid_values, load_trials
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.cached_features import training_task
 from bertjax.presets import cross_product, trials_of
 from bertjax.tasks.finetuning.selection import score
 from bertjax.tasks.run import build_task
 from bertjax.training import train as loop
-from bertjax.training.agreement import from_first, go_on_after
+from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 from bertjax.training.checkpoint_metadata import sealed
 from bertjax.training.progress import read_results
 from bertjax.training.workdir import (
@@ -38,8 +39,10 @@ from bertjax.training.workdir import (
     place,
     started_from,
 )
-from bertjax.utils.io import write_whole
-from bertjax.utils.terminal import duration, progress_bar, say
+from bertjax.utils.io import write_atomic
+from bertjax.utils.terminal import duration, progress_bar
+
+logger = logging.getLogger(__name__)
 
 SWEEP = "sweep.json"
 TRIALS = "trials"
@@ -75,8 +78,8 @@ def sweep(
     def overridden(more: list[str]) -> Any:
         return experiment_config(experiment, [*more, *given], start)
 
-    def configure(trial: dict[str, Any]) -> RunSettings:
-        return settings_of(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
+    def configure(trial: dict[str, Any]) -> RunConfig:
+        return parse_config(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
 
     if grid:
         settings = cross_product(grid_values(grid, given, overridden))
@@ -94,7 +97,7 @@ def _without(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list
 
 
 def run_sweep(
-    configure: Callable[[dict[str, Any]], RunSettings],
+    configure: Callable[[dict[str, Any]], RunConfig],
     trials: Sequence[dict[str, Any]],
     path: str,
     init_from: str | None,
@@ -126,7 +129,7 @@ def run_sweep(
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]
     planned = list(zip(trials, runs, folders, strict=True))
     start = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
-    finished = from_first(lambda: [_finished(*each, start) for each in planned])
+    finished = broadcast_from_host0(lambda: [_finished(*each, start) for each in planned])
     # Also refuses data that cannot be used, before any trial.
     _check_data(runs, folders, finished)
     with lock(make(path, _OWN, TRIALS)):
@@ -134,7 +137,7 @@ def run_sweep(
 
 
 def _run_all(
-    planned: Sequence[tuple[dict[str, Any], RunSettings, epath.Path]],
+    planned: Sequence[tuple[dict[str, Any], RunConfig, epath.Path]],
     finished: Sequence[dict[str, Any] | None],
     workdir: epath.Path,
     init_from: str | None,
@@ -146,11 +149,11 @@ def _run_all(
         for number, ((trial, settings, folder), outcome) in enumerate(zip(planned, finished, strict=True), 1):
             if outcome is None:
                 left = f", about {duration(statistics.mean(spent) * (count - number + 1))} left" if spent else ""
-                say(f"trial {number} of {count}: {name_of(trial)}{left}")
+                logger.info(f"trial {number} of {count}: {name_of(trial)}{left}")
                 start = time.monotonic()
                 outcome = _run(trial, settings, folder, init_from)
                 if outcome is None:
-                    say(f"the sweep stopped in trial {number} of {count}; the same command goes on from here")
+                    logger.info(f"the sweep stopped in trial {number} of {count}; the same command goes on from here")
                     return {"stopped": True, "trials": outcomes}
                 spent.append(time.monotonic() - start)
             outcomes.append(outcome)
@@ -158,16 +161,16 @@ def _run_all(
             whole = summary(outcomes) | {"left": count - number}
             if jax.process_index() == 0:
                 _keep_best_checkpoint(outcomes, workdir)
-                write_whole(workdir / SWEEP, json.dumps(sealed(whole), indent=1) + "\n")
+                write_atomic(workdir / SWEEP, json.dumps(sealed(whole), indent=1) + "\n")
     if whole["best"] is None:
         raise BertjaxError(f"all {count} trials failed; the first: {outcomes[0]['error']}")
-    say(table(whole))
-    say(f"best: {workdir / TRIALS / name_of(whole['best']['trial'])}; all in {workdir / SWEEP}")
+    logger.info(table(whole))
+    logger.info(f"best: {workdir / TRIALS / name_of(whole['best']['trial'])}; all in {workdir / SWEEP}")
     return {"stopped": False, **whole}
 
 
 def _check_data(
-    runs: Sequence[RunSettings], folders: Sequence[epath.Path], finished: Sequence[dict[str, Any] | None]
+    runs: Sequence[RunConfig], folders: Sequence[epath.Path], finished: Sequence[dict[str, Any] | None]
 ) -> None:
     """Refuses finished trials of other data than there is now: they would be ranked beside each other.
 
@@ -175,7 +178,7 @@ def _check_data(
       UsageError: names the first of them; or the data of the first trial cannot be used.
     """
     done = {folder for folder, outcome in zip(folders, finished, strict=True) if outcome}
-    was = from_first(lambda: {str(folder): read_results(folder)["data_sha256"] for folder in sorted(done)})
+    was = broadcast_from_host0(lambda: {str(folder): read_results(folder)["data_sha256"] for folder in sorted(done)})
     hashes: dict[str, str] = {}
     for number, (settings, folder) in enumerate(zip(runs, folders, strict=True)):
         if number and folder not in done:
@@ -195,7 +198,7 @@ def _check_data(
 
 
 def _run(
-    trial: dict[str, Any], settings: RunSettings, folder: epath.Path, init_from: str | None
+    trial: dict[str, Any], settings: RunConfig, folder: epath.Path, init_from: str | None
 ) -> dict[str, Any] | None:
     """What became of a trial; None where a signal stopped it."""
     try:
@@ -203,14 +206,14 @@ def _run(
         task = training_task(settings, init_from)
         if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
             return None
-        return from_first(lambda: outcome_of(trial, read_results(folder)))
+        return broadcast_from_host0(lambda: outcome_of(trial, read_results(folder)))
     except Exception as error:  # Whatever ends one trial, the next may do better.
         text = go_on_after(os.fspath(folder), error)
-        say(f"the trial failed: {text}")
+        logger.info(f"the trial failed: {text}")
         return {"trial": trial, "error": text}
 
 
-def _finished(trial: dict[str, Any], settings: RunSettings, folder: epath.Path, start: str) -> dict[str, Any] | None:
+def _finished(trial: dict[str, Any], settings: RunConfig, folder: epath.Path, start: str) -> dict[str, Any] | None:
     """The outcome of a trial that was run before; None where it was not, or not to its end.
 
     Args:

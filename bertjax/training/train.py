@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -13,12 +14,12 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.task import Objective, Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.agreement import check_same_run, check_shared, check_together
+from bertjax.training.agreement import check_same_run, check_shared, raise_on_all_hosts
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_metadata import identity_of
 from bertjax.training.init_from import check_vocabulary
@@ -26,22 +27,24 @@ from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.preemption import stop_requests
 from bertjax.training.progress import Progress
-from bertjax.training.sharding import batch_shards, batch_share, make_mesh, put_batch, replicated
+from bertjax.training.sharding import batch_shards, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.step import (
     TOKEN_FRACTION,
     TrainState,
     abstract_state,
+    compute_metrics,
     init_state,
     make_eval_step,
     make_train_step,
-    means,
     zero_sums,
 )
 from bertjax.training.watchdog import watchdog
-from bertjax.utils.terminal import progress_bar, say
+from bertjax.utils.terminal import progress_bar
+
+logger = logging.getLogger(__name__)
 
 
-def train(settings: RunSettings, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
+def train(settings: RunConfig, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
     """Trains to the last step, or until SIGTERM or Ctrl-C.
 
     Returns:
@@ -70,7 +73,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
     optimizer = make_optimizer(settings.optimizer)
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
-        say(note)
+        logger.info(note)
     told = {"config": dataclasses.asdict(settings), "data": task.data_hash, "started_from": start, "identity": identity}
     check_same_run(told)
     workdir = workdirs.make(path)
@@ -86,7 +89,7 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
         checkpoints = Checkpoints(workdir, settings.keep_checkpoints, identity, every)
         stack.enter_context(contextlib.closing(checkpoints))
         # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
-        state = checkpoints.restore_latest(abstract, say)
+        state = checkpoints.restore_latest(abstract)
         if state is not None:
             began_with = workdirs.started_from(workdir)
             if task.states_of and task.states_of != began_with:
@@ -94,22 +97,22 @@ def train(settings: RunSettings, task: Task, path: str, init_from: str | None = 
                     f"the run of {workdir} began with other parameters than --init_from has, so its features are "
                     "others; give those that it began with, or another --workdir"
                 )
-            say(f"going on from step {int(state.step):,} of {workdir}")
+            logger.info(f"going on from step {int(state.step):,} of {workdir}")
             if init_from:
                 other = "" if began_with == start else ", which began with other parameters,"
-                say(f"--init_from is not used: the run of this workdir{other} goes on")
+                logger.info(f"--init_from is not used: the run of this workdir{other} goes on")
         else:
             state = init_state(task.objective, optimizer, mesh, _key(settings.seed, "init"))
             if init_from:
-                state = state.replace(params=load_params(init_from, state.params, say, task.fresh))
-                say(f"starting at step 0 with the parameters of {init_from}")
+                state = state.replace(params=load_params(init_from, state.params, task.fresh))
+                logger.info(f"starting at step 0 with the parameters of {init_from}")
         progress = stack.enter_context(contextlib.closing(Progress(settings, task, workdir, int(state.step))))
         train_step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
         return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested, hear, check_ours)
 
 
 def _run(
-    settings: RunSettings,
+    settings: RunConfig,
     task: Task,
     mesh: Mesh,
     train_step: Callable[..., TrainState],
@@ -135,7 +138,10 @@ def _run(
             if not math.isfinite(values.get("loss", 0.0)):
                 raise _failure(f"the held-out loss at step {step:,} is not finite", checkpoints)
             progress.evaluated(
-                step, values, time.monotonic() - start, means(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0)
+                step,
+                values,
+                time.monotonic() - start,
+                compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0),
             )
 
     def save_now() -> None:
@@ -150,7 +156,7 @@ def _run(
         nonlocal state
         _refuse_bad_step(state, checkpoints)
         _refuse_damage(task, None)
-        values = _with_loss(means(jax.device_get(state.sums)), task.objective)
+        values = _with_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
         state = zero_sums(state)
         progress.log(step, values)
         _refuse_divergence(step, values, progress.first_loss, settings.divergence_factor, checkpoints)
@@ -160,7 +166,7 @@ def _run(
         evaluate_now(step)
     # A run that had waited long enough may have been killed before it could say so.
     if step < schedule.steps and not progress.is_out_of_patience():
-        for batch in task.train_batches(step, batch_share(mesh)):
+        for batch in task.train_batches(step, data_shard(mesh)):
             rows = put_batch(batch, mesh)
             # The batch is all that moves between host and devices.
             with jax.transfer_guard("disallow"):
@@ -183,7 +189,7 @@ def _run(
                 save_now()
             if stop and not last:
                 checkpoints.wait()
-                say(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
+                logger.info(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
                 return {"step": step, "stopped": True, **progress.evaluation_at(step)}
             if last:
                 break
@@ -200,7 +206,7 @@ def _per_class(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> d
         return {}
     params = state.params
     if int(best.name) != int(state.step):
-        params = load_params(best, jax.tree.map(_abstract, params), say)
+        params = load_params(best, jax.tree.map(_abstract, params))
     return task.per_class(predict(task, mesh, params)[1])
 
 
@@ -223,14 +229,14 @@ def predict(
     outputs = []
     shown = jax.process_index() == 0
     with progress_bar("evaluation", task.eval_steps or None, " batches", shown, after_seconds=2) as bar:
-        for batch in task.eval_batches(batch_share(mesh)):
+        for batch in task.eval_batches(data_shard(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
             # While a batch is computed the one before is fetched: devices have no room for the outputs of a whole set.
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             hear()
-    return _with_loss(means(jax.device_get(sums)), task.objective), jax.device_get(outputs)
+    return _with_loss(compute_metrics(jax.device_get(sums)), task.objective), jax.device_get(outputs)
 
 
 def check_labelled(task: Task) -> None:
@@ -276,7 +282,7 @@ def _key(seed: int, purpose: str) -> jax.Array:
 def _refuse_damage(task: Task, steps: int | None) -> None:
     try:
         elsewhere = BertjaxError("another process of this run found its data damaged, and says where")
-        check_together(lambda: task.check_data(steps), elsewhere)
+        raise_on_all_hosts(lambda: task.check_data(steps), elsewhere)
     except BertjaxError as error:
         raise BertjaxError(f"{error}; what this run has saved may come of it: train in a new --workdir") from error
 

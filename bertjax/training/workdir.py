@@ -31,7 +31,7 @@ from bertjax.utils.io import (
     read_object,
     read_whole,
     unfinished_files,
-    write_whole,
+    write_atomic,
 )
 
 DATA = "data.json"
@@ -163,8 +163,8 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     check_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
     if jax.process_index() == 0:
-        write_whole(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
-        write_whole(workdir / DATA, json.dumps(before) + "\n")
+        write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
+        write_atomic(workdir / DATA, json.dumps(before) + "\n")
 
 
 def started_from(workdir: epath.Path) -> str | None:
@@ -211,7 +211,7 @@ def keep_files(workdir: epath.Path, files: dict[str, bytes]) -> None:
     """Writes what a task wants kept beside its checkpoints."""
     if jax.process_index() == 0:
         for name, content in files.items():
-            write_whole(workdir / name, content)
+            write_atomic(workdir / name, content)
 
 
 @contextlib.contextmanager
@@ -253,7 +253,7 @@ def take(workdir: epath.Path) -> Callable[[], None]:
     if not is_remote(workdir) or jax.process_index() != 0:
         return lambda: None
     ours = secrets.token_hex(16)
-    write_whole(workdir / _LOCK, ours)
+    write_atomic(workdir / _LOCK, ours)
 
     def check() -> None:
         try:

@@ -87,7 +87,7 @@ def writing(path: Path | epath.Path) -> Iterator[Path]:
 
 
 def write_at_once(path: Path | epath.Path, content: str | bytes) -> None:
-    """As `write_whole`, with the error as it is.
+    """As `write_atomic`, with the error as it is.
 
     Raises:
       OSError: it cannot be written.
@@ -114,7 +114,7 @@ def _make(path: os.PathLike) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
-def write_whole(path: _Path, content: str | bytes) -> _Path:
+def write_atomic(path: _Path, content: str | bytes) -> _Path:
     """Writes a file, text as UTF-8, so that a reader, or a kill at any moment, finds the old one or the new.
 
     Returns:

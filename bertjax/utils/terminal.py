@@ -1,5 +1,6 @@
 """What a person sees while a command works, and what it prints."""
 
+import logging
 import re
 import sys
 import time
@@ -7,6 +8,7 @@ from typing import Protocol, TextIO
 
 from tqdm import tqdm
 
+logger = logging.getLogger(__name__)
 _LINE_SECONDS = 30
 _LINE = "{desc}: {percentage:3.0f}% of {total_fmt}{unit}, {elapsed} done, {remaining} left, {rate_fmt}{postfix}"
 _LINE_WITHOUT_TOTAL = "{desc}: {n_fmt}{unit} in {elapsed}, {rate_fmt}{postfix}"
@@ -23,14 +25,6 @@ def printable(text: str) -> str:
 def show(text: object, file: TextIO | None = None) -> None:
     """Prints a result, on standard output unless told otherwise."""
     print(printable(str(text)), file=file or sys.stdout)
-
-
-def say(text: str) -> None:
-    """One line to the terminal, at once, from the first process of a run alone."""
-    if is_first():
-        # Above the progress bars, where there are any.
-        tqdm.write(printable(text), file=sys.stderr)
-        sys.stderr.flush()
 
 
 class Bar(Protocol):
@@ -104,7 +98,7 @@ class _Lines:
                 postfix=self._postfix,
                 bar_format=_LINE if self._total else _LINE_WITHOUT_TOTAL,
             )
-            say(text)
+            logger.info(text)
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:
         self._postfix = text

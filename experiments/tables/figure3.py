@@ -41,7 +41,7 @@ def get_table(given: ConfigDict) -> Table:
         for column, task in _COLUMNS.items():
             on_top = runs.features(scale, SUM_ALL)
             tuned = runs.fine_tuning(scale, given, task, start)
-            on_features = runs.fine_tuning(scale, given, task, start, variant=SUM_ALL, upper=on_top)
+            on_features = runs.fine_tuning(scale, given, task, start, variant=SUM_ALL, feature_head=on_top)
             cells.append(runs.measured(row, f"{column} fine-tuned", task, tuned))
             cells.append(runs.measured(row, f"{column} on features", task, on_features))
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())

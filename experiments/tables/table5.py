@@ -14,7 +14,7 @@ next-sentence prediction, by much without the right side.
 
 from ml_collections import ConfigDict
 
-from bertjax.model.feature_head import Upper
+from bertjax.model.feature_head import FeatureHead
 from bertjax.presets import arguments
 from bertjax.reproduce import runs, scales
 from bertjax.reproduce.table import Table
@@ -33,7 +33,7 @@ def get_table(given: ConfigDict) -> Table:
     rows = {"BERT BASE": bert, "No NSP": without_nsp, "LTR & No NSP": left, "+ BiLSTM": left}
     cells = []
     for row, starts in rows.items():
-        on_top = {"variant": "bilstm", "upper": Upper("", 1, scale.lstm_size)} if row == "+ BiLSTM" else {}
+        on_top = {"variant": "bilstm", "feature_head": FeatureHead("", 1, scale.lstm_size)} if row == "+ BiLSTM" else {}
         for column, task in _COLUMNS.items():
             tuned = [runs.fine_tuning(scale, given, task, start, **on_top) for start in starts]
             # The paper gives accuracy for MRPC here.

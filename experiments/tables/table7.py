@@ -12,18 +12,18 @@ Hardware and time: `--plan` says. Expected: fine-tuning best, and of the feature
 
 from ml_collections import ConfigDict
 
-from bertjax.model import feature_head as upper
+from bertjax.model import feature_head
 from bertjax.presets import arguments
 from bertjax.reproduce import runs, scales
 from bertjax.reproduce.table import Table
 
 _FEATURES = {
-    "Embeddings": upper.EMBEDDINGS,
-    "Second-to-Last Hidden": upper.SECOND_TO_LAST,
-    "Last Hidden": upper.LAST,
-    "Weighted Sum Last Four Hidden": upper.SUM_LAST_FOUR,
-    "Concat Last Four Hidden": upper.CONCAT_LAST_FOUR,
-    "Weighted Sum All 12 Layers": upper.SUM_ALL,
+    "Embeddings": feature_head.EMBEDDINGS,
+    "Second-to-Last Hidden": feature_head.SECOND_TO_LAST,
+    "Last Hidden": feature_head.LAST,
+    "Weighted Sum Last Four Hidden": feature_head.SUM_LAST_FOUR,
+    "Concat Last Four Hidden": feature_head.CONCAT_LAST_FOUR,
+    "Weighted Sum All 12 Layers": feature_head.SUM_ALL,
 }
 
 
@@ -38,7 +38,7 @@ def get_table(given: ConfigDict) -> Table:
     }
     for row, which in _FEATURES.items():
         on_top = runs.features(scale, which)
-        rows[row] = runs.fine_tuning(scale, given, "ner", base, variant=which, upper=on_top)
+        rows[row] = runs.fine_tuning(scale, given, "ner", base, variant=which, feature_head=on_top)
     cells = tuple(runs.measured(row, "Dev", "ner", run) for row, run in rows.items())
     notes = (f"LARGE is {scale.large}; BiLSTMs of {scale.lstm_size} units in each direction",)
     return Table("7", "", scale.told, cells, notes)

@@ -34,7 +34,7 @@ def get_table(given: ConfigDict) -> Table:
         for column, task in _COLUMNS.items():
             cells.append(runs.measured(row, column, task, runs.fine_tuning(scale, given, task, start)))
         on_top = runs.features(scale)
-        run = runs.fine_tuning(scale, given, "ner", start, variant=on_top.features, upper=on_top)
+        run = runs.fine_tuning(scale, given, "ner", start, variant=on_top.features, feature_head=on_top)
         cells.append(runs.measured(row, "NER feature-based", "ner", run))
         cells.append(runs.perplexity(row, start))
     notes = (

@@ -49,11 +49,11 @@ def ours(case: str, overrides: list[str]) -> Any:
     from bertjax.config.load import load_config
     from bertjax.estimate.compiled import lowered_step
     from bertjax.estimate.topology import tpu_devices
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
 
     experiment, topology, fields = CASES[case]
     given = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
-    return lowered_step(settings_of(load_config(experiment, given)), 0, tpu_devices(topology, 1))[0]
+    return lowered_step(parse_config(load_config(experiment, given)), 0, tpu_devices(topology, 1))[0]
 
 
 def theirs(case: str) -> Any:
@@ -67,10 +67,10 @@ def theirs(case: str) -> Any:
 
     from bertjax.config.load import load_config
     from bertjax.estimate.topology import tpu_devices
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
 
     experiment, topology, fields = CASES[case]
-    settings = settings_of(load_config(experiment, [f"--config.{field}" for field in fields]))
+    settings = parse_config(load_config(experiment, [f"--config.{field}" for field in fields]))
     model, length, rows = settings.model, settings.data.seq_len, settings.data.batch_size
     config = BertConfig(
         hidden_size=model["hidden_size"],

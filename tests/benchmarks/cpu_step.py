@@ -62,9 +62,9 @@ def main() -> None:
     from bertjax.config.load import load_config
     from bertjax.tasks.run import build_task
     from bertjax.training.bench import step_of
-    from bertjax.training.checkpoint_config import settings_of
+    from bertjax.training.checkpoint_config import parse_config
 
-    settings = settings_of(load_config(args.config, [f"--{one}" for one in args.override]))
+    settings = parse_config(load_config(args.config, [f"--{one}" for one in args.override]))
     task = build_task(settings, train=None)
     train_step, state, given = step_of(settings, task)
     step = train_step.lower(state, *given).compile()

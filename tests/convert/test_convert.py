@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoints import WIDTH, assert_equal, google_checkpoint, portable, quiet, without
+from checkpoints import WIDTH, assert_equal, google_checkpoint, portable, without
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface, workdir
@@ -18,12 +18,11 @@ from bertjax.utils.io import unfinished_name
 
 
 @pytest.mark.parametrize("slots", [False, True])
-def test_a_release_of_google_comes_in_and_goes_out_under_the_same_names(slots, letters, tmp_path):
+def test_a_release_of_google_comes_in_and_goes_out_under_the_same_names(slots, letters, tmp_path, log_lines):
     values = google_checkpoint(letters, tmp_path / "google", slots=slots)
-    said = []
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False, said.append)
-    assert any("Adam's moments" in line for line in said) == slots
-    convert(str(tmp_path / "ours"), str(tmp_path / "back"), TENSORFLOW, False, quiet)
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False)
+    assert any("Adam's moments" in line for line in log_lines) == slots
+    convert(str(tmp_path / "ours"), str(tmp_path / "back"), TENSORFLOW, False)
     reader = tf.train.load_checkpoint(str(tmp_path / "back" / "bert_model.ckpt"))
     wanted = {name: value for name, value in values.items() if "/adam_" not in name}
     assert reader.get_variable_to_shape_map() == {name: list(value.shape) for name, value in wanted.items()}
@@ -69,7 +68,7 @@ def test_a_parameter_is_what_the_name_says(letters, tmp_path):
 def test_every_bit_and_every_setting_survives_a_format(form, output, labels, fields, letters, tmp_path):
     given = portable(letters, output, labels, **fields)
     before = dict(given.params)
-    writer = {"bertjax": "workdir"}.get(form, form)
+    writer = {"bertjax": "workdir", "tensorflow": "tensorflow1"}.get(form, form)
     module = __import__(f"bertjax.convert.{writer}", fromlist=["write"])
     if form == TENSORFLOW and output in (TAGS, MULTILABEL):
         with pytest.raises(UsageError, match=f"no output layer for {output}"):
@@ -91,7 +90,7 @@ def test_google_s_gelu_is_the_tanh_form_and_hugging_face_s_the_exact_one(letters
     google_checkpoint(letters, tmp_path / "google")
     assert read(tmp_path / "google").model.hidden_act == "gelu_tanh"
     for form in ("bertjax", HUGGINGFACE):
-        convert(str(tmp_path / "google"), str(tmp_path / form), form, False, quiet)
+        convert(str(tmp_path / "google"), str(tmp_path / form), form, False)
     config = json.loads((tmp_path / HUGGINGFACE / "config.json").read_text())
     assert config["hidden_act"] == "gelu_new" and config["attention_probs_dropout_prob"] == 0.2
     config["hidden_act"] = "gelu"
@@ -105,15 +104,14 @@ def test_an_architecture_that_a_format_cannot_say_is_refused_and_ours_keeps_it(f
     workdir.write(portable(letters, attention_direction="left"), tmp_path / "ours")
     assert workdir.read(tmp_path / "ours").model.attention_direction == "left"
     with pytest.raises(UsageError, match=f"attention_direction left, which the format {form} has no place for"):
-        convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), form, False, quiet)
+        convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), form, False)
     assert not (tmp_path / "theirs").exists()
 
 
-def test_a_checkpoint_without_heads_says_what_is_new(letters, tmp_path):
+def test_a_checkpoint_without_heads_says_what_is_new(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google", without("cls/"))
-    said = []
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False, said.append)
-    assert "with pooler; new where they are needed: masked-LM head, next-sentence head" in said[0]
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False)
+    assert "with pooler; new where they are needed: masked-LM head, next-sentence head" in log_lines[0]
     assert read(tmp_path / "ours").parts == {"encoder", "pooler"}
 
 
@@ -165,55 +163,54 @@ def test_no_other_spelling_of_a_place_costs_a_checkpoint(letters, tmp_path, capf
         ("google", "link/inside"),
     ):
         with pytest.raises(UsageError, match="lie in each other"):
-            convert(str(tmp_path / source), f"{tmp_path}/{destination}", "bertjax", True, quiet)
+            convert(str(tmp_path / source), f"{tmp_path}/{destination}", "bertjax", True)
     assert sorted(path.name for path in (tmp_path / "google").iterdir()) == before
     # A link at the destination stays, and what it leads to is replaced.
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False, quiet)
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False)
     (tmp_path / "link").unlink()
     (tmp_path / "link").symlink_to(tmp_path / "ours")
     for _ in range(2):
-        convert(str(tmp_path / "google"), str(tmp_path / "link"), HUGGINGFACE, True, quiet)
+        convert(str(tmp_path / "google"), str(tmp_path / "link"), HUGGINGFACE, True)
     assert (tmp_path / "link").is_symlink() and detect(tmp_path / "ours") == HUGGINGFACE
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_no_conversion_wrote_is_not_replaced(form, letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, False, quiet)
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True, quiet)
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, False)
+    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True)
     (tmp_path / "ours" / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="is no checkpoint to replace"):
-        convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True, quiet)
+        convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True)
     assert (tmp_path / "ours" / "thesis.tex").exists()
 
 
-def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path):
+def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google")
     source, kept = str(tmp_path / "google"), tmp_path / "init_from"
-    told = []
     for _ in range(2):
-        with as_bertjax(source, told.append, kept) as path:
+        with as_bertjax(source, kept) as path:
             assert path == str(kept)
         # Of a run that is killed when the copy is in its place already.
         (tmp_path / unfinished_name("init_from")).mkdir()
-    assert sum("wrote" in line for line in told) == 1
-    with as_bertjax(source, told.append, kept):
+    assert sum("wrote" in line for line in log_lines) == 1
+    with as_bertjax(source, kept):
         assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]
     shutil.rmtree(source)
     google_checkpoint(letters, tmp_path / "google", lambda values: {k: v + 1 for k, v in values.items()})
-    with as_bertjax(source, told.append, kept):
+    with as_bertjax(source, kept):
         pass
-    assert sum("wrote" in line for line in told) == 2
+    assert sum("wrote" in line for line in log_lines) == 2
     assert_equal(read(kept).params, read(tmp_path / "google").params)
     shutil.rmtree(source)
-    with as_bertjax(source, told.append, kept) as path:
-        assert path == str(kept) and "is gone" in told[-1]
+    with as_bertjax(source, kept) as path:
+        assert path == str(kept) and "is gone" in log_lines[-1]
     # A folder of that name that no conversion made is the user's.
     google_checkpoint(letters, tmp_path / "google")
     shutil.rmtree(kept)
     kept.mkdir()
     (kept / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is no checkpoint to replace"), as_bertjax(source, quiet, kept):
+    with pytest.raises(UsageError, match="is no checkpoint to replace"), as_bertjax(source, kept):
         pass
     assert (kept / "notes.txt").exists()
 
@@ -232,7 +229,7 @@ def test_parts_that_no_class_of_theirs_has_together_are_kept_and_told(letters, t
 
 def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "theirs"), HUGGINGFACE, False, quiet)
+    convert(str(tmp_path / "google"), str(tmp_path / "theirs"), HUGGINGFACE, False)
     shown = []
     for name in ("google", "theirs"):
         capfd.readouterr()

@@ -13,7 +13,7 @@ from bertjax.data.finetuning.examples import (
     make_examples,
     truncated_lengths,
 )
-from bertjax.data.shard import WHOLE, Share
+from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
 
@@ -86,9 +86,9 @@ def test_a_usual_batch_is_full_and_as_long_as_most(seed, examples_per_row):
 def test_shares_are_rows_of_the_same_batch(parts):
     examples, batching = made(lengths_of(30)), Batching(8, 32, 128)
     plan = TrainPlan(examples, batching, seed=1)
-    alone = list(train_batches(examples, batching, plan, 8, 0, WHOLE))
-    shares = [list(train_batches(examples, batching, plan, 8, 0, Share((index,), parts))) for index in range(parts)]
-    gaps = list(train_batches(examples, batching, plan, 8, 0, Share((0, 3), 4)))
+    alone = list(train_batches(examples, batching, plan, 8, 0, SINGLE_SHARD))
+    shares = [list(train_batches(examples, batching, plan, 8, 0, DataShard((index,), parts))) for index in range(parts)]
+    gaps = list(train_batches(examples, batching, plan, 8, 0, DataShard((0, 3), 4)))
     for step, batch in enumerate(alone):
         for name, whole in batch.items():
             np.testing.assert_array_equal(whole, np.concatenate([share[step][name] for share in shares]))
@@ -97,8 +97,8 @@ def test_shares_are_rows_of_the_same_batch(parts):
 
 def test_a_jump_gives_what_a_run_from_the_start_gives():
     examples, batching = made(lengths_of(30)), Batching(8, 32, 128)
-    whole = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 0, WHOLE))
-    later = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 6, WHOLE))
+    whole = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 0, SINGLE_SHARD))
+    later = list(train_batches(examples, batching, TrainPlan(examples, batching, 1), 10, 6, SINGLE_SHARD))
     for a, b in zip(whole[6:], later, strict=True):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
@@ -108,7 +108,7 @@ def test_a_jump_gives_what_a_run_from_the_start_gives():
 def test_evaluation_takes_each_example_once_and_puts_outputs_in_input_order(choices):
     examples = made(lengths_of(21 * choices), choices)
     outputs, rows = [], 0
-    for batch in eval_batches(examples, Batching(8, 32, 128), WHOLE):
+    for batch in eval_batches(examples, Batching(8, 32, 128), SINGLE_SHARD):
         assert batch["input_ids"].shape[:-1] == ((8, choices) if choices > 1 else (8,))
         np.testing.assert_array_equal(batch["input_mask"] > 0, batch["input_ids"] > 0)
         first = batch["input_ids"].reshape(8, choices, -1)[:, 0, 0]

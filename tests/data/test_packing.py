@@ -14,7 +14,7 @@ from bertjax.data.pretraining.packing import packed
 from bertjax.data.pretraining.pair_index import pair_plan
 from bertjax.data.pretraining.pairs import RECORD
 from bertjax.data.pretraining.rows import packed_pairs
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 
 SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8
 ROW_PREDICTIONS = packed_predictions(0.15, SEQ_LEN, PREDICTIONS, MOST)
@@ -139,7 +139,7 @@ def train(corpus, steps, masking=None, predictions=PREDICTIONS):
         seed=0,
         dupe_factor=1,
         start_step=0,
-        share=WHOLE,
+        share=SINGLE_SHARD,
     )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 

@@ -18,7 +18,7 @@ from bertjax.data.pretraining.pair_index import pair_plan
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.tiles import TILES
-from bertjax.data.shard import WHOLE, Share
+from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 
 SEQ_LEN, BATCH, PREDICTIONS = 48, 8, 8
@@ -44,7 +44,7 @@ def train(
     masking=None,
     seed=0,
     dupe_factor=2,
-    share=WHOLE,
+    share=SINGLE_SHARD,
     **arguments,
 ):
     dataset = train_dataset(
@@ -61,7 +61,7 @@ def train(
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
-def evaluate(corpus, objective="nsp", batch_size=BATCH, share=WHOLE, **arguments):
+def evaluate(corpus, objective="nsp", batch_size=BATCH, share=SINGLE_SHARD, **arguments):
     dataset = eval_dataset(
         corpus,
         seq_len=SEQ_LEN,
@@ -125,7 +125,7 @@ def test_names_shapes_and_dtypes(traced):
 def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
     whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
     shares = [
-        train(traced, 5, objective=objective, masking=Masking(whole_word=True), share=Share((index,), parts))
+        train(traced, 5, objective=objective, masking=Masking(whole_word=True), share=DataShard((index,), parts))
         for index in range(parts)
     ]
     assert_same(whole, [joined(step) for step in zip(*shares, strict=True)])
@@ -134,10 +134,10 @@ def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
 def test_a_share_with_gaps_is_the_rows_it_names(traced, objective):
     whole = train(traced, 3, objective=objective)
-    gaps = train(traced, 3, objective=objective, share=Share((0, 1, 3), 4))
+    gaps = train(traced, 3, objective=objective, share=DataShard((0, 1, 3), 4))
     rows = [0, 1, 2, 3, 6, 7]
     assert_same([{name: array[rows] for name, array in batch.items()} for batch in whole], gaps)
-    assert Share((0, 1, 3), 4).runs(BATCH) == [(0, 4), (6, 8)]
+    assert DataShard((0, 1, 3), 4).runs(BATCH) == [(0, 4), (6, 8)]
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
@@ -306,7 +306,7 @@ def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
     # Neither the batch size nor the number of hosts changes a row.
     for name, array in joined(evaluate(traced, objective, batch_size=2 * BATCH)).items():
         np.testing.assert_array_equal(array[:count], whole[name][:count])
-    parts = [evaluate(traced, objective, share=Share((index,), 4)) for index in range(4)]
+    parts = [evaluate(traced, objective, share=DataShard((index,), 4)) for index in range(4)]
     assert_same(batches, [joined(step) for step in zip(*parts, strict=True)])
 
 
@@ -345,7 +345,7 @@ def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
     [
         ({"seed": -1}, "seed is -1"),
         ({"dupe_factor": 0}, "dupe_factor is 0"),
-        ({"share": Share((0,), 3)}, "batch_size 8 cannot be split into 3 parts"),
+        ({"share": DataShard((0,), 3)}, "batch_size 8 cannot be split into 3 parts"),
         ({"phase": dataclasses.replace(PHASE, start_step=5), "start_step": 4}, "step 4 is outside its phase"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
 from bertjax.data.finetuning.questions import make_windows, read_questions
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import UsageError
 
 CONTEXT = "Ann (born 1990) lives in Caf\u00e9 Town, near Bob. " * 3
@@ -26,7 +26,7 @@ def read(tmp_path, content, training=True, name="train.json", **options):
     path = tmp_path / name
     data = json.dumps(content).encode()
     path.write_bytes(lzma.compress(data) if name.endswith(".xz") else data)
-    reading = Reading(str(path))
+    reading = ReadStats(str(path))
     return read_questions(path, reading, training, **options), reading
 
 
@@ -81,7 +81,7 @@ def test_a_file_of_another_form_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is not of SQuAD's form"):
         read(tmp_path, {"data": [{"paragraphs": [{}]}]})
     with pytest.raises(UsageError, match="cannot read"):
-        read_questions(tmp_path / "none.json", Reading(""), True)
+        read_questions(tmp_path / "none.json", ReadStats(""), True)
 
 
 @pytest.fixture(scope="module")

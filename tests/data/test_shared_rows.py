@@ -6,7 +6,7 @@ import pytest
 from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples, make_examples
 from bertjax.data.finetuning.packed_rows import NOBODY, arranged
-from bertjax.data.shard import WHOLE, Share
+from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 
 ALONE, SHARED = Batching(16, 32, 64), Batching(16, 32, 64, examples_per_row=4)
@@ -22,7 +22,7 @@ def made(count: int, longest: int = 64) -> Examples:
     return make_examples(sequences, {"labels": np.arange(count, dtype=np.int32)})
 
 
-def batches(examples: Examples, batching: Batching, start: int = 0, share: Share = WHOLE) -> list[dict]:
+def batches(examples: Examples, batching: Batching, start: int = 0, share: DataShard = SINGLE_SHARD) -> list[dict]:
     return list(train_batches(examples, batching, TrainPlan(examples, batching, 3), 12, start, share))
 
 
@@ -70,7 +70,7 @@ def test_lengths_are_dealt_out_evenly():
 def test_shares_and_jumps_give_the_rows_of_the_whole(parts):
     examples = made(70, longest=15)
     whole = batches(examples, SHARED)
-    shares = [batches(examples, SHARED, share=Share((part,), parts)) for part in range(parts)]
+    shares = [batches(examples, SHARED, share=DataShard((part,), parts)) for part in range(parts)]
     for step, batch in enumerate(whole):
         for name, values in batch.items():
             np.testing.assert_array_equal(values, np.concatenate([share[step][name] for share in shares]))

@@ -2,14 +2,14 @@
 
 import pytest
 
-from bertjax.data.finetuning.tables import Reading, read_table
+from bertjax.data.finetuning.tables import ReadStats, read_table
 from bertjax.errors import UsageError
 
 
 def rows(tmp_path, content: bytes, columns=("text", "label"), **options):
     path = tmp_path / "file"
     path.write_bytes(content)
-    reading = Reading(str(path))
+    reading = ReadStats(str(path))
     return [(row.line, *row.fields.values()) for row in read_table(path, columns, reading, **options)], reading
 
 
@@ -84,7 +84,7 @@ def test_a_missing_file_or_column_is_named_with_the_columns_there_are(tmp_path):
     with pytest.raises(UsageError, match="no column 'label'; its columns are text, x"):
         rows(tmp_path, b"text\tx\na\t1\n")
     with pytest.raises(UsageError, match="cannot read .*none.tsv"):
-        list(read_table(tmp_path / "none.tsv", ("text",), Reading("")))
+        list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))
 
 
 def test_more_fields_than_columns_are_noted_and_what_is_read_is_told(tmp_path):

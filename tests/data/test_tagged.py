@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
-from bertjax.data.finetuning.tables import Reading, Row
+from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.tagged import make_rows, read_tagged, tagged_rows
 from bertjax.errors import UsageError
 
@@ -26,7 +26,7 @@ LABELS = ["O", "I-LOC", "I-ORG", "I-PER"]
 def read(tmp_path, content=FILE, **options):
     path = tmp_path / "eng.train"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_tagged(path, Reading(str(path)), **options)
+    return read_tagged(path, ReadStats(str(path)), **options)
 
 
 def test_words_tags_sentences_and_documents(tmp_path):
@@ -52,7 +52,7 @@ def test_windows_line_ends_a_byte_order_mark_and_no_last_line_end_change_nothing
 )
 def test_iob1_beside_iob2_is_noted(content, noted, tmp_path):
     (tmp_path / "file").write_text(content)
-    reading = Reading("file")
+    reading = ReadStats("file")
     read_tagged(tmp_path / "file", reading)
     assert reading.noted == {f"entities begin with {how}: IOB1 and IOB2 mixed": what for how, what in noted.items()}
 
@@ -61,7 +61,7 @@ def test_iob1_beside_iob2_is_noted(content, noted, tmp_path):
 def test_a_tag_that_is_odd_here_and_there_is_no_other_scheme(stray, mixed, tmp_path):
     sentences = ["a B-PER\n"] * stray + ["b I-PER\nc O\n"] * (150 - stray)
     (tmp_path / "file").write_text("\n".join(sentences))
-    reading = Reading("file")
+    reading = ReadStats("file")
     read_tagged(tmp_path / "file", reading)
     ((what, where),) = reading.noted.items()
     assert where == {"rows": stray, "first": "line 1"}
@@ -71,7 +71,7 @@ def test_a_tag_that_is_odd_here_and_there_is_no_other_scheme(stray, mixed, tmp_p
 
 def test_bioes_is_one_scheme_and_noted_as_nothing(tmp_path):
     (tmp_path / "file").write_text("a S-PER\nb B-LOC\nc E-LOC\n\nd U-ORG\ne B-ORG\nf L-ORG\n")
-    reading = Reading("file")
+    reading = ReadStats("file")
     assert read_tagged(tmp_path / "file", reading).tags == ["S-PER", "B-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"]
     assert not reading.noted
 
@@ -95,7 +95,7 @@ def test_what_is_not_conll_is_refused_with_its_line(tmp_path, content, says):
 def test_bytes_that_are_not_utf8_are_noted(tmp_path):
     path = tmp_path / "eng.train"
     path.write_bytes(b"caf\xe9 O\n")
-    reading = Reading(str(path))
+    reading = ReadStats(str(path))
     assert read_tagged(path, reading).words == ["caf\ufffd"]
     assert reading.noted["with bytes that are not UTF-8"] == {"rows": 1, "first": "line 1"}
 
@@ -106,7 +106,7 @@ def test_a_row_of_a_table_is_a_sentence():
         Row(3, {"w": ["c", 5], "t": ["O", "O"]}),
         Row(4, {"w": "", "t": ""}),
     ]
-    reading = Reading("file")
+    reading = ReadStats("file")
     tagged = tagged_rows(rows, "w", "t", reading)
     assert tagged.sentences(tagged.words) == [["a", "b"], ["c", "5"], []]
     assert reading.used == 3 and reading.noted["with an empty text"]["first"] == "line 4"
@@ -173,7 +173,7 @@ def test_a_word_without_pieces_is_unknown_and_still_told(tokenizer, tmp_path):
 def test_a_tag_the_training_file_has_not_is_refused(tokenizer, tmp_path):
     with pytest.raises(UsageError, match="dev has tags that are not among the known ones: I-PER"):
         make_rows(read(tmp_path), ["O", "I-LOC", "I-ORG"], tokenizer, 16, False, "dev")
-    words = tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, Reading(""))
+    words = tagged_rows([Row(1, {"text": "EU rejects"})], "text", None, ReadStats(""))
     assert not words.has_tags
     unlabelled, *_ = make_rows(words, LABELS, tokenizer, 16, False, "test")
     assert (unlabelled.tokens["token_labels"] == -1).all()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.triviaqa import read_triviaqa
 from bertjax.errors import UsageError
 
@@ -28,7 +28,7 @@ def read(tmp_path, entries, documents):
         (evidence / name).write_text(text, encoding="utf-8")
     path = tmp_path / "qa/wikipedia-train.json"
     path.write_text(json.dumps({"Data": entries, "Domain": "Wikipedia", "Version": 1.0}))
-    reading = Reading(str(path))
+    reading = ReadStats(str(path))
     return read_triviaqa(path, tmp_path, reading), reading
 
 

@@ -15,7 +15,7 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
 from bertjax.estimate.chips import CHIPS
 from bertjax.estimate.collectives import Collective
-from bertjax.estimate.cost import Work, work_of
+from bertjax.estimate.cost import StepCost, work_of
 from bertjax.estimate.program import Array, read_program
 from bertjax.estimate.roofline import roofline
 from bertjax.estimate.showing import compare_plans, describe_plan
@@ -45,7 +45,7 @@ MODEL = ModelConfig(
 PHASE = Phase(seq_len=64, batch_size=8, max_predictions=8, start_step=0, stop_step=10)
 
 
-def work(scan_layers: bool) -> list[Work]:
+def work(scan_layers: bool) -> list[StepCost]:
     """Of a train step on one device."""
     objective = masked_lm.objective(dataclasses.replace(MODEL, scan_layers=scan_layers))
     optimizer, mesh = make_optimizer(OptimizerConfig()), make_mesh(MeshConfig(1), jax.devices()[:1])
@@ -71,7 +71,7 @@ def test_a_scanned_step_counts_what_an_unrolled_one_does_and_what_the_formula_sa
 def test_each_bound_of_a_step_is_that_of_the_chip():
     chip = CHIPS["v5e"]
     # As much in matrix units as in memory, in two operations that are each bound by one of them.
-    both = [Work(chip.flops_per_second, 0, 1, ""), Work(0, chip.hbm_bytes_per_second, 1, "")]
+    both = [StepCost(chip.flops_per_second, 0, 1, ""), StepCost(0, chip.hbm_bytes_per_second, 1, "")]
     groups = jnp.arange(4).reshape(2, 2)
     sent = Array("f32", (int(chip.ici_bytes_per_second) // 4,))
     bound = roofline(both, [Collective("all-reduce", (sent,), groups, False, 3, "")], chip)
@@ -85,7 +85,7 @@ def test_each_bound_of_a_step_is_that_of_the_chip():
 
 def test_a_core_has_its_part_of_a_chip():
     whole, core = dataclasses.replace(CHIPS["v3"], cores=1), CHIPS["v3"]
-    some = [Work(1e12, 1e9, 1, "")]
+    some = [StepCost(1e12, 1e9, 1, "")]
     assert roofline(some, [], core).device == pytest.approx(2 * roofline(some, [], whole).device)
 
 

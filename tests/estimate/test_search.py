@@ -7,8 +7,8 @@ from bertjax.errors import BertjaxError
 from bertjax.estimate import search
 from bertjax.estimate.chips import CHIPS
 from bertjax.estimate.compiled import CompiledStep, CompilerError, Memory
-from bertjax.estimate.cost import Work
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.estimate.cost import StepCost
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 
 LIMIT = int(CHIPS["v5e"].hbm_bytes)
 FIXED = LIMIT // 10
@@ -18,7 +18,7 @@ ROW_FLOPS = {"none": 3.0e12, "full": 4.0e12}
 
 
 def settings_with(overrides):
-    return settings_of(experiment_config("pretrain:size=L2_H128,seq_len=64", list(overrides)))
+    return parse_config(experiment_config("pretrain:size=L2_H128,seq_len=64", list(overrides)))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def tried(monkeypatch):
         if policy not in ROW_BYTES:
             raise CompilerError("crashed")
         memory = Memory(FIXED // 2, FIXED // 4, FIXED // 4, rows * ROW_BYTES[policy])
-        work = (Work(rows * ROW_FLOPS[policy], 0, 1, ""),)
+        work = (StepCost(rows * ROW_FLOPS[policy], 0, 1, ""),)
         return CompiledStep(memory, memory.total <= LIMIT, work, (), 1.0)
 
     monkeypatch.setattr(search, "compile_step", compile_step)

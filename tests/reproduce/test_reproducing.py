@@ -15,7 +15,7 @@ from bertjax.cli import main as cli
 from bertjax.reproduce import results as outcomes
 from bertjax.reproduce import runner as reproducing
 from bertjax.training.checkpoint_metadata import sealed
-from bertjax.utils.io import write_whole
+from bertjax.utils.io import write_atomic
 
 
 def printed(capfd, *arguments) -> tuple[str, str]:
@@ -197,7 +197,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
     assert "--plot draws figure5, and 5 is" in refused(capfd, "table", "5", f"--results={tmp_path}/r", "--plot=a.png")
     other = sealed({"perplexity": 1.0})
-    write_whole(tmp_path / "r/pretrain/first/results.json", json.dumps({**other, "perplexity": 2.0}))
+    write_atomic(tmp_path / "r/pretrain/first/results.json", json.dumps({**other, "perplexity": 2.0}))
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/r"])
     assert end.value.code == 1 and "results.json is damaged" in capfd.readouterr().err

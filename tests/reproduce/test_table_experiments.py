@@ -12,7 +12,7 @@ from bertjax.config.load import load_config, load_trials
 from bertjax.data.corpus.store import MANIFEST
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
-from bertjax.model.feature_head import LAST, Upper
+from bertjax.model.feature_head import LAST, FeatureHead
 from bertjax.presets import trials_of
 from bertjax.reproduce import results as outcomes
 from bertjax.reproduce import runs, scales
@@ -21,7 +21,7 @@ from bertjax.reproduce.paper import paper_table, table_names
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.finetuning.glue_data import TASKS
 from bertjax.training.checkpoint import NewestOnTime
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
@@ -71,7 +71,7 @@ def test_commands_are_valid_and_each_comes_after_what_it_needs(file, scale):
         if run.members:
             assert args.command == "ensemble" and len(args.checkpoint) == scales.scale_of(scale).members
             continue
-        settings_of(load_config(args.config, overrides))
+        parse_config(load_config(args.config, overrides))
         assert len({item.partition("=")[0] for item in overrides}) == len(overrides), "a field is given twice"
         assert run.flops > 0
         if args.command == "sweep":
@@ -98,12 +98,14 @@ def test_cells_ask_for_metrics_that_their_task_gives(file, scale):
 
 @every_table
 @pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
-@pytest.mark.parametrize("upper", [None, Upper(LAST, 2, 128)], ids=["fine-tuned", "on features"])
-def test_as_many_epochs_are_run_as_are_reckoned_with(task, upper, scale):
+@pytest.mark.parametrize("feature_head", [None, FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
+def test_as_many_epochs_are_run_as_are_reckoned_with(task, feature_head, scale):
     found = scales.scale_of(scale)
     start = runs.bert(found, GIVEN)
-    run = runs.fine_tuning(found, GIVEN, task, start, upper=upper, variant="" if upper is None else "features")
-    reckoned = found.tasks[task].epochs if upper is None else found.feature_epochs
+    run = runs.fine_tuning(
+        found, GIVEN, task, start, feature_head=feature_head, variant="" if feature_head is None else "features"
+    )
+    reckoned = found.tasks[task].epochs if feature_head is None else found.feature_epochs
     assert load_config(run.config, run.overrides).epochs == reckoned
 
 
@@ -125,7 +127,7 @@ def test_cells_are_those_of_the_paper_and_named_ones_of_our_own(file, scale):
 def test_masks_sizes_and_directions_are_what_the_rows_say():
     eight = {cell.row: cell.runs[0].start for cell in table(FILES[-1], scales.PAPER).cells if cell.runs[0].start}
     for row, start in eight.items():
-        shares = settings_of(load_config(start.config, start.overrides)).data.masking
+        shares = parse_config(load_config(start.config, start.overrides)).data.masking
         assert [round(100 * share) for share in (shares.mask_prob, shares.keep_prob, shares.random_prob)] == [
             int(part) for part in row.split("/")
         ]
@@ -144,7 +146,7 @@ def test_masks_sizes_and_directions_are_what_the_rows_say():
         "BERT BASE": ("nsp", "both"), "No NSP": ("pairs", "both"), "LTR & No NSP": left, "+ BiLSTM": left
     }  # fmt: skip
     on_top = load_config(five["+ BiLSTM"].config, five["+ BiLSTM"].overrides)
-    assert on_top.upper.lstm_layers == 1 and not on_top.upper.features
+    assert on_top.feature_head.lstm_layers == 1 and not on_top.feature_head.features
 
 
 @every_table

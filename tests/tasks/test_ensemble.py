@@ -27,7 +27,7 @@ def members(kind, folder, letters):
     for seed in (1, 2):
         given = {"seed": seed, **fields}
         if seed == 2 and kind == "classes":
-            given |= {"data.class_weights": "balanced", "upper.lstm_layers": 1, "upper.lstm_size": 4}
+            given |= {"data.class_weights": "balanced", "feature_head.lstm_layers": 1, "feature_head.lstm_size": 4}
         train(f"{experiment},path={files}", folder / f"{seed}", letters, steps=2, **given)
     return [f"--checkpoint={folder / str(seed)}" for seed in (1, 2)]
 

@@ -14,7 +14,7 @@ from bertjax.config.load import load_config
 from bertjax.tasks.run import build_task
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 from bertjax.training.init_from import adopt
 
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
 
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path):
     given = overrides(letters, steps=6, log_every=2, checkpoint_every=4, eval_every=3, model__hidden_dropout=0.1)
-    config = settings_of(
+    config = parse_config(
         experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
     )
     task = build_task(config, train=True)

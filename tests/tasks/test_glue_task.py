@@ -13,9 +13,9 @@ from running import EXPERIMENTS, overrides, predict, records, refused, train
 from safetensors.numpy import load_file, save_file
 
 from bertjax.cli import main as cli
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import TEST_ROWS
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 
 
 def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
@@ -162,7 +162,7 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
         config = load_config(
             f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
         )
-        found.append(list(glue.build(settings_of(config), train=False).eval_batches(WHOLE)))
+        found.append(list(glue.build(parse_config(config), train=False).eval_batches(SINGLE_SHARD)))
     texts = [
         sorted(
             (row[mask > 0].tolist(), int(label))

@@ -8,10 +8,10 @@ from finetuning_data import glue_files
 from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.run import build_task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 from bertjax.training.checkpoint_metadata import architecture_of, read_meta
 
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
@@ -137,8 +137,8 @@ def test_rows_are_the_text_as_it_is(corpus):
 
     def rows(objective, *given):
         name, given = config_of(corpus, objective, *given)
-        task = build_task(settings_of(experiment_config(name, given)), train=True)
-        batches = task.train_batches(0, WHOLE)
+        task = build_task(parse_config(experiment_config(name, given)), train=True)
+        batches = task.train_batches(0, SINGLE_SHARD)
         return [next(batches) for _ in range(4)]
 
     for whole, masked in zip(rows("lm", KINDS["left"]), rows("none"), strict=True):

@@ -7,9 +7,9 @@ import pytest
 from running import overrides, refused
 
 from bertjax.cli import main as cli
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 
 
 def config_of(corpus, objective):
@@ -20,10 +20,13 @@ def config_of(corpus, objective):
 def test_pairs_are_the_rows_of_next_sentence_prediction_without_its_labels(packing, corpus):
     given = overrides(None, data__packing=str(packing).lower())
     with_it, without = (
-        build_task(settings_of(experiment_config(config_of(corpus, objective), given)))
+        build_task(parse_config(experiment_config(config_of(corpus, objective), given)))
         for objective in ("nsp", "pairs")
     )
-    for rows in (lambda task: next(task.train_batches(3, WHOLE)), lambda task: next(task.eval_batches(WHOLE))):
+    for rows in (
+        lambda task: next(task.train_batches(3, SINGLE_SHARD)),
+        lambda task: next(task.eval_batches(SINGLE_SHARD)),
+    ):
         labelled, unlabelled = rows(with_it), rows(without)
         assert (labelled.pop("next_sentence_labels") >= 0).any()
         assert (unlabelled.pop("next_sentence_labels") == -1).all()

@@ -13,7 +13,7 @@ from bertjax.tasks.finetuning.selection import is_error, is_out_of_patience, sco
 from bertjax.tasks.run import build_task
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 from bertjax.training.sweep import summary
 
 
@@ -73,7 +73,7 @@ def made(glue, letters, **fields):
     # A rate at which nothing ever gets better.
     given = {"steps": 30, "log_every": 4, "eval_every": 2, "checkpoint_every": 2, "optimizer__learning_rate": 1e-12}
     whole = {**given, "keep_checkpoints": 9, "patience": 2, **fields}
-    settings = settings_of(
+    settings = parse_config(
         experiment_config(
             f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **whole)
         )

@@ -9,12 +9,12 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.finetuning.weighting import Weighting
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 
 # Of each task, the rows of its training file.
 TASKS = {
@@ -42,7 +42,7 @@ def task_of(experiment, files, letters, train=True, **fields):
     config = f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true".replace(":,", ":")
     where = {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
     given = overrides(letters, data__seq_len=256, **where, **fields)
-    return build_task(settings_of(experiment_config(config, given)), train=train)
+    return build_task(parse_config(experiment_config(config, given)), train=train)
 
 
 def rows(batches):
@@ -62,8 +62,8 @@ def test_every_task_learns_from_a_share_and_cuts_off_a_dev_set_that_it_does_not_
     files = (make or text_files)(tmp_path / "files")
     fields = {"data__dev_share": 0.25, "steps": 0, "epochs": 1}
     whole = task_of(experiment, files, letters, **fields)
-    dev, dev_count = rows(whole.eval_batches(WHOLE))
-    trained, trained_count = rows(whole.train_batches(0, WHOLE))
+    dev, dev_count = rows(whole.eval_batches(SINGLE_SHARD))
+    trained, trained_count = rows(whole.train_batches(0, SINGLE_SHARD))
     assert not dev & trained
     assert "(dev: data.dev_share=0.25, dev_seed=0)" in whole.report["evaluated_on"]
     files_read = whole.report["files"]
@@ -75,11 +75,14 @@ def test_every_task_learns_from_a_share_and_cuts_off_a_dev_set_that_it_does_not_
         assert dev_count == round(0.25 * count) + (0.25 * count > round(0.25 * count))
         assert dev_count + trained_count == count
     half = task_of(experiment, files, letters, **fields, data__train_share=0.5)
-    some, some_count = rows(half.train_batches(0, WHOLE))
+    some, some_count = rows(half.train_batches(0, SINGLE_SHARD))
     assert some < trained and some_count == max(1, int(0.5 * trained_count))
-    assert rows(half.eval_batches(WHOLE)) == (dev, dev_count)
+    assert rows(half.eval_batches(SINGLE_SHARD)) == (dev, dev_count)
     # An evaluation alone finds the same rows.
-    assert rows(task_of(experiment, files, letters, train=False, **fields).eval_batches(WHOLE)) == (dev, dev_count)
+    assert rows(task_of(experiment, files, letters, train=False, **fields).eval_batches(SINGLE_SHARD)) == (
+        dev,
+        dev_count,
+    )
 
 
 def test_the_dev_set_is_the_same_in_any_order_of_the_file_and_for_any_seed_but_its_own(letters, tmp_path):
@@ -87,7 +90,7 @@ def test_the_dev_set_is_the_same_in_any_order_of_the_file_and_for_any_seed_but_i
     for order, seed, dev_seed in ((0, 0, 0), (1, 5, 0), (1, 0, 1)):
         files = text_files(tmp_path / str(order), seed=order)
         task = task_of("text.py:", files, letters, seed=seed, data__dev_share=0.2, data__dev_seed=dev_seed)
-        found.append(rows(task.eval_batches(WHOLE))[0])
+        found.append(rows(task.eval_batches(SINGLE_SHARD))[0])
     assert found[0] == found[1] != found[2]
 
 
@@ -105,7 +108,10 @@ def test_all_questions_on_a_passage_are_on_one_side(letters, tmp_path):
     ]
     (tmp_path / "train-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     task = task_of("squad.py:", tmp_path, letters, data__dev_share=0.3, steps=0, epochs=1)
-    (dev, dev_count), (trained, count) = rows(task.eval_batches(WHOLE)), rows(task.train_batches(0, WHOLE))
+    (dev, dev_count), (trained, count) = (
+        rows(task.eval_batches(SINGLE_SHARD)),
+        rows(task.train_batches(0, SINGLE_SHARD)),
+    )
     # The question is the same for all: what differs is the passage.
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
@@ -126,7 +132,7 @@ def test_no_task_needs_a_dev_set(experiment, letters, tmp_path):
             file.unlink()
     given = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment[: experiment.index(".")])
     task = task_of(experiment, files, letters, **({"data__eval_split": "none"} if given is None else given))
-    assert task.schedule.eval_every == 0 and list(task.eval_batches(WHOLE)) == [] and task.best_by == ""
+    assert task.schedule.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_by == ""
     assert task.report["evaluated_on"] == "nothing: the checkpoint is the last one"
 
 

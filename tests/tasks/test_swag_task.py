@@ -6,9 +6,9 @@ import numpy as np
 from finetuning_data import swag_files
 from running import EXPERIMENTS, overrides, predict, records, train
 
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 
 
 def test_swag(letters, tmp_path, capfd):
@@ -44,7 +44,7 @@ def test_swag_is_read_from_tfds_as_from_its_files(letters, tmp_path):
     for path in (files, f"tfds:{tmp_path / 'tfds'}:swag"):
         given = overrides(letters, data__path=path)
         config = experiment_config(f"{EXPERIMENTS}/swag.py:size=L1_H16,quick=true", given)
-        (batch,) = build_task(settings_of(config)).eval_batches(WHOLE)
+        (batch,) = build_task(parse_config(config)).eval_batches(SINGLE_SHARD)
         rows = zip(batch["input_ids"], batch["labels"], strict=True)
         found.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
     assert found[0] == found[1] and len(found[0]) == 16

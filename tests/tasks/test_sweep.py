@@ -11,7 +11,7 @@ from running import EXPERIMENTS, overrides, refused
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
 from bertjax.training import train as loop
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 from bertjax.training.progress import read_results
 from bertjax.training.step import make_train_step
 from bertjax.training.sweep import name_of, run_sweep
@@ -96,7 +96,7 @@ def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
     given = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
     make_train_step.cache_clear()
     found = run_sweep(
-        lambda trial: settings_of(
+        lambda trial: parse_config(
             experiment_config(config, [*given, *(f"--config.{k}={v}" for k, v in trial.items())], cola)
         ),
         [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],

@@ -7,9 +7,9 @@ import pytest
 from running import EXPERIMENTS, overrides, predict, records, refused, train
 
 from bertjax.cli import main as cli
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, settings_of
+from bertjax.training.checkpoint_config import experiment_config, parse_config
 
 
 def test_own_files_in_any_form(letters, tmp_path, capfd):
@@ -135,8 +135,8 @@ def test_labels_in_a_column_are_those_of_a_list(letters, tmp_path):
         (tmp_path / f"train.{form}").write_text("\n".join(rows) + "\n")
         config = f"{EXPERIMENTS}/text.py:train={tmp_path}/train.{form},dev={tmp_path}/train.{form},kind=multilabel"
         given = overrides(letters, data__label_separator=";")
-        task = build_task(settings_of(experiment_config(f"{config},size=L1_H16,quick=true", given)), train=True)
-        (batch,) = task.eval_batches(WHOLE)
+        task = build_task(parse_config(experiment_config(f"{config},size=L1_H16,quick=true", given)), train=True)
+        (batch,) = task.eval_batches(SINGLE_SHARD)
         found.append(
             {int(example): row.tolist() for example, row in zip(batch["example"], batch["labels"], strict=True)}
         )
@@ -221,7 +221,7 @@ def test_labels_that_are_given_are_those_that_are_learnt_in_their_order(kind, le
     arguments = ",".join([f"train={tmp_path}/train.jsonl,dev={tmp_path}/train.jsonl,kind={kind}", *fields])
     given = overrides(letters, data__labels=tmp_path / "labels.json")
     config = experiment_config(f"{EXPERIMENTS}/text.py:{arguments},size=L1_H16,quick=true", given)
-    layer = json.loads(build_task(settings_of(config), train=True).files["output_layer.json"])
+    layer = json.loads(build_task(parse_config(config), train=True).files["output_layer.json"])
     assert layer["labels"] == ["z", "y", "x"]
 
 
@@ -242,9 +242,9 @@ def test_bench_step_counts_the_batch_that_it_times(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16"
     given = overrides(letters, data__bucket=8, data__seq_len=64, data__batch_size=32, data__eval_split="none", seed=3)
-    task = build_task(settings_of(experiment_config(config.partition("=")[2], given)), train=True)
+    task = build_task(parse_config(experiment_config(config.partition("=")[2], given)), train=True)
     cli.main(["bench", "step", config, *given, "--steps=2"])
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
-    first, timed = next(task.train_batches(0, WHOLE))["input_ids"], task.synthetic_batch(0)["input_ids"]
+    first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], task.synthetic_batch(0)["input_ids"]
     assert first.shape != timed.shape == (said["rows"], said["seq_len"])
     assert said["positions_per_second"] * said["seconds_per_step"] == pytest.approx(timed.size)

@@ -16,7 +16,11 @@ from bertjax.training.parameters import load_all_params
 from bertjax.utils.cache_dir import STAGING
 from bertjax.utils.io import unfinished_name
 
-FROZEN = ["--config.optimizer.freeze=encoder", "--config.upper.lstm_layers=2", "--config.upper.lstm_size=12"]
+FROZEN = [
+    "--config.optimizer.freeze=encoder",
+    "--config.feature_head.lstm_layers=2",
+    "--config.feature_head.lstm_size=12",
+]
 QUICK = ["--config.optimizer.learning_rate=0.01", "--config.optimizer.warmup_steps=0"]
 FEATURES = ["embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"]
 
@@ -48,7 +52,7 @@ def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
     ner, features, tmp_path, staging, capfd
 ):
     files, start = ner
-    given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.upper.features={features}"]
+    given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.feature_head.features={features}"]
     sizes = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
     kept = train(f"ner.py:path={files}", tmp_path / "kept", None, *given, **sizes)
     assert [path.suffix for path in sorted(staging.glob("features-*"))] == [".bin", ".json"] * 2
@@ -71,7 +75,7 @@ def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
     for name in new:
         np.testing.assert_allclose(after[name], other[name], rtol=1e-3, atol=1e-5)
     saved = json.loads((find_checkpoint(tmp_path / "kept").parents[1] / "config.json").read_text())
-    assert saved["upper"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
+    assert saved["feature_head"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
     # Its features are of the parameters that it began with.
     given[0] = f"--init_from={through}"
     fields = overrides(None, **sizes)
@@ -86,12 +90,12 @@ def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
     _, start = ner
     made = {"swag": (swag_files, ""), "squad": (squad_files, ""), "glue": (glue_files, "task=cola,")}
     files, more = made[task]
-    given = [*FROZEN, *QUICK, "--config.upper.features=concat_last_four", f"--init_from={start}"]
+    given = [*FROZEN, *QUICK, "--config.feature_head.features=concat_last_four", f"--init_from={start}"]
     path = files(tmp_path / "data")
     train(f"{task}.py:{more}path={path}", tmp_path / "run", None, *given, steps=2, eval_every=2)
     # Of new rows there are no states on disk.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
-    assert "upper.features=concat_last_four and upper.lstm_layers=2, which is not converted" in refused(
+    assert "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which is not converted" in refused(
         capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
     )
 
@@ -99,7 +103,7 @@ def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
 @pytest.mark.slow
 def test_states_are_computed_as_the_run_computes(ner, tmp_path, staging):
     files, start = ner
-    given = [f"--init_from={start}", *FROZEN, "--config.upper.features=last", "--config.model.dtype=bfloat16"]
+    given = [f"--init_from={start}", *FROZEN, "--config.feature_head.features=last", "--config.model.dtype=bfloat16"]
     train(f"ner.py:path={files}", tmp_path / "run", None, *given, steps=1)
     for path in staging.glob("*.bin"):
         states = np.fromfile(path, np.float32)
@@ -114,7 +118,7 @@ def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, 
         None,
         f"--init_from={start}",
         *FROZEN,
-        "--config.upper.features=last",
+        "--config.feature_head.features=last",
     ]
     train(*run, steps=1, eval_every=1)
     first, other = sorted(staging.glob("*.bin"))
@@ -133,9 +137,15 @@ def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--config.upper.features=last"], "config.upper.features is last, of an encoder that is not trained; give"),
-        (["--config.upper.features=first"], "upper.features is 'first'; known: embeddings, second_to_last"),
-        (["--config.upper.lstm_layers=-1"], "upper.lstm_layers is -1"),
+        (
+            ["--config.feature_head.features=last"],
+            "config.feature_head.features is last, of an encoder that is not trained; give",
+        ),
+        (
+            ["--config.feature_head.features=first"],
+            "feature_head.features is 'first'; known: embeddings, second_to_last",
+        ),
+        (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers is -1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(ner, given, says, tmp_path, capfd):

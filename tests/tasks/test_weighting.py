@@ -12,7 +12,7 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import tagging
-from bertjax.tasks.finetuning.settings import FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.settings import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
 from bertjax.training.optimizer import LearningRate, make_optimizer
@@ -37,7 +37,7 @@ LABELS = np.array([0, 0, 0, 0, 0, 1, 2, -1], np.int32)
 
 
 def settings(weights="", smoothing=0.0):
-    return FinetuningSettings(label_smoothing=smoothing, data=FinetuningData(class_weights=weights))
+    return FinetuningConfig(label_smoothing=smoothing, data=FinetuningData(class_weights=weights))
 
 
 def batch(labels=LABELS):

@@ -10,7 +10,7 @@ import jax
 from bertjax.config.load import load_config
 from bertjax.tasks import pretraining
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 from bertjax.training.evaluation import abstract_params
 from bertjax.training.parameters import load_params
 
@@ -31,7 +31,7 @@ SCHEDULE = {
 def make(corpus: Path, **changes):
     fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    settings = settings_of(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
+    settings = parse_config(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
     return settings, pretraining.build(settings)
 
 
@@ -56,4 +56,4 @@ def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
 
 
 def final_params(path: Path, config, task):
-    return jax.device_get(load_params(path, abstract_params(task.objective), print))
+    return jax.device_get(load_params(path, abstract_params(task.objective)))

@@ -39,11 +39,10 @@ def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE, every=1):
 
 
 def restored(workdir, sizes=ONE, identity=None):
-    said = []
     checkpoints = Checkpoints(epath.Path(workdir), 3, identity or {})
-    state = checkpoints.restore_latest(abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes)), said.append)
+    state = checkpoints.restore_latest(abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes)))
     checkpoints.close()
-    return state, said
+    return state
 
 
 def assert_equal(a, b):
@@ -51,11 +50,11 @@ def assert_equal(a, b):
 
 
 @pytest.mark.devices
-def test_a_state_comes_back_bit_for_bit_on_another_mesh(tmp_path):
+def test_a_state_comes_back_bit_for_bit_on_another_mesh(tmp_path, log_lines):
     state = saved(tmp_path, sizes=(2, 2, 2))
     for sizes in (ONE, (4, 2, 1)):
-        back, said = restored(tmp_path, sizes)
-        assert said == []
+        back = restored(tmp_path, sizes)
+        assert log_lines == []
         assert_equal(state, back)
 
 
@@ -115,12 +114,12 @@ def empty(folder):
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_bits, lose_metadata, edit_metadata, empty])
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, damage):
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, damage, log_lines):
     saved(tmp_path)
     damage(tmp_path / "checkpoints" / "3")
-    state, said = restored(tmp_path)
+    state = restored(tmp_path)
     assert int(state.step) == 2
-    assert len(said) == 1 and str(tmp_path / "checkpoints" / "3") in said[0] and "damaged" in said[0]
+    assert len(log_lines) == 1 and str(tmp_path / "checkpoints" / "3") in log_lines[0] and "damaged" in log_lines[0]
     assert (tmp_path / DAMAGED / "3").is_dir()
 
 
@@ -153,7 +152,7 @@ def test_what_is_no_damage_is_told_and_no_checkpoint_is_set_aside(tmp_path, monk
         abstract = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE))
         for read in (
             lambda: restored(tmp_path),
-            lambda: load_params(tmp_path / "checkpoints" / "3", abstract.params, pytest.fail),
+            lambda: load_params(tmp_path / "checkpoints" / "3", abstract.params),
         ):
             with pytest.raises(BertjaxError, match=said):
                 read()
@@ -211,14 +210,14 @@ def test_a_checkpoint_whose_list_of_arrays_is_gone_is_said_to_be_so(tmp_path):
     (tmp_path / "checkpoints" / "1" / "params" / "_METADATA").write_bytes(b"")
     target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
     with pytest.raises(BertjaxError, match="does not tell what arrays it holds"):
-        load_params(tmp_path, target, print)
+        load_params(tmp_path, target)
 
 
 def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
     state = saved(tmp_path)
     target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
-        assert_equal(load_params(path, target, print), state.params)
+        assert_equal(load_params(path, target), state.params)
     with pytest.raises(UsageError, match="no checkpoint at"):
         find_checkpoint(tmp_path / "nowhere")
 
@@ -229,14 +228,14 @@ def test_a_shape_that_differs_is_named_with_both_sides(tmp_path):
     target = jax.tree.map(lambda leaf: leaf, abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params)
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
     with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\).*\(16, 8\)"):
-        load_params(tmp_path, target, print)
+        load_params(tmp_path, target)
 
 
 def test_what_is_not_used_is_read_to_the_devices_there_are_and_not_to_those_it_was_saved_from(tmp_path, monkeypatch):
     state, asked = saved(tmp_path), []
     whole = ocp.args.StandardRestore
     monkeypatch.setattr(ocp.args, "StandardRestore", lambda tree: asked.append(tree) or whole(tree))
-    load_params(tmp_path, {"encoder": state.params["encoder"]}, lambda said: None)
+    load_params(tmp_path, {"encoder": state.params["encoder"]})
     (tree,) = asked
     (devices,) = {frozenset(leaf.sharding.device_set) for leaf in jax.tree.leaves(state.params)}
     found = [leaf.sharding for leaf in jax.tree.leaves(tree)]
@@ -244,21 +243,20 @@ def test_what_is_not_used_is_read_to_the_devices_there_are_and_not_to_those_it_w
     assert all(sharding is not None and sharding.device_set == devices for sharding in found)
 
 
-def test_a_new_output_layer_keeps_its_own_values_and_is_named(tmp_path):
+def test_a_new_output_layer_keeps_its_own_values_and_is_named(tmp_path, log_lines):
     state = saved(tmp_path)
     target = {"encoder": state.params["encoder"], "new": {"bias": np.full(3, 7.0, np.float32)}}
-    said = []
-    loaded = load_params(tmp_path, target, said.append)
+    loaded = load_params(tmp_path, target)
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["new"]["bias"], 7.0)
-    assert said[0].startswith("from ") and "encoder (21 arrays)" in said[0]
-    assert said[1] == "new, with random values: new/bias"
-    assert "not used here" in said[2] and "pooler/dense/kernel" in said[2]
+    assert log_lines[0].startswith("from ") and "encoder (21 arrays)" in log_lines[0]
+    assert log_lines[1] == "new, with random values: new/bias"
+    assert "not used here" in log_lines[2] and "pooler/dense/kernel" in log_lines[2]
 
 
 def test_a_layer_that_is_to_be_new_is_not_taken_even_where_it_fits(tmp_path):
     state = saved(tmp_path)
     target = jax.tree.map(lambda x: x * 0 + 5, state.params)
-    loaded = load_params(tmp_path, target, lambda said: None, fresh=("next_sentence",))
+    loaded = load_params(tmp_path, target, fresh=("next_sentence",))
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["next_sentence"]["dense"]["bias"], 5)

@@ -19,7 +19,7 @@ from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.data.pretraining import batches
 from bertjax.data.pretraining.pair_index import pair_plan
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training import progress
@@ -56,8 +56,8 @@ def test_a_task_checks_the_corpus_it_reads(corpus, tmp_path, monkeypatch):
     _, task = make(tmp_path / "corpus")
     file = tmp_path / "corpus" / "train.tokens.bin"
     file.write_bytes(file.read_bytes()[:-2] + bytes(2))
-    next(iter(task.train_batches(0, WHOLE)))
-    assert len(list(task.eval_batches(WHOLE))) > 0
+    next(iter(task.train_batches(0, SINGLE_SHARD)))
+    assert len(list(task.eval_batches(SINGLE_SHARD))) > 0
     task.check_data(0)
     task.check_data(None)
     with pytest.raises(BertjaxError, match=r"train\.tokens\.bin, block 0 \(bytes 0 to "):
@@ -71,7 +71,7 @@ def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(cor
     assert config.phases[0].spans_a_row > 1
     loop.train(config, task, str(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    real = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, WHOLE))
+    real = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
     assert lines[-1]["tokens"] == real
     (before, *_), (unpacked, *_) = lines, (json.loads(line) for line in (whole / "metrics.jsonl").open())
     assert before["eval_mlm_loss"] == unpacked["eval_mlm_loss"]
@@ -80,7 +80,7 @@ def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(cor
 def test_evaluation_takes_each_held_out_row_once(corpus):
     rows = len(pair_plan(open_corpus(corpus), "heldout", 16, 0, 1).records)
     _, task = make(corpus, data__batch_size=rows - 3)
-    labels = [batch["next_sentence_labels"] for batch in task.eval_batches(WHOLE)]
+    labels = [batch["next_sentence_labels"] for batch in task.eval_batches(SINGLE_SHARD)]
     assert len(labels) == 2
     assert (np.concatenate(labels) >= 0).sum() == rows
 
@@ -89,7 +89,7 @@ def test_held_out_rows_are_traced_once_and_come_again(corpus, monkeypatch):
     traced, made = [], batches.eval_dataset
     monkeypatch.setattr(batches, "eval_dataset", lambda *args, **named: traced.append(1) or made(*args, **named))
     _, task = make(corpus)
-    first, again = ([*task.eval_batches(WHOLE)] for _ in range(2))
+    first, again = ([*task.eval_batches(SINGLE_SHARD)] for _ in range(2))
     assert len(traced) == 1 and len(first) > 1
     jax.tree.map(np.testing.assert_array_equal, first, again)
 

@@ -179,9 +179,9 @@ def test_layers_learn_more_slowly_the_lower_they_are():
     np.testing.assert_array_equal(layers[:, 0, 0], [0.5**4, 0.5**3, 0.5**2, 0.5])
     # The two lowest frozen: the others keep their rates.
     frozen = make_optimizer(OptimizerConfig(layer_decay=0.5, freeze_layers=2))
-    upper = trainable(params, frozen.frozen)
-    updates, _ = frozen.update(upper, frozen.init(upper), upper)
-    plain_updates, _ = plain.update(upper, plain.init(upper), upper)
+    feature_head = trainable(params, frozen.frozen)
+    updates, _ = frozen.update(feature_head, frozen.init(feature_head), feature_head)
+    plain_updates, _ = plain.update(feature_head, plain.init(feature_head), feature_head)
     layers = updates["encoder"]["layers"]["kernel"] / plain_updates["encoder"]["layers"]["kernel"]
     np.testing.assert_array_equal(layers[:, 0, 0], [0.5**2, 0.5])
     assert np.unique(updates["encoder"]["embeddings"]["token"] / plain_updates["encoder"]["embeddings"]["token"]) == (

@@ -148,7 +148,9 @@ def test_limits_and_port_of_the_config_reach_jax(bare, tpus, given, port):
     # Taken away again, whatever sets it.
     bare.setenv(processes._PORT, "")
     bare.delenv(processes._PORT)
-    processes.join_the_others(ClusterConfig(given, initialization_timeout_seconds=7, heartbeat_timeout_seconds=11))
+    processes.initialize_distributed(
+        ClusterConfig(given, initialization_timeout_seconds=7, heartbeat_timeout_seconds=11)
+    )
     assert calls == [((), {"initialization_timeout": 7, "heartbeat_timeout_seconds": 11})]
     assert os.environ.get(processes._PORT) == port
 
@@ -168,7 +170,7 @@ def test_an_environment_that_tells_a_part_or_nonsense_is_refused(bare, address, 
         if value is not None:
             bare.setenv(name, value)
     with pytest.raises(UsageError, match=says):
-        processes.join_the_others(ClusterConfig())
+        processes.initialize_distributed(ClusterConfig())
 
 
 @pytest.mark.slow
@@ -212,4 +214,4 @@ def quick(corpus: Path) -> list[str]:
 
 def test_a_cluster_that_is_not_found_is_one_line(bare):
     with pytest.raises(BertjaxError, match="found no cluster .*; off TPU pods and Slurm, set JAX_COORDINATOR_ADDRESS"):
-        processes.join_the_others(ClusterConfig())
+        processes.initialize_distributed(ClusterConfig())

@@ -19,7 +19,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.training.optimizer import LearningRate, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_state, init_state, make_eval_step, make_train_step, means
+from bertjax.training.step import abstract_state, compute_metrics, init_state, make_eval_step, make_train_step
 
 CONFIG = ModelConfig(
     vocab_size=117,
@@ -185,10 +185,10 @@ def test_evaluation_counts_padding_rows_for_nothing():
     evaluate = make_eval_step(objective, mesh)
     zeros = {name: jnp.zeros(2) for name in objective.metrics}
     batch = uneven_batch(0)
-    whole = means(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0]))
+    whole = compute_metrics(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0]))
     other = {**batch, "input_ids": batch["input_ids"].copy(), "masked_lm_ids": batch["masked_lm_ids"].copy()}
     other["input_ids"][-1] = 5
     other["masked_lm_ids"][-1] = 5
-    again = means(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)[0]))
+    again = compute_metrics(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)[0]))
     assert whole == again
     assert jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0])["nsp_loss"][1] == 7

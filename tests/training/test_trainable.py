@@ -65,9 +65,9 @@ def test_frozen_parameters_are_the_same_bits_and_have_no_state(name):
         frozen = after if is_frozen(path) else after[:2] if is_stacked(path) else after[:0]
         np.testing.assert_array_equal(frozen, before[path][: len(frozen)], err_msg=str(path))
         if not is_frozen(path):
-            upper = slice(2, None) if is_stacked(path) else slice(None)
-            assert (after[upper] != before[path][upper]).any(), path
-            trained += after[upper].size
+            feature_head = slice(2, None) if is_stacked(path) else slice(None)
+            assert (after[feature_head] != before[path][feature_head]).any(), path
+            trained += after[feature_head].size
     # Two moments, and the updates that LAMB counts.
     sizes = [leaf.size for leaf in jax.tree.leaves(state.opt_state)]
     assert sum(sizes) == 2 * trained + (name != "bert_adam")
@@ -82,8 +82,8 @@ def test_what_is_left_is_trained_as_it_would_be_with_the_others_at_rate_zero():
     for path, after in flatten_dict(part.params).items():
         wanted = np.array(before[path])
         if not is_frozen(path):
-            upper = slice(2, None) if is_stacked(path) else slice(None)
-            wanted[upper] = flatten_dict(whole.params)[path][upper]
+            feature_head = slice(2, None) if is_stacked(path) else slice(None)
+            wanted[feature_head] = flatten_dict(whole.params)[path][feature_head]
         np.testing.assert_allclose(after, wanted, atol=2e-6, err_msg=str(path))
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_pa
     checkpoints = Checkpoints(epath.Path(tmp_path), 1, identity={})
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
-    restored = checkpoints.restore_latest(abstract, pytest.fail)
+    restored = checkpoints.restore_latest(abstract)
     checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), state)
 

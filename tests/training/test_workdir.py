@@ -12,7 +12,7 @@ from etils import epath
 from small_run import final_params, make, spoiled
 
 from bertjax.data.corpus.prepare import prepare
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import train as loop
 from bertjax.training import workdir
@@ -55,7 +55,7 @@ def test_the_workdir_holds_all_that_is_promised(corpus, whole):
     assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
     assert last["positions"] == 14 * 8 * 16
     # Tokens are counted without padding, to the step, between two log lines too.
-    real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, WHOLE)])]
+    real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, SINGLE_SHARD)])]
     assert real[-1] < 14 * 8 * 16
     assert [line["tokens"] for line in lines] == [real[line["step"]] for line in lines]
     assert last["token_fraction"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)

@@ -1,6 +1,7 @@
 """A corpus on object storage, copied once a machine to its disk, from where it is mapped into memory."""
 
 import hashlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.atomic_dir import staged
 from bertjax.utils.cache_dir import STAGING, alone, machine_folder
 from bertjax.utils.io import JSON_BYTES, check_space, is_remote, read_whole
-from bertjax.utils.terminal import progress_bar, say
+from bertjax.utils.terminal import progress_bar
+
+logger = logging.getLogger(__name__)
 
 # Storage gives one stream less than a network has.
 _STREAMS = 8
@@ -48,7 +51,7 @@ def local_copy(address: str) -> Path:
         if not copy.exists():
             size = sum(entry["bytes"] for entry in manifest["files"].values())
             check_space(folder, size, f"a copy of {address}", f"name another folder in {STAGING}")
-            say(f"copying {address}, {size / 1e9:,.2f} GB, to {copy}")
+            logger.info(f"copying {address}, {size / 1e9:,.2f} GB, to {copy}")
             with staged(copy, False, "copy", lambda path: False) as new:
                 _copy(source, manifest, new, size)
                 (new / MANIFEST).write_bytes(_arrived(source / MANIFEST, sha256))

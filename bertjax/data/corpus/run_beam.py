@@ -39,8 +39,9 @@ from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
 from bertjax.data.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.utils.io import VOCABULARY_BYTES, is_remote, read_json, read_whole, write_at_once
-from bertjax.utils.terminal import say
 from bertjax.utils.workers import worker_pool
+
+logger = logging.getLogger(__name__)
 
 # Beam's own runner, in processes of this machine. Its name `DirectRunner` stands for one that fetches another program.
 _HERE = "FnApiRunner"
@@ -110,7 +111,7 @@ def run(
         sources = [_absolute(spooled(source, work, problems, pool, progress)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
     if progress:
-        say(f"beam: {len(sources):,} inputs, on {runner}")
+        logger.info(f"beam: {len(sources):,} inputs, on {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
         _build(pipeline, job, sources, directory, work, dict(problems), shard_bytes)
@@ -127,7 +128,7 @@ def run(
         if runner != _HERE or attempt == _ATTEMPTS:
             raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was left at the output")
         if progress:
-            say(f"beam: a process was lost ({reason}); what it had not finished is done again")
+            logger.info(f"beam: a process was lost ({reason}); what it had not finished is done again")
     made = _made(job, directory, work)
     if is_remote(work):
         work.rmtree()

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
@@ -21,7 +22,9 @@ from bertjax.data.corpus.tokenizer import (
     load_vocabulary,
 )
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.terminal import progress_bar, say
+from bertjax.utils.terminal import progress_bar
+
+logger = logging.getLogger(__name__)
 
 MIN_SIZE = 32
 MAX_SIZE = 1_000_000
@@ -141,11 +144,11 @@ def vocabulary_of(
         for found in counts:
             words.update(found)
         if progress:
-            say(f"vocabulary: choosing {size:,} pieces for {len(words):,} words")
+            logger.info(f"vocabulary: choosing {size:,} pieces for {len(words):,} words")
         return "".join(f"{piece}\n" for piece in wordpieces(words, size)).encode()
     sentences = list(itertools.chain.from_iterable(counts))
     if progress:
-        say(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
+        logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
     return sentencepiece_model(sentences, size, lower_case)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax.data.finetuning.examples import Batching, Examples, assemble
 from bertjax.data.finetuning.packed_rows import NOBODY, arranged, assemble_shared
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 
 _GROUP_TOKENS = 32
 
@@ -80,7 +80,7 @@ def _counted(shapes: np.ndarray) -> Counter[tuple[int, int]]:
 
 
 def train_batches(
-    examples: Examples, batching: Batching, plan: TrainPlan, steps: int, start_step: int, share: Share
+    examples: Examples, batching: Batching, plan: TrainPlan, steps: int, start_step: int, share: DataShard
 ) -> Iterator[dict[str, np.ndarray]]:
     """One process's rows of the batches of steps `start_step` to `steps - 1`."""
     for step in range(start_step, steps):

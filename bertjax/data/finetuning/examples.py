@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_of
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 
 
@@ -148,7 +148,7 @@ class Batching:
         return min(self.seq_len, max(1, -(-length // self.bucket)) * self.bucket)
 
 
-def eval_batches(examples: Examples, batching: Batching, share: Share) -> Iterator[dict[str, np.ndarray]]:
+def eval_batches(examples: Examples, batching: Batching, share: DataShard) -> Iterator[dict[str, np.ndarray]]:
     """Every example once, shortest first; `example` says which one a row is, -1 is padding."""
     order = np.argsort(examples.lengths, kind="stable")
     for start in range(0, len(order), batching.batch_size):
@@ -158,7 +158,7 @@ def eval_batches(examples: Examples, batching: Batching, share: Share) -> Iterat
 
 
 def assemble(
-    examples: Examples, chosen: np.ndarray, length: int, batch_size: int, share: Share
+    examples: Examples, chosen: np.ndarray, length: int, batch_size: int, share: DataShard
 ) -> dict[str, np.ndarray]:
     """The share's rows of a batch of the chosen examples, padded to `length` tokens and `batch_size` rows.
 

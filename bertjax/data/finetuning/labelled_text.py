@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
-from bertjax.data.finetuning.tables import Reading, Row
+from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError, listed, quoted
 
 _UNLABELLED = "with an empty label"
@@ -37,7 +37,7 @@ class Target:
     def _unknown(self) -> Any:
         return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
-    def read(self, row: Row, reading: Reading) -> Any:
+    def read(self, row: Row, reading: ReadStats) -> Any:
         """The label of a row, in numbers; None where it has none.
 
         Raises:
@@ -61,7 +61,7 @@ def encode_rows(
     target: Target,
     tokenizer: Tokenizer,
     seq_len: int,
-    reading: Reading,
+    reading: ReadStats,
     *,
     labelled: bool,
     training: bool,
@@ -112,7 +112,7 @@ def encode_rows(
     return make_examples(sequences, {"labels": target.array(found)}, lines=lines)
 
 
-def label_of(row: Row, column: str, reading: Reading) -> str:
+def label_of(row: Row, column: str, reading: ReadStats) -> str:
     """The label of a row, without blanks around it; "" where there is none.
 
     Raises:
@@ -124,7 +124,7 @@ def label_of(row: Row, column: str, reading: Reading) -> str:
     return label.strip()
 
 
-def labels_of(row: Row, column: str, separator: str, reading: Reading) -> list[str]:
+def labels_of(row: Row, column: str, separator: str, reading: ReadStats) -> list[str]:
     """The labels of a row that may have any number of them: a list in JSON, else with a separator between them.
 
     Raises:

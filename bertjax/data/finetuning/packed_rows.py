@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertjax.data.finetuning.examples import Batching, Examples, padding
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 
 NOBODY = -1
 
@@ -40,7 +40,7 @@ def arranged(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     return best
 
 
-def assemble_shared(examples: Examples, chosen: np.ndarray, length: int, share: Share) -> dict[str, np.ndarray]:
+def assemble_shared(examples: Examples, chosen: np.ndarray, length: int, share: DataShard) -> dict[str, np.ndarray]:
     """The share's rows of a batch whose rows hold several examples.
 
     Args:

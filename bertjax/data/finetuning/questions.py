@@ -17,7 +17,7 @@ from bertjax.data.corpus.offsets import encode_with_offsets
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
-from bertjax.data.finetuning.tables import Reading, whole_characters
+from bertjax.data.finetuning.tables import ReadStats, whole_characters
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 from bertjax.utils.terminal import progress_bar
@@ -65,7 +65,7 @@ class Windows:
     is_best: list[np.ndarray]
 
 
-def read_questions(path: Path, reading: Reading, training: bool, answered: bool = False) -> list[Question]:
+def read_questions(path: Path, reading: ReadStats, training: bool, answered: bool = False) -> list[Question]:
     """The questions of a SQuAD file, 1.1 or 2.0.
 
     Args:
@@ -136,7 +136,7 @@ def _is_there(question: Question) -> bool:
 def make_windows(
     questions: list[Question],
     tokenizer: Tokenizer,
-    reading: Reading,
+    reading: ReadStats,
     *,
     seq_len: int,
     doc_stride: int,

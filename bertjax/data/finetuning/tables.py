@@ -20,7 +20,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass
-class Reading:
+class ReadStats:
     """What became of the rows of one file.
 
     Attributes:
@@ -76,7 +76,7 @@ class Row:
 def read_table(
     path: str | Path,
     columns: Sequence[str],
-    reading: Reading,
+    reading: ReadStats,
     *,
     optional: Sequence[str] = (),
     form: str = "tsv",
@@ -134,7 +134,7 @@ def _split_rows(
     columns: Sequence[str],
     optional: Sequence[str],
     header: bool | Sequence[str],
-    reading: Reading,
+    reading: ReadStats,
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
     if header is True:
         _, names = next(rows)
@@ -202,7 +202,7 @@ def _text(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, list)) else json.dumps(value)
 
 
-def _clean(field: Any, reading: Reading, line: int) -> Any:
+def _clean(field: Any, reading: ReadStats, line: int) -> Any:
     if not isinstance(field, str) or field.isascii():
         return field
     try:
@@ -222,7 +222,7 @@ def one_line(text: str) -> str:
     return re.sub(r"[\\\t\r\n]", lambda found: _ESCAPES[found[0]], text)
 
 
-def decoded(text: bytes, reading: Reading, line: int) -> str:
+def decoded(text: bytes, reading: ReadStats, line: int) -> str:
     """UTF-8 to text; what is none becomes U+FFFD, and is noted."""
     try:
         return text.decode()

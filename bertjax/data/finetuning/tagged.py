@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
-from bertjax.data.finetuning.tables import Reading, Row, decoded, whole_characters
+from bertjax.data.finetuning.tables import ReadStats, Row, decoded, whole_characters
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.utils.io import TABLE_BYTES, read_whole
 from bertjax.utils.plain_text import refuse_utf16, with_newlines
@@ -50,7 +50,7 @@ class Tagged:
         return [values[start:end] for start, end in zip(starts, self.sentence_ends, strict=True)]
 
 
-def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
+def read_tagged(path: Path, reading: ReadStats, labelled: bool = True) -> Tagged:
     """Reads a word a line, its tag in the last column, a blank line between sentences, -DOCSTART- between documents.
 
     Args:
@@ -107,7 +107,7 @@ def read_tagged(path: Path, reading: Reading, labelled: bool = True) -> Tagged:
 
 
 def tagged_rows(
-    rows: Iterable[Row], text: str, label: str | None, reading: Reading, keep_untagged: bool = False
+    rows: Iterable[Row], text: str, label: str | None, reading: ReadStats, keep_untagged: bool = False
 ) -> Tagged:
     """Reads a sentence a row, its words and as many tags: lists in JSON, else separated by spaces.
 
@@ -149,7 +149,7 @@ def tagged_rows(
     return Tagged(words, tags, ends, ends, tuple(lines))
 
 
-def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], places: list[int], reading: Reading) -> None:
+def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], places: list[int], reading: ReadStats) -> None:
     """Notes where entities begin with B- in some places and with I- in others, which is none of the schemes.
 
     In IOB1, B- is only between two entities of one type; in IOB2, BIOES and BILOU, I- is only inside of one. Below one

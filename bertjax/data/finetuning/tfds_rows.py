@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from bertjax.data.corpus.datasets import open_builder
 from bertjax.data.corpus.datasets import reading as reading_dataset
-from bertjax.data.finetuning.tables import Reading, Row
+from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError, listed
 
 PREFIX = "tfds:"
@@ -16,7 +16,7 @@ def read_tfds(
     name: str,
     split: str,
     columns: Mapping[str, str],
-    reading: Reading,
+    reading: ReadStats,
     *,
     optional: Mapping[str, str] = MappingProxyType({}),
     named_labels: bool = True,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.data.finetuning.questions import Question
-from bertjax.data.finetuning.tables import Reading, whole_characters
+from bertjax.data.finetuning.tables import ReadStats, whole_characters
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 
@@ -17,7 +17,7 @@ _EVIDENCE = Path("evidence", "wikipedia")
 _MOST_BYTES = 1 << 24
 
 
-def read_triviaqa(path: Path, folder: Path, reading: Reading) -> list[Question]:
+def read_triviaqa(path: Path, folder: Path, reading: ReadStats) -> list[Question]:
     """A question for each document that has an answer in its first 400 tokens, the first one that is there.
 
     Args:
@@ -61,7 +61,7 @@ def read_triviaqa(path: Path, folder: Path, reading: Reading) -> list[Question]:
 
 
 def _question(
-    name: str, text: str, answers: tuple[str, ...], document: str, folder: Path, reading: Reading
+    name: str, text: str, answers: tuple[str, ...], document: str, folder: Path, reading: ReadStats
 ) -> Question | None:
     place = f"question {name}, {document}"
     parts = Path(document).parts

@@ -22,7 +22,7 @@ from bertjax.data.pretraining.rows import (
 )
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
 from bertjax.data.schema import Schema, padding_of
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 
 # TensorFlow only feeds; it must not take the accelerator's memory. Too late if something else already started it.
@@ -43,7 +43,7 @@ def train_dataset(
     seed: int,
     dupe_factor: int,
     start_step: int,
-    share: Share,
+    share: DataShard,
     parallel_calls: int | None = None,
     shuffle: bool = True,
 ) -> tf.data.Dataset:
@@ -111,7 +111,7 @@ def eval_dataset(
     max_predictions: int,
     source: RowSource,
     masking: Masking,
-    share: Share,
+    share: DataShard,
     max_rows: int | None = None,
     parallel_calls: int | None = None,
 ) -> tf.data.Dataset:

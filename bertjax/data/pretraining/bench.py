@@ -14,7 +14,7 @@ from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.source import RowSource
 from bertjax.data.pretraining.verified import verify_training, watched
 from bertjax.data.schema import is_token
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 
 _WARM_UP_BATCHES = 10
@@ -64,7 +64,7 @@ def bench_input(
             seed=seed,
             dupe_factor=dupe_factor,
             start_step=0,
-            share=WHOLE,
+            share=SINGLE_SHARD,
             parallel_calls=parallel_calls,
             shuffle=shuffle,
         )

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from bertjax.data.schema import SEQUENCE, Part, Schema
+from bertjax.data.schema import SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError
 
 # Tokens, special ones included.
@@ -17,19 +17,19 @@ SPECIAL_TOKENS_OF_PAIR, SPECIAL_TOKENS_OF_TILE = 3, 2
 PAIRS_A_ROW = 8
 # What the model sees of a row, and what it is to predict of it.
 PREDICTIONS: Schema = (
-    Part("masked_lm_positions", ("predictions",), below="length"),
-    Part("masked_lm_ids", ("predictions",), below="pieces"),
-    Part("masked_lm_weights", ("predictions",), "float32"),
+    ArraySpec("masked_lm_positions", ("predictions",), below="length"),
+    ArraySpec("masked_lm_ids", ("predictions",), below="pieces"),
+    ArraySpec("masked_lm_weights", ("predictions",), "float32"),
 )
-MASKED_LM_BATCH: Schema = (*SEQUENCE, *PREDICTIONS, Part("next_sentence_labels", (), below="labels", padding=-1))
+MASKED_LM_BATCH: Schema = (*SEQUENCE, *PREDICTIONS, ArraySpec("next_sentence_labels", (), below="labels", padding=-1))
 # Of rows of several sentence pairs, which are counted from 1; 0 is padding.
 PACKED_BATCH: Schema = (
-    Part("input_ids", ("length",), below="pieces"),
-    Part("sequence_ids", ("length",)),
-    Part("position_ids", ("length",), counted=True),
-    Part("segment_ids", ("length",), below="segments"),
+    ArraySpec("input_ids", ("length",), below="pieces"),
+    ArraySpec("sequence_ids", ("length",)),
+    ArraySpec("position_ids", ("length",), counted=True),
+    ArraySpec("segment_ids", ("length",), below="segments"),
     *PREDICTIONS,
-    Part("next_sentence_labels", ("pairs",), below="labels", padding=-1),
+    ArraySpec("next_sentence_labels", ("pairs",), below="labels", padding=-1),
 )
 # Of a language model, which predicts all of what it sees, each piece from those before.
 LANGUAGE_MODEL_BATCH: Schema = SEQUENCE

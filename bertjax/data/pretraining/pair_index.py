@@ -23,7 +23,7 @@ from bertjax.data.pretraining.config import SPECIAL_TOKENS_OF_PAIR
 from bertjax.data.pretraining.packing import packed
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import check_space, is_ours, read_json, read_whole, remove_abandoned, replacing, write_whole
+from bertjax.utils.io import check_space, is_ours, read_json, read_whole, remove_abandoned, replacing, write_atomic
 from bertjax.utils.temporary import shared_place
 from bertjax.utils.terminal import progress_bar
 
@@ -202,9 +202,9 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                     progress.update(tokens)
                 ends.append(rows)
         table = checksums_of(unfinished).blocks.tobytes()
-    write_whole(path.with_suffix(".crc32"), table)
+    write_atomic(path.with_suffix(".crc32"), table)
     header = {"settings": settings, "pass_ends": ends, "runs": runs, "sha256": _checksum(table, ends, runs)}
-    write_whole(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
+    write_atomic(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
 
 
 def _in_rows(

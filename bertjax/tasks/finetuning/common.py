@@ -15,25 +15,25 @@ from bertjax.data.corpus.vocabulary_files import open_vocabulary, vocabulary_fil
 from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples, eval_batches
 from bertjax.data.finetuning.formatting import format_row
-from bertjax.data.finetuning.tables import Reading
-from bertjax.data.shard import WHOLE
+from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
-from bertjax.model.feature_head import CACHED
+from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.finetuning import selection, synthetic
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import FileRecords
-from bertjax.tasks.finetuning.settings import FinetuningSettings
-from bertjax.tasks.task import Objective, Schedule, Task, Work
+from bertjax.tasks.finetuning.settings import FinetuningConfig
+from bertjax.tasks.task import Cadence, Objective, StepCost, Task
 
 # Top-level parameters that, with those of what is below it, never come from a checkpoint: all else does.
 NEW_LAYER = "classifier"
 _SHOWN_CLASSES = 20
 
 
-def vocabulary_of(settings: FinetuningSettings) -> Vocabulary:
+def vocabulary_of(settings: FinetuningConfig) -> Vocabulary:
     """The vocabulary that settings name.
 
     Raises:
@@ -47,7 +47,7 @@ def vocabulary_of(settings: FinetuningSettings) -> Vocabulary:
     return open_vocabulary(settings.data.vocabulary)
 
 
-def model_of(settings: FinetuningSettings, vocabulary: Vocabulary) -> ModelConfig:
+def model_of(settings: FinetuningConfig, vocabulary: Vocabulary) -> ModelConfig:
     """The model of settings, which must take rows of its length.
 
     Raises:
@@ -58,12 +58,12 @@ def model_of(settings: FinetuningSettings, vocabulary: Vocabulary) -> ModelConfi
 
 
 def make_task(
-    settings: FinetuningSettings,
+    settings: FinetuningConfig,
     objective: Objective,
     vocabulary: Vocabulary,
     train: Examples | None,
     evaluated: Examples | None,
-    readings: list[Reading],
+    readings: list[ReadStats],
     *,
     layer: OutputLayer,
     score: Callable[[list[dict[str, np.ndarray]]], dict[str, float]],
@@ -96,8 +96,8 @@ def make_task(
       UsageError: the rows have more segments than the model, or the config asks to select by what is not measured.
     """
     data, is_evaluated = settings.data, evaluated is not None
-    objective = dataclasses.replace(objective, model=objective.model.clone(upper=settings.upper))
-    layer = dataclasses.replace(layer, upper=settings.upper)
+    objective = dataclasses.replace(objective, model=objective.model.clone(feature_head=settings.feature_head))
+    layer = dataclasses.replace(layer, feature_head=settings.feature_head)
     if train is not None:
         given = {*objective.metrics, "loss", *more_metrics}
         best_by = _selected_by(settings, is_evaluated, best_by, lambda: given | baseline().keys())
@@ -114,7 +114,7 @@ def make_task(
     if train is None:
         schedule = synthetic.schedule_without_data(settings)
         batches, work = synthetic.no_batches, synthetic.no_work
-        usual_batch, usual_step = partial(synthetic.no_batches, share=WHOLE), lambda: 0
+        usual_batch, usual_step = partial(synthetic.no_batches, share=SINGLE_SHARD), lambda: 0
     else:
         plan = TrainPlan(train, batching, settings.seed)
         schedule = _schedule(settings, plan.steps_per_epoch)
@@ -144,7 +144,7 @@ def make_task(
         records=tuple(records),
         unlabelled="" if is_labelled else evaluated_on,
         per_class=per_class if is_evaluated else None,
-        fresh=(NEW_LAYER, *settings.upper.modules),
+        fresh=(NEW_LAYER, *settings.feature_head.modules),
         files={**vocabulary_files(vocabulary), OUTPUT_LAYER: layer.as_json()},
         report={
             "evaluated_on": evaluated_on if is_evaluated else nothing,
@@ -157,12 +157,12 @@ def make_task(
         ),
         data_hash=_data_hash(train, evaluated, answers),
     )
-    if not settings.upper.features or train is None:
+    if not settings.feature_head.features or train is None:
         return task
 
     def featured(states_of: Callable[[Examples], np.ndarray]) -> Task:
         def with_states(part: Examples) -> Examples:
-            return dataclasses.replace(part, tokens={**part.tokens, CACHED: states_of(part)})
+            return dataclasses.replace(part, tokens={**part.tokens, CACHED_FEATURES: states_of(part)})
 
         changed = {"train_batches": partial(train_batches, with_states(train), batching, plan, schedule.steps)}
         if is_evaluated:
@@ -174,12 +174,10 @@ def make_task(
 
 def _usual_batch(train: Examples, batching: Batching, plan: TrainPlan, phase: int) -> dict[str, np.ndarray]:
     step = plan.usual_step()
-    return next(train_batches(train, batching, plan, step + 1, step, WHOLE))
+    return next(train_batches(train, batching, plan, step + 1, step, SINGLE_SHARD))
 
 
-def _selected_by(
-    settings: FinetuningSettings, is_evaluated: bool, own: str, metrics: Callable[[], Iterable[str]]
-) -> str:
+def _selected_by(settings: FinetuningConfig, is_evaluated: bool, own: str, metrics: Callable[[], Iterable[str]]) -> str:
     """The metric a run selects by; "" where it is not evaluated."""
     if not is_evaluated:
         for name in ("select_by", "patience"):
@@ -210,10 +208,10 @@ def _class_counts(labels: Sequence[str], train: Examples | None) -> list[str]:
     return [f"{len(shown)} classes: {', '.join(shown[:_SHOWN_CLASSES])}{more}"]
 
 
-def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
+def _schedule(settings: FinetuningConfig, steps_per_epoch: int) -> Cadence:
     steps = settings.steps or settings.epochs * steps_per_epoch
     warmup = settings.optimizer.warmup_steps
-    return Schedule(
+    return Cadence(
         steps=steps,
         # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup_steps=steps // 10 if warmup < 0 else warmup,
@@ -224,15 +222,15 @@ def _schedule(settings: FinetuningSettings, steps_per_epoch: int) -> Schedule:
     )
 
 
-def _work(plan: TrainPlan, model: Any, choices: int, step: int) -> Work:
+def _work(plan: TrainPlan, model: Any, choices: int, step: int) -> StepCost:
     rows, positions, flops, attention = 0, 0, 0.0, 0.0
     for (rows_a_batch, length), steps in plan.shapes(step).items():
         rows += steps * rows_a_batch
         here = steps * rows_a_batch * choices * length
         positions += here
-        flops += here * flops_per_token(model.config, length, upper=model.upper)
-        attention += here * attention_flops_per_token(model.config, length, model.upper)
-    return Work(rows, positions, flops, attention)
+        flops += here * flops_per_token(model.config, length, feature_head=model.feature_head)
+        attention += here * attention_flops_per_token(model.config, length, model.feature_head)
+    return StepCost(rows, positions, flops, attention)
 
 
 def known(labels: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.labelled_text import Target, encode_rows
-from bertjax.data.finetuning.tables import Reading, Row, read_table
+from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.settings import FinetuningData
@@ -103,7 +103,7 @@ class Split:
         return self.examples.rows["labels"]
 
 
-def read(data: FinetuningData, tokenizer: Tokenizer, readings: list[Reading], glue: GlueTask, split: str) -> Split:
+def read(data: FinetuningData, tokenizer: Tokenizer, readings: list[ReadStats], glue: GlueTask, split: str) -> Split:
     """The rows of a split, such as `train` or `dev_matched`; `readings` gains one.
 
     Raises:
@@ -133,7 +133,7 @@ def read(data: FinetuningData, tokenizer: Tokenizer, readings: list[Reading], gl
     return Split(examples, [] if labelled else ids, functools.partial(_table, data.path, glue, split))
 
 
-def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: Reading) -> Iterator[Row]:
+def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: ReadStats) -> Iterator[Row]:
     """The rows, of which it notes what they are called, and scores no annotator gave."""
     low, high = SCORE_RANGE
     for row in rows:
@@ -146,13 +146,13 @@ def _watched(rows: Iterator[Row], score: str | None, ids: list[str], reading: Re
 
 def _file_rows(
     folder: Path, glue: GlueTask, split: str, labelled: bool, keep_short: bool
-) -> tuple[Reading, Iterator[Row]]:
+) -> tuple[ReadStats, Iterator[Row]]:
     path = file_of(folder, glue, split)
     if path is None:
         name = _name(glue, split)
         raise UsageError(f"there is no {folder / glue.folder / name} and no {folder / name}")
     columns = (*glue.texts, glue.label) if labelled else glue.texts
-    reading = Reading(str(path))
+    reading = ReadStats(str(path))
     return reading, read_table(
         path,
         columns,
@@ -167,18 +167,18 @@ def _table(path: str, glue: GlueTask, split: str, columns: Sequence[str]) -> Ite
     """All rows of a set, with columns that a user names; those of TFDS are its features."""
     if path.startswith(PREFIX):
         dataset, theirs = _dataset(path.removeprefix(PREFIX), glue, split)
-        return read_tfds(dataset, theirs, {column: column for column in columns}, Reading(dataset))
+        return read_tfds(dataset, theirs, {column: column for column in columns}, ReadStats(dataset))
     file = file_of(Path(path).expanduser(), glue, split)
     header = glue.header if glue.header and not split.startswith("test") else True
-    return read_table(file, columns, Reading(str(file)), header=header, keep_short=True)
+    return read_table(file, columns, ReadStats(str(file)), header=header, keep_short=True)
 
 
-def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[Reading, Iterator[Row]]:
+def _tfds_rows(name: str, glue: GlueTask, split: str, labelled: bool) -> tuple[ReadStats, Iterator[Row]]:
     """TFDS names MNLI's texts otherwise, its splits `validation`, and its classes where GLUE numbers them."""
     features = _TFDS_TEXTS.get(_name_of(glue), glue.texts)
     columns = dict(zip(glue.texts, features, strict=True)) | ({glue.label: "label"} if labelled else {})
     dataset, split = _dataset(name, glue, split)
-    reading = Reading(f"tfds:{dataset.rpartition(':')[2]}:{split}")
+    reading = ReadStats(f"tfds:{dataset.rpartition(':')[2]}:{split}")
     named = bool(glue.labels) and glue.labels != _NUMBERED
     return reading, read_tfds(
         dataset,

@@ -6,7 +6,7 @@ import json
 from etils import epath
 
 from bertjax.errors import UsageError
-from bertjax.model.feature_head import Upper
+from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json
 
 OUTPUT_LAYER = "output_layer.json"
@@ -24,14 +24,14 @@ class OutputLayer:
       labels: of classes, labels or tags, in the order of their ids; empty for a number, choices and spans.
       output: what it tells, such as `glue/mnli`; "" where no task of ours made it.
       texts: 1 or 2 a row; 0 is either.
-      upper: what is between the encoder and this.
+      feature_head: what is between the encoder and this.
     """
 
     kind: str
     labels: tuple[str, ...] = ()
     output: str = ""
     texts: int = 0
-    upper: Upper = Upper()
+    feature_head: FeatureHead = FeatureHead()
 
     def as_json(self) -> bytes:
         """The content of the file."""
@@ -49,7 +49,7 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
         return None
     try:
         told = read_json(file)
-        layer = OutputLayer(**{**told, "upper": Upper(**told.get("upper", {}))})
+        layer = OutputLayer(**{**told, "feature_head": FeatureHead(**told.get("feature_head", {}))})
         if layer.kind not in KINDS or not all(isinstance(label, str) for label in layer.labels):
             raise ValueError("it is none")
         return dataclasses.replace(layer, labels=tuple(layer.labels))

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 from bertjax.config.fields import at_least, limited, one_of
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.config.run import RunSettings
+from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.examples import Batching
 from bertjax.errors import UsageError
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, LSTM
 from bertjax.model.config import ModelConfig
-from bertjax.model.feature_head import ENCODER, Upper
+from bertjax.model.feature_head import ENCODER, FeatureHead
 
 # What a task's files may have, and `predict` takes; or nothing is evaluated.
 SPLITS, NONE = ("dev", "test"), "none"
@@ -97,7 +97,7 @@ class FinetuningData:
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningSettings(RunSettings):
+class FinetuningConfig(RunConfig):
     """What every fine-tuning run has.
 
     Attributes:
@@ -109,7 +109,7 @@ class FinetuningSettings(RunSettings):
       select_by: evaluation metric by which the best checkpoint is kept; empty is the task's own.
       patience: evaluations without a better one after which the run ends; 0 never ends it.
       label_smoothing: share of a label's probability that is spread over all classes, in training.
-      upper: what is between the encoder and the task's own layer.
+      feature_head: what is between the encoder and the task's own layer.
       model: fields of `ModelConfig`; an architecture of 0 and empty fields is that of the checkpoint it starts from.
 
     Raises:
@@ -129,7 +129,7 @@ class FinetuningSettings(RunSettings):
     select_by: str = ""
     patience: int = 0
     label_smoothing: float = 0.0
-    upper: Upper = Upper()
+    feature_head: FeatureHead = FeatureHead()
     model: dict[str, Any] = dataclasses.field(default_factory=checkpoint_model)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=-1)
     data: FinetuningData = FinetuningData()
@@ -140,19 +140,19 @@ class FinetuningSettings(RunSettings):
             raise UsageError(f"config.epochs is {self.epochs}; it must be at least 1, or config.steps given")
         self.check_batch(self.data.batch_size, self.data.seq_len)
         at_least(self, "config", patience=0)
-        if self.upper.features and ENCODER not in self.optimizer.freeze:
+        if self.feature_head.features and ENCODER not in self.optimizer.freeze:
             raise UsageError(
-                f"config.upper.features is {self.upper.features}, of an encoder that is not trained; give "
+                f"config.feature_head.features is {self.feature_head.features}, of an encoder that is not trained; give "
                 f"--config.optimizer.freeze={ENCODER} too"
             )
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"config.label_smoothing is {self.label_smoothing}; it must be at least 0 and below 1")
         if shared := self.data.examples_per_row > 1:
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
-            if self.upper.is_there or self.model["encoder"] == LSTM:
+            if self.feature_head.is_there or self.model["encoder"] == LSTM:
                 raise UsageError(
                     f"config.data.examples_per_row is {self.data.examples_per_row}, and what reads a row word by word "
-                    "(config.upper, config.model.encoder=lstm) takes one; leave it out"
+                    "(config.feature_head, config.model.encoder=lstm) takes one; leave it out"
                 )
         if self.model["hidden_size"]:
             self.check_rows(self.data.seq_len, shared)

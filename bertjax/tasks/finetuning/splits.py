@@ -6,7 +6,7 @@ import numpy as np
 
 from bertjax.data.finetuning.dev_split import first_texts, held_out, share_of, subset
 from bertjax.data.finetuning.examples import Examples
-from bertjax.data.finetuning.tables import Reading
+from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.settings import NONE, FinetuningData
 
@@ -33,7 +33,7 @@ def evaluated(data: FinetuningData, train: bool) -> str:
     return split
 
 
-def divided(data: FinetuningData, whole: Examples, readings: list[Reading]) -> tuple[Examples, Examples | None]:
+def divided(data: FinetuningData, whole: Examples, readings: list[ReadStats]) -> tuple[Examples, Examples | None]:
     """The examples to train on, and those that are cut off for dev; None where there are none.
 
     Args:
@@ -51,7 +51,7 @@ def divided(data: FinetuningData, whole: Examples, readings: list[Reading]) -> t
     return trained, dev
 
 
-def dev_rows(data: FinetuningData, contents: Sequence[bytes], readings: list[Reading]) -> np.ndarray:
+def dev_rows(data: FinetuningData, contents: Sequence[bytes], readings: list[ReadStats]) -> np.ndarray:
     """Which rows of the training data are cut off for dev: bool [rows].
 
     Raises:
@@ -66,7 +66,7 @@ def dev_rows(data: FinetuningData, contents: Sequence[bytes], readings: list[Rea
     return held
 
 
-def cut_off(data: FinetuningData, training: Reading, rows: int) -> Reading:
+def cut_off(data: FinetuningData, training: ReadStats, rows: int) -> ReadStats:
     """The reading of a dev set that is a share of the training file."""
     where = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
-    return Reading(where, read=training.read, used=rows)
+    return ReadStats(where, read=training.read, used=rows)

@@ -7,16 +7,16 @@ from typing import Any
 
 from bertjax.config.run import DEFAULT_VOCAB_SIZE
 from bertjax.data.schema import synthetic_batch
-from bertjax.data.shard import Share
+from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
-from bertjax.tasks.finetuning.settings import FinetuningSettings
-from bertjax.tasks.task import NumpyBatch, Objective, Schedule, Task, Work
+from bertjax.tasks.finetuning.settings import FinetuningConfig
+from bertjax.tasks.task import Cadence, NumpyBatch, Objective, StepCost, Task
 
 
 def synthetic_task(
-    settings: FinetuningSettings, objective_of: Callable[[ModelConfig], Objective], choices: int = 1, labels: int = 0
+    settings: FinetuningConfig, objective_of: Callable[[ModelConfig], Objective], choices: int = 1, labels: int = 0
 ) -> Task:
     """A task without data, to describe or time a model: every row is full.
 
@@ -28,13 +28,15 @@ def synthetic_task(
         raise UsageError("the config has no model size; give one, such as --config FILE:size=base")
     model = settings.model_config(settings.model["vocab_size"] or DEFAULT_VOCAB_SIZE)
     objective = objective_of(model)
-    objective = dataclasses.replace(objective, model=objective.model.clone(upper=settings.upper))
+    objective = dataclasses.replace(objective, model=objective.model.clone(feature_head=settings.feature_head))
     rows, length = settings.data.batch_size, settings.data.seq_len
 
-    def work(step: int) -> Work:
+    def work(step: int) -> StepCost:
         positions = step * rows * choices * length
-        flops = positions * flops_per_token(model, length, upper=settings.upper)
-        return Work(step * rows, positions, flops, positions * attention_flops_per_token(model, length, settings.upper))
+        flops = positions * flops_per_token(model, length, feature_head=settings.feature_head)
+        return StepCost(
+            step * rows, positions, flops, positions * attention_flops_per_token(model, length, settings.feature_head)
+        )
 
     def batch(phase: int) -> NumpyBatch:
         sizes = {"length": length, "choices": choices, "labels": labels, "pieces": model.vocab_size}
@@ -54,21 +56,21 @@ def synthetic_task(
     )
 
 
-def no_batches(start_step: int, share: Share) -> Any:
+def no_batches(start_step: int, share: DataShard) -> Any:
     """In the place of training batches, where there is no training data."""
     raise UsageError("this task was built for evaluation; it has no training data")
 
 
-def no_evaluation(share: Share) -> Iterator[NumpyBatch]:
+def no_evaluation(share: DataShard) -> Iterator[NumpyBatch]:
     """In the place of evaluation batches, where there are none."""
     return iter(())
 
 
-def no_work(step: int) -> Work:
+def no_work(step: int) -> StepCost:
     """In the place of `Task.work`, where nothing is trained."""
-    return Work(0, 0, 0.0)
+    return StepCost(0, 0, 0.0)
 
 
-def schedule_without_data(settings: FinetuningSettings) -> Schedule:
+def schedule_without_data(settings: FinetuningConfig) -> Cadence:
     """Of a task that is not trained."""
-    return Schedule(max(1, settings.steps), warmup_steps=0, eval_every=1, checkpoint_every=1, eval_first=False)
+    return Cadence(max(1, settings.steps), warmup_steps=0, eval_every=1, checkpoint_every=1, eval_first=False)

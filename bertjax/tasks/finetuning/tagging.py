@@ -14,7 +14,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.dev_split import share_of, subset_of_tagged, unit_texts, units
 from bertjax.data.finetuning.examples import Examples, in_input_order
-from bertjax.data.finetuning.tables import Reading, Row
+from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
 from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
 from bertjax.metrics.entities import entity_scores, has_entities
@@ -25,11 +25,11 @@ from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_sentence
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningData, FinetuningSettings
+from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
 from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.task import Batch, Objective, Outputs, Sums, Task
-from bertjax.utils.io import write_whole
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs, Task
+from bertjax.utils.io import write_atomic
 
 
 def tags_of(tagged: Tagged) -> list[str]:
@@ -39,9 +39,9 @@ def tags_of(tagged: Tagged) -> list[str]:
 
 
 def tagging_task(
-    settings: FinetuningSettings,
+    settings: FinetuningConfig,
     vocabulary: Vocabulary,
-    readings: list[Reading],
+    readings: list[ReadStats],
     train: bool,
     *,
     read_training: Callable[[], Tagged],
@@ -128,7 +128,7 @@ def tagging_task(
 
 
 def _divided(
-    data: FinetuningData, whole: Tagged, readings: list[Reading], documents: bool
+    data: FinetuningData, whole: Tagged, readings: list[ReadStats], documents: bool
 ) -> tuple[Tagged, Tagged | None]:
     """The sentences to train on, and those that are cut off for dev: whole documents, where there are any."""
     trained, dev = whole, None
@@ -175,7 +175,7 @@ class _Tags:
 
     def __call__(
         self, model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
-    ) -> tuple[Sums, Outputs]:
+    ) -> tuple[MetricSums, Outputs]:
         logits = objectives.apply(model, params, batch, dropout_key)  # [B, L, tags]
         weighting = PLAIN if dropout_key is None else self.weighting
         sums = objectives.class_sums(logits, batch["token_labels"], batch["weights"], weighting)
@@ -227,4 +227,4 @@ def _write(tagged: Tagged, predicted: list[str], folder: Path) -> list[Path]:
     columns = [tagged.words, *([[tag or "_" for tag in tagged.tags]] if tagged.has_tags else []), predicted]
     sentences = zip(*(tagged.sentences(values) for values in columns), strict=True)
     lines = ["".join(f"{' '.join(row)}\n" for row in zip(*sentence, strict=True)) for sentence in sentences]
-    return [write_whole(folder / "predictions.conll", "\n".join(lines))]
+    return [write_atomic(folder / "predictions.conll", "\n".join(lines))]

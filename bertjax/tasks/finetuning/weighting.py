@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning.settings import BALANCED, FinetuningSettings
+from bertjax.tasks.finetuning.settings import BALANCED, FinetuningConfig
 from bertjax.tasks.objectives.losses import cross_entropy
 
 _SHOWN = 20
@@ -44,7 +44,7 @@ class Weighting:
 PLAIN = Weighting()
 
 
-def weighting_of(settings: FinetuningSettings, labels: Sequence[str], found: np.ndarray) -> Weighting:
+def weighting_of(settings: FinetuningConfig, labels: Sequence[str], found: np.ndarray) -> Weighting:
     """The weighting that settings give.
 
     Args:

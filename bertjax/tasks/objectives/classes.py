@@ -8,15 +8,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.schema import EXAMPLE, SEQUENCE, Part, Schema
+from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec, Schema
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
 from bertjax.tasks.finetuning.weighting import PLAIN, Weighting
 from bertjax.tasks.objectives.losses import apply, weighted
-from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 
-LABEL, NUMBER = Part("labels", (), below="classes"), Part("labels", (), "float32")
-LABELS = Part("labels", ("labels",), below="two")
+LABEL, NUMBER = ArraySpec("labels", (), below="classes"), ArraySpec("labels", (), "float32")
+LABELS = ArraySpec("labels", ("labels",), below="two")
 
 
 def classes_objective(model: nn.Module, weighting: Weighting = PLAIN, rows: Schema = SEQUENCE) -> Objective:
@@ -80,7 +80,7 @@ class Classes:
 
     def __call__(
         self, model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
-    ) -> tuple[Sums, Outputs]:
+    ) -> tuple[MetricSums, Outputs]:
         logits = apply(model, params, batch, dropout_key)
         weighting = PLAIN if dropout_key is None else self.weighting
         cross_entropy, accuracy, _ = class_sums(logits, batch["labels"], batch["weights"], weighting)
@@ -115,7 +115,7 @@ def _valued(batch: Batch) -> dict[str, jax.Array]:
     return {"squared_error": jnp.maximum(jnp.sum(known(batch["labels"], batch["weights"])), 1.0)}
 
 
-def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+def _regress(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
     values, weights = apply(model, params, batch, dropout_key)[..., 0], known(batch["labels"], batch["weights"])
     errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
     sums = {"squared_error": weighted(errors, weights)}
@@ -126,7 +126,7 @@ def _multilabelled(batch: Batch) -> dict[str, jax.Array]:
     return {"binary_cross_entropy": jnp.maximum(jnp.sum(known(batch["labels"], batch["weights"])), 1.0)}
 
 
-def _judge(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+def _judge(model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
     logits, weights = apply(model, params, batch, dropout_key), known(batch["labels"], batch["weights"])  # [B, K]
     losses = jax.nn.softplus(logits) - logits * jnp.maximum(batch["labels"], 0)
     sums = {"binary_cross_entropy": weighted(losses, weights)}

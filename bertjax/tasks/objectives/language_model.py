@@ -11,7 +11,7 @@ from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import LanguageModel
 from bertjax.tasks.objectives.losses import apply, loss_and_accuracy
-from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 
 # What is seen to the name of the model, and how far away what it predicts is.
 _NAMES, _STEPS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
@@ -55,7 +55,9 @@ class Denominators:
         return {f"{name}_loss": total for name in self.names}
 
 
-def compute(model: LanguageModel, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+def compute(
+    model: LanguageModel, params: dict, batch: Batch, dropout_key: jax.Array | None
+) -> tuple[MetricSums, Outputs]:
     """Sum and weight of each direction's loss and accuracy. Special tokens are not predicted, as in masked LM."""
     sums = {}
     for direction, logits in apply(model, params, batch, dropout_key).items():

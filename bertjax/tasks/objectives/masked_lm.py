@@ -12,7 +12,7 @@ from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.objectives.losses import apply, loss_and_accuracy
-from bertjax.tasks.task import Batch, Objective, Outputs, Sums
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 
 METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
 LOSSES = ("mlm_loss", "nsp_loss")
@@ -54,7 +54,9 @@ def denominators(batch: Batch) -> dict[str, jax.Array]:
     }
 
 
-def compute(model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[Sums, Outputs]:
+def compute(
+    model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.Array | None
+) -> tuple[MetricSums, Outputs]:
     """Sum and weight of masked-LM and next-sentence loss and accuracy. Rows labelled -1 have no next sentence."""
     masked_lm_logits, next_sentence_logits = apply(model, params, batch, dropout_key)
     labels = batch["next_sentence_labels"]

@@ -14,10 +14,10 @@ from bertjax.config.load import load_config
 from bertjax.data.corpus import local_copy
 from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import MANIFEST, open_corpus
-from bertjax.data.shard import WHOLE
+from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import settings_of
+from bertjax.training.checkpoint_config import parse_config
 from bertjax.utils import cache_dir as machine_folder
 
 
@@ -37,8 +37,8 @@ def bucket(monkeypatch, corpus, tmp_path):
 def test_training_reads_the_same_batches(bucket, corpus, tmp_path):
     def batches(path):
         config = load_config(f"pretrain:size=L1_H16,quick=true,corpus={path}", ["--config.data.seq_len=16"])
-        task = build_task(settings_of(config), train=True)
-        made = task.train_batches(0, WHOLE)
+        task = build_task(parse_config(config), train=True)
+        made = task.train_batches(0, SINGLE_SHARD)
         return task.data_hash, [next(made) for _ in range(3)]
 
     (hash_there, there), (hash_here, here) = batches(bucket), batches(corpus)
