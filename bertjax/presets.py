@@ -20,7 +20,7 @@ from bertjax.config.fields import as_config
 from bertjax.config.load import parse_arguments
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
-from bertjax.tasks.run import config_class
+from bertjax.tasks.build import config_class
 
 # Of an experiment's `get_config`: text after the colon to its typed arguments.
 _PARSER = "parsed_arguments"

@@ -28,14 +28,16 @@ def get_config(given: ConfigDict) -> ConfigDict:
     """The config for `size=base,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
     check_shape(given.seq_len, batch_size=1, max_predictions=1)
     if given.phases not in (1, 2):
-        raise UsageError(f"phases={given.phases}; known: 1, and 2 for the paper's schedule")
+        raise UsageError(f"unknown phases={given.phases}; use 1, or 2 for the paper's schedule")
+    if given.batch not in ("tokens", "sequences"):
+        raise UsageError(f"unknown batch={given.batch}; use tokens or sequences")
     config = pretraining_config(given.size)
     config.data.corpus = given.corpus
     config.data.seq_len = given.seq_len
     config.data.objective = given.objective
     config.data.batch_size = _TOKENS_A_BATCH // given.seq_len if given.batch == "tokens" else _ROWS_A_BATCH
     config.long_phase.share = 0.1 if given.phases == 2 else 0.0
-    config.long_phase.batch_reading = given.batch
+    config.long_phase.keep_tokens_per_batch = given.batch == "tokens"
     if given.quick:
         config.steps = 20
         config.log_every = 5

@@ -77,8 +77,12 @@ def run(*arguments: str) -> None:
     """Runs a command, quietly."""
     from bertjax.cli import main as cli
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        cli.main(list(arguments))
+    log = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(log):
+            cli.main(list(arguments))
+    except SystemExit as end:
+        raise RuntimeError(f"{arguments} exited with {end.code}: {log.getvalue()}") from end
 
 
 def hash_of(arrays: Mapping[str, Any]) -> str:

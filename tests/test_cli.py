@@ -19,7 +19,7 @@ from bertjax.cli.arguments import PATHS, parser
 from bertjax.config.load import load_config
 from bertjax.errors import UsageError
 from bertjax.reproduce.runner import load_table
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import parse_config
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
@@ -373,7 +373,7 @@ def nowhere(query, *_, **__):
 def test_bench_step_says_which_phase_it_times_and_what_is_not_finite(capfd):
     own = (
         "--config.data.seq_len=16",
-        "--config.long_phase.batch_reading=sequences",
+        "--config.long_phase.keep_tokens_per_batch=false",
         f"--config.model.attention={__name__}.nowhere",
     )
     cli.main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", *own])

@@ -18,7 +18,7 @@ from bertjax.config.load import load_config
 from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks import pretraining
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import parse_config
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"

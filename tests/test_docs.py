@@ -17,8 +17,8 @@ from bertjax.convert import workdir
 from bertjax.errors import UsageError
 from bertjax.presets import trials_of
 from bertjax.reproduce.runner import load_table
+from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.output_layer import CLASSES
-from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")

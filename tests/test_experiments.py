@@ -11,7 +11,7 @@ from bertjax.cli.arguments import parser
 from bertjax.config.load import load_config, load_trials
 from bertjax.errors import UsageError
 from bertjax.presets import named_grid, trials_of
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import parse_config
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").glob("*.py"))

@@ -13,8 +13,7 @@ from bertjax.config.reference import describe_fields, document
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.presets import finetuning_config, pretraining_config
-from bertjax.tasks.run import config_class, task_names
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import config_class, parse_config, task_names
 
 TASKS = task_names()
 
@@ -132,7 +131,7 @@ def test_the_defaults_of_every_task_are_settings_a_run_can_have():
 def test_a_config_is_checked_without_asking_for_devices(attention):
     # Several processes have to find each other before one of them does, and the config says how.
     script = f"""
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import parse_config
 from bertjax.presets import finetuning_config, pretraining_config
 for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
     config.model.attention = "{attention}"

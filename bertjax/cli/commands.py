@@ -53,7 +53,7 @@ def _start(args: argparse.Namespace, several: bool) -> Iterator[str | None]:
       several: processes run it, each of which converts for itself.
     """
     from bertjax.convert.convert import as_bertjax
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import parse_config
     from bertjax.training.workdir import CONVERTED
 
     if not args.init_from:
@@ -111,19 +111,18 @@ def inspect(args: argparse.Namespace) -> None:
 
     from bertjax.data.npz import write_batches
     from bertjax.data.shard import SINGLE_SHARD
-    from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import build_task, parse_config
 
     task = build_task(parse_config(config_of(args)), train=True)
-    if args.steps < 1 or args.steps > task.schedule.steps:
-        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.schedule.steps}")
+    if args.steps < 1 or args.steps > task.total_steps:
+        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.total_steps}")
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = []
     for step, batch in enumerate(islice(task.train_batches(0, SINGLE_SHARD), args.steps)):
         # Phases, and training rows that several examples share, have as many as they have.
         for row in range(min(args.rows, len(batch["input_ids"]))):
-            show(f"step {step}, row {row}\n{task.show(batch, row)}\n")
+            show(f"step {step}, row {row}\n{task.format_row(batch, row)}\n")
         if args.npz:
             batches.append(batch)
     task.check_data(args.steps)
@@ -135,8 +134,7 @@ def inspect(args: argparse.Namespace) -> None:
 def describe(args: argparse.Namespace) -> None:
     from bertjax.config.reference import describe_fields
     from bertjax.estimate.describe import describe_task
-    from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import build_task, parse_config
 
     settings = parse_config(config_of(args))
     show(describe_fields(settings) if args.fields else describe_task(settings, build_task(settings, train=None)))
@@ -154,18 +152,18 @@ def _joined(args: argparse.Namespace, cluster: Callable[[], Any]) -> bool:
 
 def train(args: argparse.Namespace) -> None:
     from bertjax.inference.cached_features import training_task
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import parse_config
     from bertjax.training.multihost import naming_a_lost_process
     from bertjax.training.train import train as run
 
     several = _joined(args, lambda: parse_config(config_of(args)).cluster)
     with naming_a_lost_process(), _start(args, several) as start:
         settings = parse_config(config_of(args, start))
-        _end(run(settings, training_task(settings, start), args.workdir, start))
+        _end(run(training_task(settings, start), args.workdir, start))
 
 
 def sweep(args: argparse.Namespace) -> None:
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import parse_config
     from bertjax.training.multihost import naming_a_lost_process
     from bertjax.training.sweep import sweep as run
 
@@ -231,14 +229,13 @@ def _end(result: dict[str, Any]) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    from bertjax.tasks.run import build_task
+    from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.checkpoint import resolved
-    from bertjax.training.checkpoint_config import parse_config
     from bertjax.training.evaluation import evaluate_checkpoint
 
     with checkpoint_of(args) as checkpoint:
         settings = parse_config(checkpoint_config_of(args, checkpoint))
-        values = evaluate_checkpoint(settings, build_task(settings), checkpoint)
+        values = evaluate_checkpoint(build_task(settings), checkpoint)
         logger.info(
             f"of checkpoint {checkpoint if checkpoint.is_relative_to(resolved(args.checkpoint)) else args.checkpoint}"
         )
@@ -257,8 +254,8 @@ def plan(args: argparse.Namespace) -> None:
     from bertjax.estimate.search import search
     from bertjax.estimate.showing import compare_plans, describe_plan, describe_search, read_plan
     from bertjax.estimate.topology import chip_of, use_tpu_compiler
-    from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import experiment_config, parse_config
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.checkpoint_config import experiment_config
     from bertjax.utils.io import write_atomic
 
     if args.compare:
@@ -311,15 +308,14 @@ def _check_output(file: Path) -> None:
 
 
 def bench_step(args: argparse.Namespace) -> None:
-    from bertjax.tasks.run import build_task
+    from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.bench import bench_step as run
-    from bertjax.training.checkpoint_config import parse_config
 
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
     settings = parse_config(config_of(args))
     _say_phase(settings)
-    print(json.dumps(run(settings, build_task(settings, train=None), args.steps)))
+    print(json.dumps(run(build_task(settings, train=None), args.steps)))
 
 
 def _say_phase(settings: Any) -> None:
@@ -337,8 +333,8 @@ def _say_phase(settings: Any) -> None:
 def bench_input(args: argparse.Namespace) -> None:
     from bertjax.data.corpus.local_copy import open_anywhere
     from bertjax.data.pretraining.bench import bench_input as run
+    from bertjax.tasks.build import parse_config
     from bertjax.tasks.pretraining import Config
-    from bertjax.training.checkpoint_config import parse_config
 
     settings = parse_config(config_of(args))
     if not isinstance(settings, Config):

@@ -18,8 +18,8 @@ from bertjax.utils.terminal import show
 
 def predict(args: argparse.Namespace) -> None:
     from bertjax.inference.predict_files import write_predictions
-    from bertjax.tasks.run import build_task
-    from bertjax.training.checkpoint_config import choose_split, parse_config
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.checkpoint_config import choose_split
 
     if args.texts or args.text:
         _predict_texts(args)
@@ -70,8 +70,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
 
 def ensemble(args: argparse.Namespace) -> None:
     from bertjax.inference.ensemble import ensemble as run
+    from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
-    from bertjax.training.checkpoint_config import choose_split, parse_config
+    from bertjax.training.checkpoint_config import choose_split
 
     checkpoints = [find_checkpoint(path) for path in args.checkpoint]
 

@@ -10,8 +10,8 @@ from typing import Any
 from bertjax.config.fields import Field, documented
 from bertjax.config.run import RunConfig
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.finetuning.settings import FinetuningConfig
-from bertjax.tasks.run import config_class, task_names
+from bertjax.tasks.build import config_class, task_names
+from bertjax.tasks.finetuning.config import FinetuningConfig
 
 _WIDTH = 100
 _HEAD = """# Fields of configs

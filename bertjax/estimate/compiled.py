@@ -15,11 +15,11 @@ from bertjax.estimate.collectives import Collective, collectives
 from bertjax.estimate.cost import StepCost, work_of
 from bertjax.estimate.program import read_program
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
-from bertjax.tasks.run import build_task
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.tasks.build import build_task
+from bertjax.training.evaluation import check_batch_sizes
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
 from bertjax.training.step import abstract_state, make_train_step
-from bertjax.training.train import check_batches
 from bertjax.utils.workers import worker_pool
 
 
@@ -109,7 +109,7 @@ def lowered_step(
     """
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
-    check_batches(task, mesh, settings.grad_accum_steps)
+    check_batch_sizes(task, mesh, settings.grad_accum_steps)
     optimizer = make_optimizer(settings.optimizer)
     state = abstract_state(task.objective, optimizer, mesh)
     batch = jax.tree.map(
@@ -121,7 +121,7 @@ def lowered_step(
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
     held = {"parameters": _bytes(state.params), "optimizer": _bytes(state.opt_state), "batch": _bytes(batch)}
-    return step.lower(state, batch, key, LearningRate(scalar, scalar, scalar)), held
+    return step.lower(state, batch, key, bert_schedule(scalar, scalar, scalar)), held
 
 
 def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:

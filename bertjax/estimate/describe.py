@@ -11,7 +11,7 @@ from bertjax.config.run import RunConfig
 from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.task import Task
-from bertjax.training.freezing import Frozen, check_frozen, trainable_count
+from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer
 
 
@@ -19,7 +19,7 @@ def _abstract_params(task: Task) -> Any:
     model = task.objective.model
     model = model.clone(config=dataclasses.replace(model.config, pad_vocab_to_multiple_of=1))
     objective = dataclasses.replace(task.objective, model=model)
-    return nn.unbox(jax.eval_shape(objective.initial, jax.random.key(0)))
+    return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
 
 
 def parameter_counts(task: Task) -> dict[str, int]:
@@ -53,12 +53,12 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"vocabulary: {model.vocab_size:,} pieces, the table padded to {model.padded_vocab_size:,} rows",
         f"model: {_layers(model)}, {model.dtype}",
     ]
-    schedule, work = task.schedule, task.work(task.schedule.steps)
+    work = task.cost_before(task.total_steps)
     optimizer = settings.optimizer
     lines += [
         *task.notes,
-        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {schedule.warmup_steps:,} "
-        f"steps of warm-up, linear to 0 at step {schedule.steps:,}; weight decay {optimizer.weight_decay:g}, "
+        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {task.warmup_steps:,} "
+        f"steps of warm-up, linear to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "
         f"clipped to norm {optimizer.clip_norm:g}",
         f"the whole run: {work.rows:,} rows, {work.positions:,} positions, {work.flops:.3g} FLOPs, forwards and "
         "backwards, matrix products only",
@@ -66,6 +66,6 @@ def describe_task(settings: RunConfig, task: Task) -> str:
     frozen = make_optimizer(optimizer).frozen
     if frozen != Frozen():
         check_frozen(_abstract_params(task), frozen)
-        count = trainable_count(_abstract_params(task), frozen)
+        count = count_trainable(_abstract_params(task), frozen)
         lines.append(f"trained: {count:,} parameters, the others stay as they are")
     return "\n".join(lines)

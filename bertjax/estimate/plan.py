@@ -47,7 +47,7 @@ def plan_run(
     chip = chip_of(topology)
     devices = tpu_devices(topology, slices)
     chips = chips_in(topology) * slices
-    steps = task.phase_steps or (task.schedule.steps,)
+    steps = task.phase_steps or (task.total_steps,)
     phases, before = [], 0
     for phase, count in enumerate(steps):
         if compiled is None or len(steps) > 1:
@@ -55,7 +55,7 @@ def plan_run(
             step = compile_step(settings, phase, topology, slices)
         else:
             step = compiled
-        work = task.work(before + 1).since(task.work(before))
+        work = task.cost_before(before + 1) - task.cost_before(before)
         phases.append(
             {"steps": count, "rows": work.rows, "positions": work.positions, "model_flops": work.flops}
             | _of_step(step, chip, chips, work.flops)

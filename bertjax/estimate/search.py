@@ -12,7 +12,7 @@ from bertjax.estimate.compiled import CompiledStep, CompilerError, compile_step
 from bertjax.estimate.roofline import roofline
 from bertjax.estimate.topology import chip_of, tpu_devices
 from bertjax.model.config import REMAT_POLICIES
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh

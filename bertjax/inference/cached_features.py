@@ -16,7 +16,8 @@ from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
 from bertjax.inference.features import token_states
 from bertjax.inference.trained_model import read_trained
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
@@ -37,10 +38,13 @@ def training_task(settings: RunConfig, start: str | None) -> Task:
       BertjaxError: the checkpoint is damaged, or the disk too small.
     """
     task = build_task(settings, train=True)
-    if task.featured is None or start is None or jax.process_count() > 1:
+    if not isinstance(task, FinetuningTask) or not settings.feature_head.features:
         return task
-    featured = task.featured(lambda examples: _kept_states(settings, start, examples))
-    return dataclasses.replace(featured, states_of=saved_fingerprint(find_checkpoint(start)))
+    if start is None or jax.process_count() > 1:
+        return task
+    return task.with_cached_features(
+        lambda examples: _kept_states(settings, start, examples), saved_fingerprint(find_checkpoint(start))
+    )
 
 
 def _kept_states(settings: RunConfig, start: str, examples: Examples) -> np.ndarray:

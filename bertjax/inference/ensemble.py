@@ -15,13 +15,12 @@ from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError
 from bertjax.inference.predict_files import check_writable, write_outputs
+from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
-from bertjax.tasks.run import build_task
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.checkpoint_metadata import CONFIG, sealed
-from bertjax.training.evaluation import mesh_and_params
-from bertjax.training.train import predict
+from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.training.workdir import RESULTS
 from bertjax.utils.io import write_atomic
 
@@ -71,7 +70,7 @@ def ensemble(
             first = settings, task
             check_writable(task, settings.task, folder, ())
         _check_alike(*first, settings, task, checkpoint)
-        outputs = predict(task, *mesh_and_params(settings, task, checkpoint))[1]
+        outputs = predict(task, *mesh_and_params(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_scores(task, outputs)})
         mean = _moved(mean, outputs, number) if mean else outputs
     assert first is not None
@@ -96,8 +95,8 @@ def _check_alike(first: RunConfig, task: Task, settings: RunConfig, other: Task,
             f"{checkpoint} was trained on other data than the first member ({found[0]}); give --config.data.FIELD for "
             "all of them"
         )
-    for name in (ENTRY, *task.files.keys() & other.files.keys()):
-        if _form(name, task.files) != _form(name, other.files):
+    for name in (ENTRY, *task.workdir_files.keys() & other.files.keys()):
+        if _form(name, task.workdir_files) != _form(name, other.files):
             raise UsageError(f"{checkpoint} has another {name} than the first member, so their outputs differ in form")
 
 
@@ -122,4 +121,4 @@ def _moved(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
 
 
 def _scores(task: Task, outputs: _Outputs) -> dict[str, float]:
-    return {} if task.unlabelled else task.score({}, outputs)
+    return {} if task.unlabeled_source else task.evaluate({}, outputs)

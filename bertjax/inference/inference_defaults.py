@@ -10,7 +10,7 @@ from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_config import checkpoint_config
 from bertjax.training.checkpoint_metadata import ANSWERS
-from bertjax.training.progress import read_results
+from bertjax.training.results import read_results
 from bertjax.training.workdir import RESULTS, is_converted
 
 

@@ -10,10 +10,9 @@ from etils import epath
 
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.tasks.finetuning.records import FIELDS, FileRecords, Record
+from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
-from bertjax.training.evaluation import mesh_and_params
-from bertjax.training.train import predict
+from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.utils.io import replacing
 
 
@@ -43,7 +42,7 @@ def write_predictions(
       BertjaxError: the folder cannot be written.
     """
     check_writable(task, settings.task, folder, columns)
-    mesh, params = mesh_and_params(settings, task, checkpoint)
+    mesh, params = mesh_and_params(task, checkpoint)
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
 
@@ -53,9 +52,9 @@ def check_writable(task: Task, name: str, folder: str, columns: Sequence[str]) -
     Raises:
       UsageError, BertjaxError: as `write_predictions`.
     """
-    if task.write is None:
+    if not task.writes_predictions:
         raise UsageError(f"the task {name} has no predictions to write")
-    for part in task.records:
+    for part in task.prediction_records():
         _check_columns(part, columns)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -67,32 +66,32 @@ def write_outputs(
     task: Task, outputs: list[dict[str, np.ndarray]], folder: str, logits: bool = False, columns: Sequence[str] = ()
 ) -> list[Path]:
     """Writes what was found for the evaluation examples; see `write_predictions`."""
-    written = task.write(outputs, Path(folder))
-    for part in task.records:
-        path = Path(folder) / part.name
-        _write_lines(path, _with_rows(part, part.of(outputs, logits), columns))
+    written = task.write_predictions(outputs, Path(folder))
+    for part in task.prediction_records():
+        path = Path(folder) / part.file_name
+        _write_lines(path, _with_rows(part, part.make(outputs, logits), columns))
         written.append(path)
     return written
 
 
-def _check_columns(part: FileRecords, columns: Sequence[str]) -> None:
+def _check_columns(part: PredictionRecords, columns: Sequence[str]) -> None:
     """Refuses columns before anything is predicted."""
     if not columns:
         return
-    if part.table is None:
+    if part.read_columns is None:
         raise UsageError("--columns is for data in columns with names, which this task's has not")
     taken = [column for column in columns if column in FIELDS]
     if taken:
         raise UsageError(f"--columns has {taken[0]!r}, a name that records have for something else")
     empty = {*columns}
-    for row in part.table(columns):
+    for row in part.read_columns(columns):
         empty -= {column for column in columns if row.fields[column]}
         if not empty:
             return
     raise UsageError(f"--columns has {min(empty)!r}, which is empty in every row of the file")
 
 
-def _with_rows(part: FileRecords, records: Iterable[Record], columns: Sequence[str]) -> Iterator[Record]:
+def _with_rows(part: PredictionRecords, records: Iterable[Record], columns: Sequence[str]) -> Iterator[Record]:
     """The records with the lines they are of, and what these have in the columns.
 
     The file is read once more, so that what was not asked for need not be held.
@@ -100,7 +99,7 @@ def _with_rows(part: FileRecords, records: Iterable[Record], columns: Sequence[s
     if not part.lines:
         yield from records
         return
-    rows = part.table(columns) if columns else iter(())
+    rows = part.read_columns(columns) if columns else iter(())
     for line, record in zip(part.lines, records, strict=True):
         fields = next(row.fields for row in rows if row.line == line) if columns else {}
         yield {"line": line, **fields, **record}

@@ -20,11 +20,12 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.paper import table_names
 from bertjax.reproduce.results import Results, note, read
 from bertjax.reproduce.table import Run, Table
-from bertjax.tasks.finetuning.settings import SPLITS
+from bertjax.tasks.build import parse_config
+from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config, parse_config
+from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config
 from bertjax.training.sweep import sweep
 from bertjax.utils.terminal import duration
 
@@ -222,7 +223,7 @@ def _execute(run: Run, place: str) -> dict[str, Any]:
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, start)
     settings = parse_config(experiment_config(run.config, run.overrides, start))
-    return loop.train(settings, training_task(settings, start), folder, start)
+    return loop.train(training_task(settings, start), folder, start)
 
 
 def _on_dev(checkpoint: epath.Path) -> RunConfig:

@@ -1,208 +1,216 @@
-"""The nine GLUE tasks and its diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
+"""The nine GLUE tasks and the diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import Examples, in_input_order, joined
-from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.examples import in_input_order, joined
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, of_classes
-from bertjax.tasks.finetuning import common as finetuning
+from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
-from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, TASKS, GlueTask, Split, file_of, read
+from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
+from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, SPECS, EvaluationSet, find_file, read_split
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
-from bertjax.tasks.finetuning.records import FileRecords, Record, of_class, of_number
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.synthetic import synthetic_task
-from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
-from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.task import Task
+from bertjax.tasks.finetuning.records import PredictionRecords, Record, class_record, number_record
+from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, make_class_weighting
+from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.utils.io import write_atomic
 
-# Suffix of the diagnostic set's metrics.
-_AX = "_ax"
-# Of a task with several dev sets, each has these of its own.
+# Suffix of the metrics of the diagnostic set.
+_AX_SUFFIX = "_ax"
+# Metrics that a task with several dev sets has for each of them.
 _LOSSES = ("cross_entropy", "loss")
 
 
 @dataclasses.dataclass(frozen=True)
 class GlueData(FinetuningData):
-    """What is read, and in which batches.
+    """Data and batches.
 
     Attributes:
-      task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or ax.
+      task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
     """
 
     task: str = "mrpc"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, "config.data", task=tuple(TASKS))
+        one_of(self, "config.data", task=tuple(SPECS))
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Settings of the task."""
+    """Config of the task."""
 
     task: str = "glue"
     data: GlueData = GlueData()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not TASKS[self.data.task].labels:
-            self.refuse(f"{self.data.task} has numbers, not classes", "label_smoothing", "data.class_weights")
+        if not SPECS[self.data.task].labels:
+            self.reject(f"{self.data.task} has numbers, not classes", "label_smoothing", "data.class_weights")
 
 
-def build(settings: Config, train: bool = True) -> Task:
-    """The task of settings, on the files in their folder; without one, a task that has synthetic batches only.
+class Task(FinetuningTask):
+    """One GLUE task; MNLI has two dev sets, and its test set the diagnostic set beside them."""
 
-    Raises:
-      UsageError: no files, or files that are not the task's.
-    """
-    name = settings.data.task
-    glue = TASKS[name]
-    if not settings.has_data:
-        if train:
-            raise UsageError(f"give GLUE's files: --config.data.path=DIR, which holds {glue.folder}/train.tsv")
-        return synthetic_task(settings, functools.partial(objectives.sequence_objective, glue.labels))
-    vocabulary = finetuning.vocabulary_of(settings)
-    model = finetuning.model_of(settings, vocabulary)
-    readings: list[ReadStats] = []
-    encode = functools.partial(read, settings.data, Tokenizer(vocabulary), readings)
-    if train and name == "ax":
-        raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
-    data, split = settings.data, splits.evaluated(settings.data, train)
-    sets: dict[str, Split] = {}
-    if split in SPLITS:
-        sets = {suffix: encode(glue, f"{split}{middle}") for suffix, middle in glue.evaluated.items()}
-    in_tfds = data.path.startswith(PREFIX)
-    if name == "mnli" and split == "test" and (in_tfds or file_of(Path(data.path).expanduser(), TASKS["ax"], split)):
-        sets[_AX] = encode(TASKS["ax"], split)
-    evaluated_on = [reading.file for reading in readings]
-    trained = None
-    if train or split == splits.SHARE:
-        whole = encode(glue, "train")
-        trained, dev = splits.divided(data, whole.examples, readings)
-        if dev is not None and split == splits.SHARE:
-            sets, evaluated_on = {"": Split(dev, [], whole.table)}, [readings[-1].file]
-    several = len(sets) > 1 and bool(glue.labels)
-    return finetuning.make_task(
-        settings,
-        objectives.sequence_objective(glue.labels, model, _weighting(settings, glue, trained if train else None)),
-        vocabulary,
-        trained if train else None,
-        joined([part.examples for part in sets.values()]) if sets else None,
-        readings,
-        # The diagnostic set is predicted with a model of MNLI.
-        layer=OutputLayer(CLASSES, glue.labels, "glue/mnli" if name == "ax" else f"glue/{name}", len(glue.texts)),
-        score=functools.partial(_score, glue, sets),
-        baseline=functools.partial(_baseline, glue, sets),
-        best_by=glue.metrics[0],
-        write=functools.partial(_write, glue, sets),
-        records=[
-            FileRecords(
-                f"{Path(_submission(glue, suffix)).stem}.jsonl",
-                functools.partial(_records, glue, sets, suffix),
-                part.examples.lines,
-                part.table,
+    config: Config
+
+    def __init__(self, config: Config, train: bool = True) -> None:
+        self._spec = SPECS[config.data.task]
+        self.missing_data = (
+            f"no data; name GLUE's files with --config.data.path=DIR, which holds {self._spec.folder}/train.tsv"
+        )
+        if train and config.has_data and config.data.task == "ax":
+            raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
+        self.labels = self._spec.labels
+        self.default_metric = self._spec.metrics[0]
+        self.has_class_reports = bool(self.labels)
+        # Suffix of the metrics -> evaluation set.
+        self._sets: dict[str, EvaluationSet] = {}
+        super().__init__(config, train)
+
+    def make_objective(self, model: ModelConfig) -> Classification | Regression:
+        weighting = UNWEIGHTED
+        if self.labels and self.train_examples is not None:
+            weighting = make_class_weighting(
+                self.config.data.class_weight_map,
+                self.config.label_smoothing,
+                self.labels,
+                self.train_examples.rows["labels"],
             )
-            for suffix, part in sets.items()
-        ],
-        evaluated_on=", ".join(evaluated_on),
-        is_labelled=any(finetuning.known(part.labels).any() for part in sets.values()),
-        per_class=functools.partial(_per_class, glue, sets) if glue.labels else None,
-        more_metrics=[f"{name}{suffix}" for suffix in sets for name in _LOSSES] if several else (),
-    )
+        return sequence_objective(self.labels, model, weighting)
+
+    def output_layer(self) -> OutputLayer:
+        # The diagnostic set is predicted with a model of MNLI.
+        name = "mnli" if self.config.data.task == "ax" else self.config.data.task
+        return OutputLayer(CLASSES, self.labels, f"glue/{name}", len(self._spec.texts))
+
+    def load(self, train: bool) -> None:
+        data = self.config.data
+        if self.split in SPLITS:
+            self._sets = {suffix: self._read(f"{self.split}{name}") for suffix, name in self._spec.eval_sets.items()}
+            if data.task == "mnli" and self.split == "test" and self._has_diagnostic_set():
+                self._sets[_AX_SUFFIX] = read_split(data, self.tokenizer, self.read_stats, SPECS["ax"], self.split)
+        self._eval_files = [stats.file for stats in self.read_stats]
+        if train or self.split == splits.HELD_OUT:
+            train_set = self._read("train")
+            self.train_examples, dev = splits.divide(data, train_set.examples, self.read_stats)
+            if dev is not None and self.split == splits.HELD_OUT:
+                self._sets = {"": EvaluationSet(dev, [], train_set.read_columns)}
+                self._eval_files = [self.read_stats[-1].file]
+        if self._sets:
+            self.eval_examples = joined([part.examples for part in self._sets.values()])
+
+    def evaluated_on(self) -> str:
+        return ", ".join(self._eval_files)
+
+    def extra_metrics(self) -> Sequence[str]:
+        return [f"{name}{suffix}" for suffix in self._sets for name in _LOSSES] if self._has_several_sets() else ()
+
+    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        set_logits = self._logits_by_set(outputs)
+        values = self._metrics({suffix: self._predictions(logits) for suffix, logits in set_logits.items()})
+        if self._has_several_sets():
+            for suffix, logits in set_logits.items():
+                labels = self._sets[suffix].labels
+                known = known_labels(labels)
+                if known.any():
+                    loss = metrics.cross_entropy(logits[known], labels[known])
+                    values |= {f"{name}{suffix}": loss for name in _LOSSES}
+        return values
+
+    def baseline(self) -> dict[str, float]:
+        """Scores the most frequent label of the evaluated set, or the mean, for every example."""
+        return self._metrics(
+            {
+                suffix: constant_prediction(part.labels)
+                for suffix, part in self._sets.items()
+                if known_labels(part.labels).any()
+            }
+        )
+
+    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
+        reports = {}
+        for suffix, logits in self._logits_by_set(outputs).items():
+            labels = self._sets[suffix].labels
+            known = known_labels(labels)
+            if known.any():
+                reports[suffix] = of_classes(self.labels, logits[known].argmax(axis=-1), labels[known])
+        return reports
+
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Writes the files of the GLUE server: `index` and `prediction`, in the order of the indices."""
+        files = []
+        for suffix, logits in self._logits_by_set(outputs).items():
+            predictions = self._predictions(logits)
+            texts = [self.labels[value] if self.labels else f"{value:.3f}" for value in predictions]
+            rows = sorted(zip(_row_indices(self._sets[suffix].ids, len(texts)), texts, strict=True))
+            lines = "".join(f"{index}\t{text}\n" for index, text in rows)
+            files.append(write_atomic(folder / self._submission_file(suffix), "index\tprediction\n" + lines))
+        return files
+
+    def prediction_records(self) -> list[PredictionRecords]:
+        def make(suffix: str, outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
+            for logits in self._logits_by_set(outputs)[suffix]:
+                if self.labels:
+                    yield class_record(self.labels, logits, include_logits)
+                else:
+                    yield number_record(self._predictions(logits))
+
+        return [
+            PredictionRecords(
+                f"{Path(self._submission_file(suffix)).stem}.jsonl",
+                functools.partial(make, suffix),
+                part.examples.lines,
+                part.read_columns,
+            )
+            for suffix, part in self._sets.items()
+        ]
+
+    def _read(self, split: str) -> EvaluationSet:
+        return read_split(self.config.data, self.tokenizer, self.read_stats, self._spec, split)
+
+    def _has_diagnostic_set(self) -> bool:
+        path = self.config.data.path
+        return path.startswith(PREFIX) or find_file(Path(path).expanduser(), SPECS["ax"], "test") is not None
+
+    def _has_several_sets(self) -> bool:
+        return len(self._sets) > 1 and bool(self.labels)
+
+    def _logits_by_set(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Returns the logits of each evaluation set, in input order."""
+        logits = np.array(in_input_order(outputs, len(self.eval_examples))["logits"])
+        ends = np.cumsum([len(part) for part in self._sets.values()])[:-1]
+        return dict(zip(self._sets, np.split(logits, ends), strict=True))
+
+    def _predictions(self, logits: np.ndarray) -> np.ndarray:
+        return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
+
+    def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
+        """Returns the metrics of predictions by the suffix of their set."""
+        values = {}
+        for suffix, predicted in predictions.items():
+            labels = self._sets[suffix].labels
+            known = known_labels(labels)
+            if known.any():
+                for name in self._spec.metrics:
+                    values[f"{name}{suffix}"] = getattr(metrics, name)(predicted[known], labels[known])
+        return values
+
+    def _submission_file(self, suffix: str) -> str:
+        return {**self._spec.submission, _AX_SUFFIX: "AX.tsv"}[suffix]
 
 
-def _weighting(settings: Config, glue: GlueTask, trained: Examples | None) -> Weighting:
-    return weighting_of(settings, glue.labels, trained.rows["labels"]) if trained and glue.labels else PLAIN
-
-
-def _parts(sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Logits of each evaluation set, in input order."""
-    logits = np.array(in_input_order(outputs, sum(map(len, sets.values())))["logits"])
-    cuts = np.cumsum([len(examples) for examples in sets.values()])[:-1]
-    return dict(zip(sets, np.split(logits, cuts), strict=True))
-
-
-def _score(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    parts = _parts(sets, outputs)
-    found = _measured(glue, sets, {suffix: _predictions(glue, part) for suffix, part in parts.items()})
-    if len(sets) > 1 and glue.labels:
-        # Of all sets together they would be those of none.
-        for suffix, logits in parts.items():
-            there = finetuning.known(sets[suffix].labels)
-            if there.any():
-                loss = metrics.cross_entropy(logits[there], sets[suffix].labels[there])
-                found |= {f"{name}{suffix}": loss for name in _LOSSES}
-    return found
-
-
-def _per_class(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-    found = {}
-    for suffix, logits in _parts(sets, outputs).items():
-        there = finetuning.known(sets[suffix].labels)
-        if there.any():
-            found[suffix] = of_classes(glue.labels, logits[there].argmax(axis=-1), sets[suffix].labels[there])
-    return found
-
-
-def _measured(glue: GlueTask, sets: dict[str, Split], predictions: dict[str, np.ndarray]) -> dict[str, float]:
-    found = {}
-    for suffix, predicted in predictions.items():
-        labels = sets[suffix].labels
-        there = finetuning.known(labels)
-        if there.any():
-            pair = predicted[there], labels[there]
-            found |= {f"{name}{suffix}": getattr(metrics, name)(*pair) for name in glue.metrics}
-    return found
-
-
-def _predictions(glue: GlueTask, logits: np.ndarray) -> np.ndarray:
-    return logits.argmax(axis=-1) if glue.labels else np.clip(logits, *SCORE_RANGE)
-
-
-def _baseline(glue: GlueTask, sets: dict[str, Split]) -> dict[str, float]:
-    """The most frequent label of the evaluated set, or its mean, for every example."""
-    known = {suffix: part.labels for suffix, part in sets.items() if finetuning.known(part.labels).any()}
-    return _measured(glue, sets, {suffix: finetuning.constant_guess(labels) for suffix, labels in known.items()})
-
-
-def _write(glue: GlueTask, sets: dict[str, Split], outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-    """Files as the GLUE server takes them: `index` and `prediction`, with a header, in the order of the indices."""
-    written = []
-    for suffix, logits in _parts(sets, outputs).items():
-        predicted = _predictions(glue, logits)
-        shown = [glue.labels[index] for index in predicted] if glue.labels else [f"{value:.3f}" for value in predicted]
-        rows = sorted(zip(_indices(sets[suffix].ids, len(shown)), shown, strict=True))
-        lines = "".join(f"{index}\t{value}\n" for index, value in rows)
-        written.append(write_atomic(folder / _submission(glue, suffix), "index\tprediction\n" + lines))
-    return written
-
-
-def _submission(glue: GlueTask, suffix: str) -> str:
-    """The file that the GLUE server takes for an evaluation set."""
-    return {**glue.submission, _AX: "AX.tsv"}[suffix]
-
-
-def _records(
-    glue: GlueTask, sets: dict[str, Split], suffix: str, outputs: list[dict[str, np.ndarray]], logits: bool
-) -> Iterator[Record]:
-    for row in _parts(sets, outputs)[suffix]:
-        yield of_class(glue.labels, row, logits) if glue.labels else of_number(_predictions(glue, row))
-
-
-def _indices(ids: list[str], count: int) -> list[int]:
-    """What the rows are called where these are numbers of their own, else their places."""
+def _row_indices(ids: list[str], count: int) -> list[int]:
+    """Returns the `index` column if it has a different number for each row, else 0 to count - 1."""
     if len(ids) == count and all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == len(ids):
         return list(map(int, ids))
     return list(range(count))

@@ -1,7 +1,8 @@
-"""What a task is to the training loop: a pure objective, and the batches it is computed on."""
+"""Base class of a task: what a step computes, on which batches, and how its predictions are scored."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,162 +11,204 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.finetuning.examples import Examples
+from bertjax.config.run import RunConfig
 from bertjax.data.schema import Schema, abstract_batch
 from bertjax.data.shard import DataShard
+from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
-from bertjax.tasks.finetuning.records import FileRecords
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
-# Metric name -> float32 [2]: a sum over examples or tokens, and the weight it is to be divided by.
+# Metric name -> float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
 MetricSums = dict[str, jax.Array]
-# Of a batch to initialise a model with; parameters do not depend on them.
-_SMALLEST = {"length": 8, "predictions": 1, "choices": 1, "labels": 1, "pairs": 1}
-# What evaluation keeps of each row, name -> [B, ...]; empty where sums say all.
+# Per-row outputs of an evaluation batch, name -> [B, ...]; {} if the metric sums are all that is needed.
 Outputs = dict[str, jax.Array]
+# Axis sizes of the dummy batch for `model.init`; parameter shapes do not depend on them.
+_INIT_SIZES = {"length": 8, "predictions": 1, "choices": 1, "labels": 1, "pairs": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What a step computes. Equal by value, so that runs which differ in data, seed or rate share one compilation.
+    """Model, loss and metrics of a step.
+
+    Equal by value, so that runs that differ only in data, seed or learning rate share one compiled step. A subclass
+    defines `metrics`, `losses`, `schema`, `denominators` and `compute`.
 
     Attributes:
-      model: the Flax module.
-      metrics: names of all metrics that `compute` returns.
-      losses: those of them whose means add up to the loss.
-      denominators: batch to the weight of each loss over the whole global batch. Known from the batch alone, so that
-        gradients of micro-batches add up to exactly the gradient of the batch.
-      compute: (model, params, batch, dropout key or None) to metric sums and outputs.
-      schema: of a batch.
+      model: Flax module that maps a batch to logits.
     """
 
     model: nn.Module
-    metrics: tuple[str, ...]
-    losses: tuple[str, ...]
-    denominators: Callable[[Batch], dict[str, jax.Array]]
-    compute: Callable[[nn.Module, Any, Batch, jax.Array | None], tuple[MetricSums, Outputs]]
-    schema: Schema
 
-    def initial(self, key: jax.Array) -> Any:
-        """Parameters of the model, with logical axes; no batch and no implementation of attention changes them."""
-        shapes = abstract_batch(self.schema, 1, **_SMALLEST)
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all entries of the metric sums."""
+        raise NotImplementedError
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Names of the metrics whose means add up to the training loss."""
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> Schema:
+        """Arrays of a batch."""
+        raise NotImplementedError
+
+    @property
+    def splits_into_micro_batches(self) -> bool:
+        """False if the loss of a row depends on other rows, as with in-batch negatives."""
+        return True
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the weight of each loss over the global batch.
+
+        It depends on the batch alone, so that gradients of micro-batches add up to exactly the gradient of the batch.
+        """
+        raise NotImplementedError
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        """Returns metric sums and per-row outputs of a batch; without a key, dropout is off."""
+        raise NotImplementedError
+
+    def apply(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> Any:
+        """Applies the model to a batch; without a key, dropout is off."""
+        rngs = {} if dropout_key is None else {"dropout": dropout_key}
+        return self.model.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
+
+    def init_params(self, key: jax.Array) -> Any:
+        """Initializes the parameters, boxed with their logical axes."""
+        shapes = abstract_batch(self.schema, 1, **_INIT_SIZES)
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-        # One that takes so short a row.
+        # Kernels reject rows this short, so initialize with XLA attention.
         config = dataclasses.replace(self.model.config, attention="plain")
         return self.model.clone(config=config).init(key, batch)["params"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cadence:
-    """When things happen, in steps; all known once a config meets its data.
+class StepCost:
+    """Size of some steps, as far as it is known before their batches are.
 
     Attributes:
-      steps: of the whole run.
-      warmup_steps: of the learning rate.
-      eval_every, checkpoint_every: the last step is evaluated and saved in any case; `eval_every` 0 turns evaluation
-        off.
-      eval_first: also evaluate before the first step.
-      patience: evaluations without a better one after which the run ends; 0 is never.
+      rows: rows of all batches.
+      positions: tokens of all rows, padding included.
+      flops: model FLOPs if every position were a token that attends to its whole row.
+      attention_flops: the part of `flops` that is attention's.
     """
 
-    steps: int
+    rows: int = 0
+    positions: int = 0
+    flops: float = 0.0
+    attention_flops: float = 0.0
+
+    def __add__(self, other: "StepCost") -> "StepCost":
+        return StepCost(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+    def __sub__(self, other: "StepCost") -> "StepCost":
+        return StepCost(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+    def token_flops(self, token_fraction: float, attention_fraction: float) -> float:
+        """Returns the FLOPs spent on tokens, given the fractions of `step.batch_fractions`."""
+        return token_fraction * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
+
+
+class Task:
+    """An objective with its data and metrics; a subclass lives in `bertjax/tasks/NAME.py` as `Task`.
+
+    The defaults fit a task that is evaluated by its metric sums alone and writes no predictions.
+
+    Attributes:
+      config: configuration of the run.
+      objective: what a step computes.
+      total_steps: optimizer steps of the run.
+      warmup_steps: steps of linear learning-rate warm-up.
+      eval_every: steps between evaluations (0: no evaluation); the last step is always evaluated.
+      checkpoint_every: steps between checkpoints; the last step is always saved.
+      eval_first: evaluate before the first step, too.
+      batch_sizes: rows of the global batches; each must split over the data shards.
+      phase_steps: steps of each phase, within which all batches have one shape.
+      num_eval_batches: batches of an evaluation (0: unknown).
+      best_metric: evaluation metric that selects the best checkpoint (default: "", the newest is kept).
+      unlabeled_source: name of the evaluation data if it has no labels.
+      reinit_params: top-level parameters that are never restored from `--init_from`.
+      workdir_files: content of the files that the workdir keeps, so that its checkpoints work without the data.
+      results: entries for `results.json` about the data.
+      notes: lines about the data for the log.
+      data_hash: SHA-256 of the data ("": no data), so that no run resumes on other data at the same path.
+      has_class_reports: `class_reports` returns reports.
+      writes_predictions: `write_predictions` is defined.
+      features_fingerprint: fingerprint of the checkpoint whose hidden states the batches hold ("": none).
+    """
+
+    phase_steps: tuple[int, ...] = ()
+    num_eval_batches = 0
+    eval_first = False
+    patience = 0
+    best_metric = ""
+    unlabeled_source = ""
+    reinit_params: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    data_hash = ""
+    features_fingerprint = ""
+    has_class_reports = False
+    writes_predictions = False
+
+    objective: Objective
+    total_steps: int
     warmup_steps: int
     eval_every: int
     checkpoint_every: int
-    eval_first: bool
-    patience: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCost:
-    """What some steps amount to, as far as it is known before their batches are.
-
-    Attributes:
-      rows: of all batches.
-      positions: of all rows, with padding.
-      flops: of the model, if all positions were tokens that attend to their whole row.
-      attention_flops: those of them that are attention's.
-    """
-
-    rows: int
-    positions: int
-    flops: float
-    attention_flops: float = 0.0
-
-    def since(self, before: "StepCost") -> "StepCost":
-        """What is between another and this."""
-        return StepCost(
-            *(getattr(self, part.name) - getattr(before, part.name) for part in dataclasses.fields(StepCost))
-        )
-
-    def real_flops(self, fill: float, attention_fraction: float) -> float:
-        """FLOPs for tokens, and for attention within their sequences: for what `step.fills` says is not padding."""
-        return fill * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """An objective with its data; built from a config by `bertjax.tasks.NAME.build`.
-
-    Attributes:
-      objective: what a step computes.
-      schedule: when things happen.
-      batch_sizes: rows of the global batches there are, which must split over the devices.
-      train_batches: first step and share to the share's rows of the batch of that step and all after.
-      eval_batches: share to its rows of the evaluation batches; every example exactly once, padding has weight 0.
-      eval_steps: batches of an evaluation, to tell the time left; 0 where they are not known before.
-      work: a step to what all steps before it amount to.
-      synthetic_batch: a batch of the shape that a phase's batches have, for benchmarks: of random numbers, or where
-        there is data one that most are like.
-      usual_step: a step whose batch has the shape of the first phase's `synthetic_batch`.
-      phase_steps: steps of each phase, in which all batches have one shape; () is one phase.
-      show: (batch, row) to the row as text, for a person.
-      score: (means of the evaluation's sums, outputs of its batches in order) to all its metrics.
-      baseline: metrics of the best guess that looks at no input, on the evaluation batches.
-      check_data: raises a BertjaxError if data that was read so far is damaged; given a number of steps, it first
-        checks everything that those steps and the evaluations read.
-      best_by: the evaluation metric by which the best checkpoint is kept; `selection.is_error` tells of which less is
-        better. "" keeps the newest.
-      per_class: outputs of the evaluation batches to what became of each class, by the suffix that the metrics of an
-        evaluation set have; None where there are no classes.
-      unlabelled: name of what is evaluated where it has no labels, and so no metrics; "" where it has.
-      write: (outputs of the evaluation batches, folder) to the prediction files it wrote; None where there are none.
-      records: what is written beside those files: a record of each row, with probabilities.
-      featured: takes a function of examples to the states of a frozen encoder for each of their tokens, and gives the
-        task whose batches have them; None where no encoder is frozen for good.
-      states_of: fingerprint of the checkpoint whose encoder's states the batches have; "" where they have none.
-      fresh: top-level parameters that never come from the checkpoint a run starts from.
-      files: name to content of what the workdir keeps, so that its checkpoints can be used without the data.
-      report: what was read, for `results.json`.
-      notes: the same in lines for a person.
-      data_hash: SHA-256 that changes with the data, so that no run goes on with other data at the same path; "" where
-        there is none.
-    """
-
-    objective: Objective
-    schedule: Cadence
     batch_sizes: tuple[int, ...]
-    train_batches: Callable[[int, DataShard], Iterator[NumpyBatch]]
-    eval_batches: Callable[[DataShard], Iterator[NumpyBatch]]
-    work: Callable[[int], StepCost]
-    synthetic_batch: Callable[[int], NumpyBatch]
-    show: Callable[[NumpyBatch, int], str]
-    score: Callable[[dict[str, float], list[dict[str, np.ndarray]]], dict[str, float]] = lambda means, outputs: means
-    baseline: Callable[[], dict[str, float]] = dict
-    check_data: Callable[[int | None], None] = lambda steps: None
-    best_by: str = ""
-    eval_steps: int = 0
-    usual_step: Callable[[], int] = lambda: 0
-    phase_steps: tuple[int, ...] = ()
-    unlabelled: str = ""
-    write: Callable[[list[dict[str, np.ndarray]], Path], list[Path]] | None = None
-    records: tuple[FileRecords, ...] = ()
-    per_class: Callable[[list[dict[str, np.ndarray]]], dict[str, ClassReport]] | None = None
-    featured: "Callable[[Callable[[Examples], np.ndarray]], Task] | None" = None
-    states_of: str = ""
-    fresh: tuple[str, ...] = ()
-    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    report: dict[str, Any] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    data_hash: str = ""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.workdir_files: dict[str, bytes] = {}
+        self.results: dict[str, Any] = {}
+
+    def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        """Yields the shard's rows of the batch of `start_step` and of all later steps."""
+        raise UsageError("the task was built without training data; use the command `train`")
+
+    def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
+        """Yields the shard's rows of the evaluation batches: every example exactly once, padding rows have weight 0."""
+        raise UsageError("the task has no evaluation data; name some in config.data")
+
+    def cost_before(self, step: int) -> StepCost:
+        """Returns the cost of all steps before `step`."""
+        raise NotImplementedError
+
+    def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
+        """Returns a batch of a phase's shape for benchmarks: random numbers, or a typical batch of the data."""
+        raise NotImplementedError
+
+    def typical_step(self) -> int:
+        """Returns a step whose batch has the shape of `synthetic_batch(0)`."""
+        return 0
+
+    def format_row(self, batch: NumpyBatch, row: int) -> str:
+        """Formats a row as text."""
+        return str({name: values[row] for name, values in batch.items()})
+
+    def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Returns all metrics of an evaluation.
+
+        Args:
+          means: means of the metric sums.
+          outputs: outputs of the evaluation batches, in order.
+        """
+        return means
+
+    def baseline(self) -> dict[str, float]:
+        """Returns the metrics of the best guess that does not look at the input."""
+        return {}
+
+    def check_data(self, steps: int | None) -> None:
+        """Raises a BertjaxError if data that was read is damaged; with `steps`, first waits for all checks."""
+
+    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
+        """Returns precision and recall of each class, by the suffix of the evaluation set ({}: no classes)."""
+        return {}
+
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Writes predictions in the official format and returns the files."""
+        raise UsageError(f"the task {self.config.task} writes no predictions; use a fine-tuning task")

@@ -1,313 +1,277 @@
-"""A user's own sentences, pairs of them or words, with a class, labels, a number or tags, from TSV, CSV, JSON Lines."""
+"""Classes, labels or numbers for a user's own sentences or sentence pairs, from TSV, CSV or JSON Lines files."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.examples import Examples, in_input_order
 from bertjax.data.finetuning.labelled_text import Target, encode_rows, label_of, labels_of
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, one_line, read_table
-from bertjax.data.finetuning.tagged import Tagged, tagged_rows
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.metrics import report
 from bertjax.metrics.report import ClassReport
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel
-from bertjax.tasks.finetuning import common as finetuning
-from bertjax.tasks.finetuning import splits, tagging
+from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, OutputLayer, saved_labels
-from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, are_given, of_class, of_labels, of_number
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.synthetic import synthetic_task
-from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
-from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.task import Objective, Task
+from bertjax.tasks.finetuning.records import (
+    RECORDS_FILE,
+    PredictionRecords,
+    Record,
+    class_record,
+    exceeds_threshold,
+    multilabel_record,
+    number_record,
+)
+from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, make_class_weighting
+from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
+from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
 
-KINDS = ("classes", "number", "tags", "multilabel")
-_BEST_BY = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}
+_DEFAULT_METRICS = {"classes": "accuracy", "number": "pearson", "multilabel": "micro_f1"}
 
 
 @dataclasses.dataclass(frozen=True)
-class TextData(FinetuningData):
-    """What is read, and in which batches.
+class TableData(FinetuningData):
+    """Files with named columns.
 
     Attributes:
-      train_file, dev_file, test_file: .tsv (quotes are text), .csv or .jsonl, in `path` where there is one.
+      train_file, dev_file, test_file: .tsv (quotes are text), .csv or .jsonl files, relative to `path` if it is set.
       text: column of the text.
-      second_text: column of the second text of a pair; empty where there is none.
       label: column of the label.
-      kind: `classes`, `number`, `tags` or `multilabel`.
-      label_separator: of `multilabel`, between two labels of a row.
-      threshold: of `multilabel`, the probability from which on a label is given.
     """
 
     train_file: str = ""
     dev_file: str = ""
     test_file: str = ""
     text: str = "text"
-    second_text: str = ""
     label: str = "label"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text == self.label:
+            raise UsageError(f"text and label name the same column {self.text!r}; name two columns")
+        if self.dev_share and self.dev_file:
+            raise UsageError(
+                f"config.data.dev_share={self.dev_share} and config.data.dev_file both give a dev set; use one of them"
+            )
+
+    @property
+    def has_files(self) -> bool:
+        """True if any file is named."""
+        return bool(self.train_file or self.dev_file or self.test_file)
+
+    def file_of(self, split: str) -> str:
+        """Returns the file of "train", "dev" or "test".
+
+        Raises:
+          UsageError: it is not set.
+        """
+        file = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}[split]
+        if not file:
+            raise UsageError(f"no file for the {split} set; name it with --config.data.{split}_file=FILE")
+        return file
+
+    def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
+        """Reads columns of a file.
+
+        Args:
+          file: one of the three files.
+          columns: names of the columns.
+          keep_short: yield rows that lack a column, too, as predictions need.
+        """
+        path = Path(self.path).expanduser() / file
+        form = path.suffix.removeprefix(".").lower()
+        if form not in FORMATS:
+            raise UsageError(f"unknown format of {path}; known: {', '.join(f'.{known}' for known in FORMATS)}")
+        stats = ReadStats(str(path))
+        return read_table(path, columns, stats, form=form, keep_short=keep_short), stats
+
+    def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
+        """Reads columns of all rows of the evaluated file."""
+        files = {"dev": self.train_file if self.dev_share else self.dev_file, "test": self.test_file}
+        return self.read_rows(files[self.eval_split], columns, keep_short=True)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextData(TableData):
+    """Data and batches.
+
+    Attributes:
+      second_text: column of the second text of a pair (default: none).
+      kind: `classes`, `number` or `multilabel`.
+      label_separator: for `multilabel`, text between two labels of a row.
+      threshold: for `multilabel`, least probability of a predicted label.
+    """
+
+    second_text: str = ""
     kind: str = "classes"
     label_separator: str = ","
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = [name for name in (self.text, self.second_text, self.label) if name]
-        if len({*named}) < len(named):
-            raise UsageError(f"text, second and label name one column twice: {', '.join(named)}")
-        one_of(self, "config.data", kind=KINDS)
-        if self.kind == "tags" and self.second_text:
-            raise UsageError("kind=tags takes one text a row; leave second out")
-        usual = (TextData.threshold, TextData.label_separator)
-        if self.kind != "multilabel" and (self.threshold, self.label_separator) != usual:
-            raise UsageError(f"config.data.threshold and label_separator are for kind=multilabel, kind is {self.kind}")
+        if self.second_text in (self.text, self.label):
+            raise UsageError(f"second_text names the column {self.second_text!r} a second time; name another one")
+        one_of(self, "config.data", kind=tuple(_DEFAULT_METRICS))
+        defaults = (TextData.threshold, TextData.label_separator)
+        if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
+            raise UsageError(f"config.data.threshold and label_separator have no effect with kind={self.kind}")
         if not 0 < self.threshold < 1:
-            raise UsageError(f"config.data.threshold is {self.threshold}; it must be above 0 and below 1")
+            raise UsageError(f"config.data.threshold={self.threshold} is out of range; use a value in (0, 1)")
         if not self.label_separator.strip() and self.label_separator != " " or self.label_separator in "\t\r\n":
-            raise UsageError(
-                f"config.data.label_separator is {self.label_separator!r}; give what is between two labels"
-            )
-        if self.dev_share and self.dev_file:
-            raise UsageError(
-                f"config.data.dev_share is {self.dev_share}, and config.data.dev_file names a dev set; leave one of "
-                "them out"
-            )
+            raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Settings of the task."""
+    """Config of the task."""
 
     task: str = "text"
     data: TextData = TextData()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        why = {
-            "number": "kind=number has no classes",
-            "multilabel": "with kind=multilabel each label is told by itself",
-        }
-        if self.data.kind in why:
-            self.refuse(why[self.data.kind], "label_smoothing", "data.class_weights")
+        if self.data.kind != "classes":
+            self.reject(f"kind={self.data.kind} has no classes", "label_smoothing", "data.class_weights")
 
     @property
     def has_data(self) -> bool:
-        """Whether they name any file."""
-        return bool(self.data.train_file or self.data.dev_file or self.data.test_file)
+        return self.data.has_files
 
 
-def build(settings: Config, train: bool = True) -> Task:
-    """The task of settings, on the files they name; without any, a task that has synthetic batches only.
+class Task(FinetuningTask):
+    """One or two texts per row, and a class, labels or a number."""
 
-    Raises:
-      UsageError: no files, or files without the columns that are named.
-    """
-    data = settings.data
-    if train and not data.train_file or not settings.has_data:
-        if train:
-            raise UsageError("give your files: --config.data.train_file=FILE and --config.data.dev_file=FILE")
-        if data.kind == "tags":
-            return synthetic_task(settings, functools.partial(tagging.objective, tags=2))
-        return synthetic_task(
-            settings, functools.partial(_objective, data, ("0", "1")), labels=2 if data.kind == "multilabel" else 0
-        )
-    vocabulary = finetuning.vocabulary_of(settings)
-    if data.kind == "tags":
-        return _tagging(settings, vocabulary, train)
-    model = finetuning.model_of(settings, vocabulary)
-    readings: list[ReadStats] = []
-    labels: Sequence[str] = ()
-    if data.kind != "number":
-        labels = saved_labels(data.labels) or _labels(data)
-    read = functools.partial(_read, data, Tokenizer(vocabulary), labels, readings)
-    split = splits.evaluated(data, train)
-    trained = examples = None
-    if train or split == splits.SHARE:
-        trained, examples = splits.divided(data, read(data.train_file, labelled=True, training=True), readings)
-    if split in SPLITS:
-        file, labelled = (data.dev_file, True) if split == "dev" else (data.test_file, False)
-        examples = read(file, labelled=labelled, training=False)
-    weights = PLAIN
-    if train and data.kind == "classes":
-        weights = weighting_of(settings, labels, trained.rows["labels"])
-    return finetuning.make_task(
-        settings,
-        _objective(data, labels, model, weights),
-        vocabulary,
-        trained if train else None,
-        examples,
-        readings,
-        layer=OutputLayer(
+    missing_data = "no data; name files with --config.data.train_file=FILE and --config.data.dev_file=FILE"
+    config: Config
+
+    def __init__(self, config: Config, train: bool = True) -> None:
+        if train and not config.data.train_file:
+            raise UsageError(self.missing_data)
+        self.default_metric = _DEFAULT_METRICS[config.data.kind]
+        self.labels = () if config.data.kind == "number" else ("0", "1")
+        super().__init__(config, train)
+
+    def make_objective(self, model: ModelConfig) -> Objective:
+        if self.config.data.kind == "multilabel":
+            return MultiLabel(SequenceModel(model, len(self.labels)))
+        weighting = UNWEIGHTED
+        if self.labels and self.train_examples is not None:
+            weighting = make_class_weighting(
+                self.config.data.class_weight_map,
+                self.config.label_smoothing,
+                self.labels,
+                self.train_examples.rows["labels"],
+            )
+        return sequence_objective(self.labels, model, weighting)
+
+    def output_layer(self) -> OutputLayer:
+        data = self.config.data
+        return OutputLayer(
             MULTILABEL if data.kind == "multilabel" else CLASSES,
-            tuple(labels),
+            tuple(self.labels),
             f"text/{data.kind}{'/pair' if data.second_text else ''}",
             2 if data.second_text else 1,
-        ),
-        score=lambda outputs: _measured(data, examples, _values(data, examples, outputs)),
-        baseline=lambda: _baseline(data, examples),
-        best_by=_BEST_BY[data.kind],
-        write=functools.partial(_write, data, labels, examples),
-        records=[
-            FileRecords(
-                RECORDS, functools.partial(_records, data, labels, examples), examples.lines, _evaluated_table(data)
-            )
-        ]
-        if examples
-        else (),
-        evaluated_on=readings[-1].file,
-        is_labelled=examples is None or finetuning.known(examples.rows["labels"]).any(),
-        per_class=functools.partial(_per_class, data, labels, examples) if labels else None,
-    )
+        )
+
+    def load(self, train: bool) -> None:
+        data = self.config.data
+        if data.kind != "number":
+            self.labels = saved_labels(data.labels) or _read_labels(data)
+        self.has_class_reports = bool(self.labels)
+        super().load(train)
+
+    def read_examples(self, split: str) -> Examples:
+        data, has_labels = self.config.data, split != "test"
+        texts = [data.text, *([data.second_text] if data.second_text else [])]
+        columns = [*texts, *([data.label] if has_labels else [])]
+        rows, stats = data.read_rows(data.file_of(split), columns, keep_short=split != "train")
+        self.read_stats.append(stats)
+        target = Target(data.label, self.labels, data.label_separator if data.kind == "multilabel" else "")
+        return encode_rows(
+            rows, texts, target, self.tokenizer, data.seq_len, stats, labelled=has_labels, training=split == "train"
+        )
+
+    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        return self._metrics(self._predictions(outputs))
+
+    def baseline(self) -> dict[str, float]:
+        """Scores the most frequent class, the labels of most rows, or the mean, for every example."""
+        labels = self.eval_examples.rows["labels"]
+        if self.config.data.kind == "multilabel":
+            frequent = labels[known_labels(labels)].mean(axis=0) > 0.5
+            return self._metrics(np.tile(frequent.astype(np.int64), (len(labels), 1)))
+        return self._metrics(constant_prediction(labels))
+
+    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
+        labels = self.eval_examples.rows["labels"]
+        known = known_labels(labels)
+        make_report = report.of_labels if self.config.data.kind == "multilabel" else report.of_classes
+        return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
+
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Writes a header `prediction`, then a line per row of the file."""
+        predictions, data = self._predictions(outputs), self.config.data
+        if data.kind == "multilabel":
+            texts = [data.label_separator.join(self.labels[id_] for id_ in np.flatnonzero(row)) for row in predictions]
+        else:
+            texts = [self.labels[value] if self.labels else f"{value:.6g}" for value in predictions]
+        lines = "".join(f"{one_line(text)}\n" for text in texts)
+        return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
+
+    def prediction_records(self) -> list[PredictionRecords]:
+        data = self.config.data
+
+        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
+            for logits in in_input_order(outputs, len(self.eval_examples))["logits"]:
+                if data.kind == "multilabel":
+                    yield multilabel_record(self.labels, logits, data.threshold, include_logits)
+                elif self.labels:
+                    yield class_record(self.labels, logits, include_logits)
+                else:
+                    yield number_record(logits)
+
+        return [PredictionRecords(RECORDS_FILE, make, self.eval_examples.lines, data.read_evaluated_columns)]
+
+    def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
+        """Returns class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
+        logits = np.array(in_input_order(outputs, len(self.eval_examples))["logits"])
+        if self.config.data.kind == "multilabel":
+            return exceeds_threshold(logits, self.config.data.threshold).astype(np.int64)
+        return logits.argmax(axis=-1) if self.labels else logits
+
+    def _metrics(self, predictions: np.ndarray) -> dict[str, float]:
+        labels = self.eval_examples.rows["labels"]
+        known = known_labels(labels)
+        predictions, labels = predictions[known], labels[known]
+        if not len(labels):
+            return {}
+        if self.config.data.kind == "multilabel":
+            return metrics.multilabel(predictions, labels)
+        names = ("accuracy", "macro_f1", "matthews") if self.labels else ("pearson", "spearman")
+        return {name: getattr(metrics, name)(predictions, labels) for name in names}
 
 
-def _objective(data: TextData, labels: Sequence[str], model: ModelConfig, weights: Weighting = PLAIN) -> Objective:
-    if data.kind == "multilabel":
-        return objectives.labels_objective(SequenceModel(model, len(labels)))
-    return objectives.sequence_objective(labels if data.kind == "classes" else (), model, weights)
-
-
-def _tagging(settings: Config, vocabulary: Vocabulary, train: bool) -> Task:
-    data = settings.data
-    readings: list[ReadStats] = []
-
-    def read(file: str, labelled: bool, training: bool) -> Tagged:
-        label = data.label if labelled else None
-        rows, reading = _open(data, file, [data.text, *([label] if label else [])], not training)
-        readings.append(reading)
-        return tagged_rows(rows, data.text, label, reading, keep_untagged=not training)
-
-    return tagging.tagging_task(
-        settings,
-        vocabulary,
-        readings,
-        train,
-        read_training=functools.partial(read, data.train_file, True, True),
-        read_split=lambda split: read(*((data.dev_file, True) if split == "dev" else (data.test_file, False)), False),
-        output=f"text/{data.kind}",
-        documents=False,
-        table=_evaluated_table(data),
-    )
-
-
-def _evaluated_table(data: TextData) -> Callable[[Sequence[str]], Iterator[Row]]:
-    """Columns to all rows of the file that is evaluated."""
-    dev = data.train_file if data.dev_share else data.dev_file
-    return lambda columns: _open(data, dev if data.eval_split == "dev" else data.test_file, columns, True)[0]
-
-
-def _open(data: TextData, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-    if not file:
-        raise UsageError("give the file to evaluate: --config.data.dev_file=FILE, or test_file for --split test")
-    path = Path(data.path).expanduser() / file
-    form = path.suffix.removeprefix(".").lower()
-    if form not in FORMATS:
-        raise UsageError(f"{path} ends with none of {', '.join(f'.{known}' for known in FORMATS)}")
-    reading = ReadStats(str(path))
-    return read_table(path, columns, reading, form=form, keep_short=keep_short), reading
-
-
-def _labels(data: TextData) -> list[str]:
+def _read_labels(data: TextData) -> list[str]:
+    """Reads the labels of the training file, sorted."""
     if not data.train_file:
-        raise UsageError("the classes are those of the training file: --config.data.train_file=FILE")
-    rows, reading = _open(data, data.train_file, [data.label], False)
+        raise UsageError("the classes are read from the training file; name it with --config.data.train_file=FILE")
+    rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
     if data.kind == "multilabel":
-        labels = sorted({label for row in rows for label in labels_of(row, data.label, data.label_separator, reading)})
+        labels = sorted({label for row in rows for label in labels_of(row, data.label, data.label_separator, stats)})
         if not labels:
-            raise UsageError(f"the column {data.label!r} of {data.train_file} has no labels")
+            raise UsageError(f"no labels in column {data.label!r} of {data.train_file}; name another column")
         return labels
-    labels = sorted({label_of(row, data.label, reading) for row in rows} - {""})
+    labels = sorted({label_of(row, data.label, stats) for row in rows} - {""})
     if len(labels) < 2:
         raise UsageError(
-            f"the column {data.label!r} of {data.train_file} has {len(labels)} different labels; classes are at least "
-            "2, for numbers give kind=number"
+            f"column {data.label!r} of {data.train_file} has {len(labels)} different labels, and classes need at least "
+            "2; for numbers use kind=number"
         )
     return labels
-
-
-def _read(
-    data: TextData,
-    tokenizer: Tokenizer,
-    labels: Sequence[str],
-    readings: list[ReadStats],
-    file: str,
-    *,
-    labelled: bool,
-    training: bool,
-) -> Examples:
-    texts = [data.text, *([data.second_text] if data.second_text else [])]
-    rows, reading = _open(data, file, [*texts, *([data.label] if labelled else [])], not training)
-    readings.append(reading)
-    target = Target(data.label, labels, data.label_separator if data.kind == "multilabel" else "")
-    return encode_rows(rows, texts, target, tokenizer, data.seq_len, reading, labelled=labelled, training=training)
-
-
-def _values(data: TextData, examples: Examples, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-    """The class of each row, int [N]; which labels it has, int [N, K] of 0 and 1; or its number."""
-    logits = np.array(in_input_order(outputs, len(examples))["logits"])
-    if data.kind == "multilabel":
-        return are_given(logits, data.threshold).astype(np.int64)
-    return logits.argmax(axis=-1) if data.kind == "classes" else logits
-
-
-def _measured(data: TextData, examples: Examples, values: np.ndarray) -> dict[str, float]:
-    there = finetuning.known(examples.rows["labels"])
-    values, wanted = values[there], examples.rows["labels"][there]
-    if not len(wanted):
-        return {}
-    if data.kind == "multilabel":
-        return metrics.multilabel(values, wanted)
-    if data.kind == "classes":
-        return {
-            "accuracy": metrics.accuracy(values, wanted),
-            "macro_f1": metrics.macro_f1(values, wanted),
-            "matthews": metrics.matthews(values, wanted),
-        }
-    return {"pearson": metrics.pearson(values, wanted), "spearman": metrics.spearman(values, wanted)}
-
-
-def _per_class(
-    data: TextData, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]]
-) -> dict[str, ClassReport]:
-    there = finetuning.known(examples.rows["labels"])
-    values, wanted = _values(data, examples, outputs)[there], examples.rows["labels"][there]
-    return {"": (report.of_labels if data.kind == "multilabel" else report.of_classes)(labels, values, wanted)}
-
-
-def _baseline(data: TextData, examples: Examples) -> dict[str, float]:
-    """The most frequent class, the labels that most rows have, or the mean, for every example."""
-    labels = examples.rows["labels"]
-    if data.kind == "multilabel":
-        usual = labels[finetuning.known(labels)].mean(axis=0) > 0.5
-        return _measured(data, examples, np.tile(usual.astype(np.int64), (len(labels), 1)))
-    return _measured(data, examples, finetuning.constant_guess(labels))
-
-
-def _write(
-    data: TextData, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], folder: Path
-) -> list[Path]:
-    """`prediction`, a line for each row of the file, in its order."""
-    values = _values(data, examples, outputs)
-    if data.kind == "multilabel":
-        shown = [data.label_separator.join(labels[index] for index in np.flatnonzero(row)) for row in values]
-    else:
-        shown = [labels[value] for value in values] if labels else [f"{value:.6g}" for value in values]
-    lines = "".join(f"{one_line(value)}\n" for value in shown)
-    return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
-
-
-def _records(
-    data: TextData, labels: Sequence[str], examples: Examples, outputs: list[dict[str, np.ndarray]], logits: bool
-) -> Iterator[Record]:
-    for row in in_input_order(outputs, len(examples))["logits"]:
-        if data.kind == "multilabel":
-            yield of_labels(labels, row, data.threshold, logits)
-        else:
-            yield of_class(labels, row, logits) if labels else of_number(row)

@@ -1,20 +1,23 @@
-"""Times the train step on synthetic batches; imports no TensorFlow."""
+"""Benchmark of the train step on synthetic batches; imports no TensorFlow."""
 
 import logging
 import math
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
-from bertjax.config.run import RunConfig
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.evaluation import check_batch_sizes
+from bertjax.training.optimizer import bert_schedule, make_optimizer
+from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.step import (
     ATTENTION_FRACTION,
@@ -24,52 +27,57 @@ from bertjax.training.step import (
     init_state,
     make_train_step,
 )
-from bertjax.training.train import check_batches
 
 logger = logging.getLogger(__name__)
 
 
-def bench_step(settings: RunConfig, task: Task, steps: int) -> dict[str, Any]:
-    """Runs `steps` timed train steps of the first phase's usual shape, after one that compiles.
+def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
+    """Times train steps of the first phase's shape, after one step that compiles.
 
     Args:
-      settings: of the run that is timed.
-      task: built from them.
-      steps: timed steps; the figure is their median.
+      task: task to time.
+      steps: number of timed steps; `seconds_per_step` is their median.
+      profile_steps: timed steps to profile, counted from 0.
+      profile_dir: log directory of the profile (default: a new temporary folder).
 
     Returns:
-      tokens_per_second and mfu, of tokens alone; positions_per_second, with padding; fill, the share of positions that
-      are tokens; seconds_to_first_step (tracing, compiling and one step), seconds_per_step, its fastest and slowest,
-      peak_memory_bytes of one device (of the process on CPU), the peak and where it comes from, and `losses`, with the
-      other values of the steps; None of those that are not finite.
+      tokens_per_second and mfu, of tokens without padding; positions_per_second, with padding; token_fraction;
+      seconds_to_first_step (tracing, compilation and one step); seconds_per_step with minimum and maximum;
+      peak_memory_bytes of one device (of the process on CPU); the peak FLOP/s and its source; and `losses`, the metrics
+      of the steps, None if not finite.
     """
     started = time.perf_counter()
-    train_step, state, given = step_of(settings, task)
-    state = jax.block_until_ready(train_step(state, *given))
+    train_step, state, inputs = make_bench_step(task)
+    state = jax.block_until_ready(train_step(state, *inputs))
     first = time.perf_counter() - started
     logger.info(f"first step after {first:.1f} s")
     seconds = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        state = train_step(state, *given)
-        jax.block_until_ready(state.step)
-        seconds.append(time.perf_counter() - start)
-        logger.info(f"step of {seconds[-1]:.3f} s")
-    # After the steps, not before: processors that have just worked are as warm as they were during them.
+    log_dir = epath.Path(profile_dir or tempfile.mkdtemp(prefix="bertjax-profile-")) if profile_steps else epath.Path()
+    with StepProfiler(log_dir, profile_steps) as profiler:
+        for step in range(steps):
+            start = time.perf_counter()
+            with profiler.step(step):
+                state = train_step(state, *inputs)
+                jax.block_until_ready(state.step)
+            seconds.append(time.perf_counter() - start)
+            profiler.step_done(step + 1, state)
+            logger.info(f"step {step + 1}: {seconds[-1]:.3f} s")
+    # After the steps, when the processor is as warm as it was during them.
     peak, source = peak_flops_per_second(jax.devices())
-    usual, sums = task.usual_step(), compute_metrics(jax.device_get(state.sums))
-    work = task.work(usual + 1).since(task.work(usual))
-    fill, attention_fraction = sums.pop(TOKEN_FRACTION), sums.pop(ATTENTION_FRACTION)
-    if not all(map(math.isfinite, sums.values())):
-        logger.info(f"not finite: {', '.join(name for name, value in sums.items() if not math.isfinite(value))}")
-    real_flops = work.real_flops(fill, attention_fraction)
+    metrics = compute_metrics(jax.device_get(state.sums))
+    step = task.typical_step()
+    cost = task.cost_before(step + 1) - task.cost_before(step)
+    token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
+    if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        logger.info(f"not finite: {', '.join(not_finite)}")
+    median = statistics.median(seconds)
     return {
-        "tokens_per_second": fill * work.positions / statistics.median(seconds),
-        "positions_per_second": work.positions / statistics.median(seconds),
-        "token_fraction": fill,
-        "mfu": real_flops / statistics.median(seconds) / peak if peak else None,
+        "tokens_per_second": token_fraction * cost.positions / median,
+        "positions_per_second": cost.positions / median,
+        "token_fraction": token_fraction,
+        "mfu": cost.token_flops(token_fraction, attention_fraction) / median / peak if peak else None,
         "seconds_to_first_step": first,
-        "seconds_per_step": statistics.median(seconds),
+        "seconds_per_step": median,
         "seconds_per_step_min": min(seconds),
         "seconds_per_step_max": max(seconds),
         "peak_memory_bytes": _peak_memory_bytes(),
@@ -77,28 +85,29 @@ def bench_step(settings: RunConfig, task: Task, steps: int) -> dict[str, Any]:
         "peak_source": source,
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
-        "batch_size": settings.data.batch_size,
-        "rows": work.rows,
-        "seq_len": given[0]["input_ids"].shape[-1],
+        "batch_size": task.config.data.batch_size,
+        "rows": cost.rows,
+        "seq_len": inputs[0]["input_ids"].shape[-1],
         "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
-        "losses": {name: value if math.isfinite(value) else None for name, value in sums.items()},
+        "losses": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
     }
 
 
-def step_of(settings: RunConfig, task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
-    """The first phase's train step, a state to begin with, and what else it takes: a synthetic batch, key and rate."""
-    mesh = make_mesh(settings.mesh)
-    check_batches(task, mesh, settings.grad_accum_steps)
-    optimizer = make_optimizer(settings.optimizer)
-    state = init_state(task.objective, optimizer, mesh, jax.random.key(settings.seed))
-    key = jax.device_put(jax.random.key(settings.seed + 1), replicated(mesh))
-    rate = LearningRate(settings.optimizer.learning_rate, task.schedule.warmup_steps, task.schedule.steps)
-    given = (put_batch(task.synthetic_batch(0), mesh), key, rate)
-    return make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps), state, given
+def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
+    """Returns the train step of the first phase, an initial state, and the step's other inputs."""
+    config = task.config
+    mesh = make_mesh(config.mesh)
+    check_batch_sizes(task, mesh, config.grad_accum_steps)
+    optimizer = make_optimizer(config.optimizer)
+    state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
+    key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
+    schedule = bert_schedule(config.optimizer.learning_rate, task.warmup_steps, task.total_steps)
+    inputs = (put_batch(task.synthetic_batch(), mesh), key, schedule)
+    return make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps), state, inputs
 
 
 def _peak_memory_bytes() -> int:
-    statistics_of_device = jax.local_devices()[0].memory_stats()
-    if statistics_of_device:
-        return statistics_of_device["peak_bytes_in_use"]
+    memory_stats = jax.local_devices()[0].memory_stats()
+    if memory_stats:
+        return memory_stats["peak_bytes_in_use"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

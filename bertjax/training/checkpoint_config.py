@@ -7,16 +7,13 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.config import paths as places
-from bertjax.config.fields import from_config
 from bertjax.config.load import load_config, load_saved_config
-from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
+from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
-from bertjax.tasks.finetuning.settings import SPLITS
-from bertjax.tasks.run import config_class
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_metadata import CONFIG, architecture_of, read_meta
 from bertjax.training.init_from import adopt
@@ -82,17 +79,6 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
         raise UsageError(f"the task {config.task} has no predictions to write")
     config.data.eval_split = split
     return config
-
-
-def parse_config(config: ConfigDict) -> RunConfig:
-    """The settings that a config gives, all of them checked.
-
-    Raises:
-      UsageError: there is no such task, or names the field and its value.
-    """
-    if "task" not in config:
-        raise UsageError("the config has no task; begin with the defaults, see bertjax/presets.py")
-    return from_config(config_class(config.task), config)
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:

@@ -1,30 +1,118 @@
-"""A checkpoint without its training: its parameters, vocabulary and held-out metrics."""
+"""Evaluation: metrics and outputs of a model on all evaluation batches of a task."""
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.config.run import RunConfig
-from bertjax.errors import BertjaxError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.task import Objective, Task
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
-from bertjax.training.sharding import make_mesh, parameter_shardings
-from bertjax.training.train import check_batches, check_labelled, predict
+from bertjax.training.results import log_reports
+from bertjax.training.sharding import (
+    batch_shards,
+    data_shard,
+    make_mesh,
+    parameter_shardings,
+    put_batch,
+    replicated,
+)
+from bertjax.training.step import compute_metrics, make_eval_step
+from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
 
+def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None) -> dict[str, float]:
+    """Returns all evaluation metrics.
+
+    Args:
+      task: task with evaluation data.
+      mesh: mesh of the parameters.
+      params: parameters.
+      heartbeat: called after each batch.
+    """
+    return task.evaluate(*predict(task, mesh, params, heartbeat))
+
+
+def predict(
+    task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
+) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
+    """Returns the means of the metric sums, with their total loss, and the outputs of the evaluation batches in order."""
+    eval_step = make_eval_step(task.objective, mesh)
+    names = task.objective.metrics
+    sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
+    outputs = []
+    shown = jax.process_index() == 0
+    with progress_bar("evaluation", task.num_eval_batches or None, " batches", shown, after_seconds=2) as bar:
+        for batch in task.eval_batches(data_shard(mesh)):
+            sums, output = eval_step(params, put_batch(batch, mesh), sums)
+            outputs.append(output)
+            # Fetch the previous outputs while this batch is computed; the devices could not hold all of them.
+            outputs[-2:-1] = jax.device_get(outputs[-2:-1])
+            bar.update()
+            heartbeat()
+    return add_loss(compute_metrics(jax.device_get(sums)), task.objective), jax.device_get(outputs)
+
+
+def add_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
+    """Returns the values with `loss`, the sum of the losses among them, if there are any."""
+    losses = [values[name] for name in objective.losses if name in values]
+    return {**values, "loss": sum(losses)} if losses else values
+
+
+def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
+    """Returns the evaluation metrics of a checkpoint, and logs the results by class.
+
+    Raises:
+      UsageError: the checkpoint does not fit the model of the task, or the examples have no labels.
+      BertjaxError: the loss is not finite.
+    """
+    check_labeled(task)
+    mesh, params = mesh_and_params(task, checkpoint)
+    means, outputs = predict(task, mesh, params)
+    log_reports(task.class_reports(outputs))
+    values = task.evaluate(means, outputs)
+    task.check_data(0)
+    if not math.isfinite(values.get("loss", 0.0)):
+        raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint beside it")
+    return values
+
+
+def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
+    """Loads the parameters of a checkpoint that was trained for the task.
+
+    Raises:
+      UsageError: the checkpoint is of another model or task.
+    """
+    mesh = make_mesh(task.config.mesh)
+    check_vocabulary(task, checkpoint)
+    order = check_output_layer(task, checkpoint)
+    for note in task.notes:
+        logger.info(note)
+    check_batch_sizes(task, mesh, 1)
+    params = load_params(checkpoint, abstract_params(task.objective, task.config.mesh))
+    if order:
+        logger.info(f"reordered the outputs by label: {order}")
+        params = {
+            **params,
+            **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.reinit_params},
+        }
+    return mesh, params
+
+
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
-    """Shapes and shardings of a model's parameters on a mesh over this machine's devices."""
-    boxed = jax.eval_shape(objective.initial, jax.random.key(0))
+    """Returns shapes, dtypes and shardings of the parameters on a mesh over the devices of this host."""
+    boxed = jax.eval_shape(objective.init_params, jax.random.key(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         nn.unbox(boxed),
@@ -32,42 +120,22 @@ def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> 
     )
 
 
-def evaluate_checkpoint(settings: RunConfig, task: Task, checkpoint: epath.Path) -> dict[str, float]:
-    """Held-out metrics of a checkpoint; what became of each class is printed.
-
-    Raises:
-      UsageError: the checkpoint does not fit the settings' model, or the examples have no labels.
-      BertjaxError: the loss is not finite.
-    """
-    check_labelled(task)
-    mesh, params = mesh_and_params(settings, task, checkpoint)
-    means, outputs = predict(task, mesh, params)
-    for suffix, report in (task.per_class(outputs) if task.per_class else {}).items():
-        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
-    values = task.score(means, outputs)
-    task.check_data(0)
-    if not math.isfinite(values.get("loss", 0.0)):
-        raise BertjaxError(f"the held-out loss of {checkpoint} is not finite; try an older checkpoint beside it")
-    return values
+def check_labeled(task: Task) -> None:
+    """Raises a UsageError if the evaluation examples have no labels."""
+    if task.unlabeled_source:
+        raise UsageError(
+            f"{task.unlabeled_source} has no labels, so there are no metrics; use `bertjax predict`, or evaluate the dev "
+            "set with --config.data.eval_split=dev"
+        )
 
 
-def mesh_and_params(settings: RunConfig, task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
-    """A checkpoint's parameters on the devices, for the task that it was trained for.
-
-    Raises:
-      UsageError: the checkpoint does not fit the settings' model, or is of another task.
-    """
-    mesh = make_mesh(settings.mesh)
-    check_vocabulary(task, checkpoint)
-    order = check_output_layer(task, checkpoint)
-    for note in task.notes:
-        logger.info(note)
-    check_batches(task, mesh, 1)
-    params = load_params(checkpoint, abstract_params(task.objective, settings.mesh))
-    if order:
-        logger.info(f"outputs are put in the order of the labels: {order}")
-        params = {
-            **params,
-            **{name: jax.tree.map(lambda x: x[..., jnp.array(order)], params[name]) for name in task.fresh},
-        }
-    return mesh, params
+def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
+    """Raises a UsageError if a batch does not split over the data shards and micro-batches."""
+    shards = batch_shards(mesh)
+    for batch_size in task.batch_sizes:
+        if batch_size % (shards * grad_accum_steps):
+            raise UsageError(
+                f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
+                f"micro-batches; use a multiple of {shards * grad_accum_steps} for config.data.batch_size (divided by "
+                "data.examples_per_row, and smaller in a long phase with keep_tokens_per_batch)"
+            )

@@ -1,6 +1,8 @@
-"""Which parameters a run trains: by layer and by name. The others get no gradient, no update and no optimizer state.
+"""Frozen parameters, by layer and by name: without gradient, update or optimizer state.
 
-Parameters with LAYERS in their path hold all layers, stacked on a leading axis, the lowest first.
+Parameters with LAYERS in their path hold all layers, stacked on a leading axis, the lowest first. Freezing some of them
+cuts the stack, which `optax.multi_transform` and `optax.set_to_zero` cannot do: they mask whole arrays, and the frozen
+layers would keep gradients and moments.
 """
 
 import math
@@ -11,102 +13,97 @@ import flax.linen as nn
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS
-
-_SHOWN_NAMES = 12
 
 
 class Frozen(NamedTuple):
-    """What is not trained.
+    """Parameters that are not trained.
 
     Attributes:
-      layers: so many of the lowest ones.
-      names: paths of parameters, or of modules with all that is in them, such as `encoder/embeddings`.
+      layers: number of lowest layers.
+      names: paths of parameters or modules, such as `encoder/embeddings`.
     """
 
     layers: int = 0
     names: tuple[str, ...] = ()
 
-    def has(self, path: Sequence[str]) -> bool:
-        """Whether a parameter is frozen by its name."""
+    def matches(self, path: Sequence[str]) -> bool:
+        """True if a parameter is frozen by its name."""
         return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
 
 
 def is_stacked(path: Sequence[str]) -> bool:
-    """Whether a parameter holds all layers."""
+    """True if a parameter holds all layers."""
     return LAYERS in path
 
 
 def trainable(params: Any, frozen: Frozen) -> Any:
-    """The parameters that are trained, boxed or not: of a stack the upper layers, of the others those not frozen."""
-    found = {}
+    """Returns the trainable part of the parameters, boxed or not: of a stack, its upper layers."""
+    trained = {}
     for path, leaf in flatten_dict(params).items():
-        if frozen.has(path):
+        if frozen.matches(path):
             continue
         if frozen.layers and is_stacked(path):
             if nn.unbox(leaf).shape[0] == frozen.layers:
                 continue
             leaf = jax.tree.map(lambda stack: stack[frozen.layers :], leaf)
-        found[path] = leaf
-    return unflatten_dict(found)
+        trained[path] = leaf
+    return unflatten_dict(trained)
 
 
-def with_trained(params: Any, trained: Any, frozen: Frozen) -> Any:
-    """All parameters as the model takes them: those of `trainable` from `trained`, the others from `params`.
+def merge_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
+    """Returns all parameters in the form that the model takes, the trainable ones from `trained`.
 
-    The frozen layers are a stack of their own, through which nothing is differentiated.
+    Frozen layers are a stack of their own, through which no gradient flows.
     """
     if frozen == Frozen():
         return trained
-    new, whole = flatten_dict(trained), {}
+    new, merged = flatten_dict(trained), {}
     for path, leaf in flatten_dict(params).items():
         if frozen.layers and is_stacked(path):
-            whole[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: frozen.layers]
+            merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: frozen.layers]
             if frozen.layers < leaf.shape[0]:
-                whole[path] = new[path] if path in new else leaf[frozen.layers :]
+                merged[path] = new[path] if path in new else leaf[frozen.layers :]
         else:
-            whole[path] = new.get(path, leaf)
-    return unflatten_dict(whole)
+            merged[path] = new.get(path, leaf)
+    return unflatten_dict(merged)
 
 
-def updated(params: Any, trained: Any, frozen: Frozen) -> Any:
-    """`params` with those of `trainable` from `trained`; the others are the same bits."""
+def update_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
+    """Returns `params` with the trainable part replaced; frozen parameters keep their bits."""
     if frozen == Frozen():
         return trained
-    new, whole = flatten_dict(trained), flatten_dict(params)
-    for path, value in new.items():
-        partly = frozen.layers and is_stacked(path)
-        whole[path] = whole[path].at[frozen.layers :].set(value) if partly else value
-    return unflatten_dict(whole)
+    updated = flatten_dict(params)
+    for path, value in flatten_dict(trained).items():
+        is_cut = frozen.layers and is_stacked(path)
+        updated[path] = updated[path].at[frozen.layers :].set(value) if is_cut else value
+    return unflatten_dict(updated)
 
 
 def check_frozen(params: Any, frozen: Frozen) -> None:
-    """Refuses to freeze what is not there, or all there is.
+    """Checks that the frozen parameters exist and that some are left to train.
 
     Args:
       params: arrays or shapes, boxed or not.
+      frozen: parameters to freeze.
 
     Raises:
-      UsageError: names the field and its value.
+      UsageError: unknown or too many parameters.
     """
     flat = flatten_dict(nn.unbox(params))
-    layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
-    if frozen.layers > layers:
-        raise UsageError(f"optimizer.freeze_layers is {frozen.layers}; the model has {layers} layers")
+    num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
+    if frozen.layers > num_layers:
+        raise UsageError(f"optimizer.freeze_layers={frozen.layers} exceeds the {num_layers} layers of the model")
     for name in frozen.names:
-        if not any(Frozen(names=(name,)).has(path) for path in flat):
+        if not any(Frozen(names=(name,)).matches(path) for path in flat):
             known = sorted({"/".join(path[:2]) for path in flat})
-            more = f" and {len(known) - _SHOWN_NAMES} more" if len(known) > _SHOWN_NAMES else ""
-            raise UsageError(
-                f"optimizer.freeze names {name[:60]!r}, and no parameter is called so; there are "
-                f"{', '.join(known[:_SHOWN_NAMES])}{more}, and what is in them"
-            )
-    if not trainable_count(params, frozen):
-        raise UsageError("optimizer.freeze_layers and optimizer.freeze leave no parameter to be trained")
+            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; known: {listed(known, 12)}")
+    if not count_trainable(params, frozen):
+        raise UsageError("optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer")
 
 
-def trainable_count(params: Any, frozen: Frozen) -> int:
-    """How many numbers are trained."""
+def count_trainable(params: Any, frozen: Frozen) -> int:
+    """Returns the number of trainable parameters."""
     trained = jax.eval_shape(lambda params: trainable(params, frozen), nn.unbox(params))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained))

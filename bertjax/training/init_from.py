@@ -24,8 +24,8 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
       UsageError: it has another vocabulary.
     """
     theirs = workdir_of(checkpoint) / ENTRY
-    if ENTRY in task.files and theirs.exists():
-        ours = json.loads(task.files[ENTRY])["sha256"]
+    if ENTRY in task.workdir_files and theirs.exists():
+        ours = json.loads(task.workdir_files[ENTRY])["sha256"]
         found = workdir_vocabulary(workdir_of(checkpoint)).sha256
         if found != ours:
             raise UsageError(
@@ -48,9 +48,9 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
       UsageError: the checkpoint was trained for another task, or its classes are others.
     """
     theirs = workdir_of(checkpoint) / OUTPUT_LAYER
-    if OUTPUT_LAYER not in task.files or not theirs.exists():
+    if OUTPUT_LAYER not in task.workdir_files or not theirs.exists():
         return []
-    ours, found = json.loads(task.files[OUTPUT_LAYER]), read_json(theirs)
+    ours, found = json.loads(task.workdir_files[OUTPUT_LAYER]), read_json(theirs)
     # "" is converted from a format that does not tell.
     for what in ("output", "labels") if found["output"] else ():
         if found[what] != ours[what]:

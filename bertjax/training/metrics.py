@@ -1,29 +1,46 @@
-"""Where a run's numbers go: `metrics.jsonl`, `timing.jsonl` and TensorBoard.
+"""Writers of a run's metrics: JSON Lines, TensorBoard, and experiment trackers.
 
-`metrics.jsonl` holds what the computation gives and nothing that depends on the clock, so that a run that was killed
-and resumed leaves the same lines as one that was not. Speeds are in `timing.jsonl`.
+`metrics.jsonl` holds only values that do not depend on the clock, so that a run that was killed and resumed leaves the
+same lines as one that was not. Speeds are in `timing.jsonl`.
 """
 
 import contextlib
+import importlib
 import json
 import math
 import os
 import socket
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from etils import epath
 
+from bertjax.errors import UsageError
 from bertjax.utils.io import TABLE_BYTES, is_remote, read_whole, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-# Object storage knows no way to append: a file is written anew with each line, and may be once a second.
-_ANEW_SECONDS = 60.0
+TRACKERS = ("wandb", "trackio")
+# Object storage cannot append, so files are rewritten, at most once in this time.
+_REWRITE_SECONDS = 60.0
+
+
+class MetricsWriter(Protocol):
+    """Destination of scalar metrics."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the values of a step."""
+
+    def flush(self) -> None:
+        """Makes everything written so far durable."""
+
+    def close(self) -> None:
+        """Flushes and releases the destination."""
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """The objects with a step in a JSON-lines file; what a kill or damage has made of a line is left out."""
+    """Reads the objects with a `step` of a JSON Lines file; skips lines that a kill has torn."""
     if not path.exists():
         return []
     lines = []
@@ -37,94 +54,92 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
-class Writers:
-    """Appends metrics and speeds; only process 0 of a run has one.
-
-    On a disk a line is there when it is written. At an address all lines are there after `flush`, and some before.
+class JsonlWriter:
+    """Appends a line per step to a file; on object storage, all lines are there after `flush`.
 
     Attributes:
-      metric_lines: that `metrics.jsonl` has.
+      num_lines: number of lines in the file.
     """
 
-    def __init__(self, workdir: epath.Path, step: int) -> None:
-        """Opens the files of a run that goes on after `step`, dropping what an earlier attempt wrote beyond it."""
-        # Not tf.summary: the loop runs where TensorFlow is not installed.
-        from tensorboard.compat.proto import event_pb2, summary_pb2
+    def __init__(self, path: epath.Path, step: int) -> None:
+        """Opens the file of a run that resumes after `step` and drops the lines of later steps."""
+        self._path, self._appends = path, not is_remote(path)
+        self._lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
+        write_atomic(path, "".join(self._lines))
+        self.num_lines = len(self._lines)
+        self._is_behind, self._flushed_at = False, time.monotonic()
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._workdir, self._by_lines = workdir, not is_remote(workdir)
-        kept = {
-            name: [json.dumps(line) + "\n" for line in read_lines(workdir / name) if line["step"] <= step]
-            for name in (METRICS, TIMING)
-        }
-        for name, lines in kept.items():
-            write_atomic(workdir / name, "".join(lines))
-        self.metric_lines = len(kept[METRICS])
-        # What cannot be appended to is kept to be written anew.
-        self._kept = {} if self._by_lines else kept
-        self._behind: set[str] = set()
-        self._flushed = time.monotonic()
-        self._tensorboard = _event_file(workdir)
-        # TensorBoard drops what it has from this step on.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=start))
-
-    def write(self, name: str, step: int, values: dict[str, float]) -> None:
-        """One line of `metrics.jsonl` or `timing.jsonl`, and the same to TensorBoard."""
-        line = json.dumps({"step": step, **{key: rounded(value) for key, value in values.items()}}) + "\n"
-        self.metric_lines += name == METRICS
-        if self._by_lines:
-            with (self._workdir / name).open("a") as file:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        line = json.dumps({"step": step, **{name: round_digits(value) for name, value in values.items()}}) + "\n"
+        self.num_lines += 1
+        if self._appends:
+            with self._path.open("a") as file:
                 file.write(line)
-        else:
-            self._kept[name].append(line)
-            self._behind.add(name)
-        scalars = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
-        if not self._by_lines and time.monotonic() - self._flushed > _ANEW_SECONDS:
+            return
+        self._lines.append(line)
+        self._is_behind = True
+        if time.monotonic() - self._flushed_at > _REWRITE_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Has all lines so far where the files are read."""
-        for name in sorted(self._behind):
-            write_atomic(self._workdir / name, "".join(self._kept[name]))
-        if self._behind:
-            self._tensorboard.flush()
-        self._behind.clear()
-        self._flushed = time.monotonic()
-
-    def _add(self, event: Any) -> None:
-        self._tensorboard.add_event(event)
-        if self._by_lines:
-            self._tensorboard.flush()
+        if self._is_behind:
+            write_atomic(self._path, "".join(self._lines))
+        self._is_behind, self._flushed_at = False, time.monotonic()
 
     def close(self) -> None:
-        # Where storage fails, that has ended the run and is told already; what a run needs was flushed before.
-        with contextlib.suppress(*([] if self._by_lines else [Exception])):
-            self.flush()
-            self._tensorboard.close()
+        self.flush()
 
 
-def _event_file(workdir: epath.Path) -> Any:
-    """Something with `add_event`, `flush` and `close`, for TensorBoard."""
+class TensorBoardWriter:
+    """Writes scalars to a TensorBoard event file, without importing TensorFlow."""
+
+    def __init__(self, workdir: epath.Path, step: int) -> None:
+        """Opens a new event file; TensorBoard drops older events of steps after `step`."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._is_remote = is_remote(workdir)
+        self._file = _open_event_file(workdir)
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(self._event(wall_time=time.time(), step=step + 1, session_log=start))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        # A failure of remote storage has ended the run before, with its own error.
+        with contextlib.suppress(*([Exception] if self._is_remote else [])):
+            self._file.close()
+
+    def _add(self, event: Any) -> None:
+        self._file.add_event(event)
+        if not self._is_remote:
+            self._file.flush()
+
+
+def _open_event_file(workdir: epath.Path) -> Any:
     if is_remote(workdir):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         return EventFileWriter(os.fspath(workdir))
-    return _EventFile(workdir)
+    return _LocalEventFile(workdir)
 
 
-class _EventFile:
-    """An event file on a disk; TensorBoard's own class imports TensorFlow for it, which takes seconds."""
+class _LocalEventFile:
+    """An event file on disk; TensorBoard's own class imports TensorFlow, which takes seconds."""
 
     def __init__(self, workdir: epath.Path) -> None:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # TensorBoard reads files by the order of their names: two attempts may begin within one second.
+        # TensorBoard reads files in the order of their names, and two attempts may start within one second.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - until `close`
+        self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - closed in `close`
         self.add_event(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
 
@@ -138,8 +153,40 @@ class _EventFile:
         self._records.close()
 
 
-def rounded(value: float) -> float | int | str:
-    """Seven digits, all a float32 has; JSON has no NaN."""
+class TrackerWriter:
+    """Logs to an experiment tracker with the interface of Weights & Biases."""
+
+    def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
+        """Starts or resumes the tracker's run.
+
+        Args:
+          name: one of TRACKERS.
+          workdir: its name is that of the run.
+          config: config of the run.
+
+        Raises:
+          UsageError: unknown tracker, or its package is not installed.
+        """
+        if name not in TRACKERS:
+            raise UsageError(f"unknown tracker: {name!r}; known: {', '.join(TRACKERS)}")
+        try:
+            self._tracker = importlib.import_module(name)
+        except ImportError as error:
+            raise UsageError(f"--tracker {name} needs a package; run: pip install 'bertjax[{name}]'") from error
+        self._tracker.init(project="bertjax", name=workdir.name, config=dict(config), resume="allow")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._tracker.log(dict(values), step=step)
+
+    def flush(self) -> None:
+        """Does nothing: trackers upload in the background."""
+
+    def close(self) -> None:
+        self._tracker.finish()
+
+
+def round_digits(value: float) -> float | int | str:
+    """Rounds to seven significant digits, the precision of float32; NaN and infinity become strings for JSON."""
     if isinstance(value, int):
         return value
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)

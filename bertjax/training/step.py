@@ -1,4 +1,4 @@
-"""The train and evaluation steps: pure functions of state and batch, compiled once a batch shape."""
+"""The train and evaluation steps: pure functions of state and batch, compiled once per batch shape."""
 
 import functools
 from collections.abc import Callable
@@ -12,27 +12,29 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.data.schema import is_token
+from bertjax.errors import UsageError
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.compiler_options import compiler_options
-from bertjax.training.freezing import check_frozen, trainable, updated, with_trained
-from bertjax.training.optimizer import LearningRate, Optimizer
+from bertjax.training.freezing import check_frozen, merge_trainable, trainable, update_trainable
+from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
 
-# Of a batch, not of what is computed from it.
+# Metrics of the batch itself, not of the model's outputs.
 TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
+_STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that a step changes; a checkpoint holds this and nothing else.
+    """All that a step changes, and all that a checkpoint holds.
 
     Attributes:
-      step: int32 scalar, updates done.
+      step: int32 scalar, number of updates.
       params: float32 parameters.
-      opt_state: of the optimizer, for the parameters that are trained.
-      sums: metric sums since the last logged step, so that a run resumed between two logged steps logs what an
-        uninterrupted one does.
-      bad_step: int32 scalar, the first step whose loss or gradient was not finite, -1 if none.
+      opt_state: optimizer state of the trainable parameters.
+      sums: metric sums since the last logged step, so that a run resumed between two logged steps logs the same values
+        as an uninterrupted one.
+      bad_step: int32 scalar, the first step with a loss or gradient that is not finite, -1 if none.
     """
 
     step: jax.Array
@@ -43,124 +45,76 @@ class TrainState:
 
 
 @functools.cache
-def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state, without computing anything.
-
-    Raises:
-      UsageError: the optimizer freezes what the model has not, or all it has.
-    """
-    boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
-    shardings = parameter_shardings(boxed, mesh)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        shardings,
-    )
-
-
-def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
-    """A fresh state, made on the devices that will hold it."""
-    return _init(objective, optimizer, mesh)(key)
-
-
-@functools.cache
-def _init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
-    return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
-
-
-def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
-    params = objective.initial(key)
-    check_frozen(params, optimizer.frozen)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=optimizer.init(trainable(params, optimizer.frozen)),
-        sums={
-            name: jnp.zeros(2, jnp.float32)
-            for name in (*objective.metrics, "grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
-        },
-        bad_step=jnp.full((), -1, jnp.int32),
-    )
-
-
-def fills(batch: Batch) -> MetricSums:
-    """Of a batch's positions the share that are tokens, and of all pairs of positions of a row those in one sequence.
-
-    The first is of what is done for each position, the second of what attention does.
-    """
-    real = is_token(batch).astype(jnp.float32)
-    length = real.shape[-1]
-    position = batch.get("position_ids", jnp.arange(length))
-    # A sequence of n tokens has n * n pairs, the sum of the first n odd numbers.
-    shares = {TOKEN_FRACTION: real, ATTENTION_FRACTION: real * (2 * position + 1) / length}
-    return {name: jnp.stack([jnp.sum(share), jnp.float32(real.size)]) for name, share in shares.items()}
-
-
-def zero_sums(state: TrainState) -> TrainState:
-    """The state with its metric sums back at zero."""
-    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
-
-
-@functools.cache
 def make_train_step(
     objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
-) -> Callable[[TrainState, Batch, jax.Array, LearningRate], TrainState]:
-    """Compiles `(state, batch, dropout key, learning rate) -> state`, once a batch shape; the state is donated.
+) -> Callable[[TrainState, Batch, jax.Array, optax.Schedule], TrainState]:
+    """Compiles the train step `(state, batch, dropout key, learning-rate schedule) -> state`; the state is donated.
 
     Args:
-      objective: gives model and losses.
-      optimizer: turns the gradient of the global batch into an update for a learning rate of 1.
-      mesh: the devices.
-      grad_accum_steps: micro-batches that the batch is worked through in. The losses' denominators are those of the whole
-        batch, so the gradient is the same for any number, up to rounding and dropout's draws.
+      objective: model and losses.
+      optimizer: optax transformation and frozen parameters.
+      mesh: device mesh.
+      grad_accum_steps: micro-batches per step. The denominators of the losses are those of the whole batch, so the
+        gradient is the same for any number, up to rounding and dropout.
+
+    Raises:
+      UsageError: the loss of the objective cannot be computed on micro-batches.
     """
+    if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
+        raise UsageError(
+            f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows of "
+            "its batch; use 1"
+        )
+    tx, frozen = optimizer
 
-    def gradients(
-        params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array
+    def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
+        return sum(sums[name][0] / denominators[name] for name in objective.losses)
+
+    def loss_and_grads(
+        params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        def loss(trained: Any) -> tuple[jax.Array, MetricSums]:
-            whole = with_trained(params, trained, optimizer.frozen)
-            sums, _ = objective.compute(objective.model, whole, batch, key)
-            return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
+        def loss_fn(trained: Any) -> tuple[jax.Array, MetricSums]:
+            sums, _ = objective.compute(merge_trainable(params, trained, frozen), batch, dropout_key)
+            return total_loss(sums, denominators), sums
 
-        return jax.grad(loss, has_aux=True)(trainable(params, optimizer.frozen))
+        return jax.grad(loss_fn, has_aux=True)(trainable(params, frozen))
 
-    def accumulated(
-        params: Any, batch: Batch, denominators: dict[str, jax.Array], key: jax.Array
+    def accumulate(
+        params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # Strided, so that each device's rows stay on it: micro-batch i is rows i, i + n, i + 2 n, ...
-        micro = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
+        # Micro-batch i is rows i, i + n, i + 2n, ..., so that each device keeps its rows.
+        micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-            rows, index = xs
-            part = gradients(params, rows, denominators, jax.random.fold_in(key, index))
+            micro_batch, index = xs
+            part = loss_and_grads(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(gradients, params, jax.tree.map(lambda x: x[0], micro), denominators, key),
-        )
-        return jax.lax.scan(add, zeros, (micro, jnp.arange(grad_accum_steps)))[0]
+        first = jax.tree.map(lambda x: x[0], micro_batches)
+        shapes = jax.eval_shape(loss_and_grads, params, first, denominators, dropout_key)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(grad_accum_steps)))[0]
 
-    def train_step(state: TrainState, batch: Batch, key: jax.Array, rate: LearningRate) -> TrainState:
-        key = jax.random.fold_in(key, state.step)
+    def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
+        dropout_key = jax.random.fold_in(key, state.step)
         denominators = objective.denominators(batch)
-        compute = gradients if grad_accum_steps == 1 else accumulated
-        grads, sums = compute(state.params, batch, denominators, key)
-        norm = optax.tree.norm(grads)
-        trained = trainable(state.params, optimizer.frozen)
-        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
-        updates = jax.tree.map(lambda update: rate.at(state.step) * update, updates)
-        loss = sum(sums[name][0] / denominators[name] for name in objective.losses)
-        bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm)) & (state.bad_step < 0)
-        sums = {**sums, "grad_norm": jnp.stack([norm, jnp.ones_like(norm)]), **fills(batch)}
+        compute_grads = loss_and_grads if grad_accum_steps == 1 else accumulate
+        grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
+
+        params = trainable(state.params, frozen)
+        opt_state = optax.tree.set(state.opt_state, learning_rate=schedule(state.step))
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+
+        grad_norm = optax.tree.norm(grads)
+        is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
+        sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **batch_fractions(batch)}
         return TrainState(
             step=state.step + 1,
-            params=updated(state.params, optax.apply_updates(trained, updates), optimizer.frozen),
+            params=update_trainable(state.params, params, frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
-            bad_step=jnp.where(bad, state.step + 1, state.bad_step),
+            bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
         )
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
@@ -175,17 +129,74 @@ def make_train_step(
 
 @functools.cache
 def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, MetricSums], tuple[MetricSums, Outputs]]:
-    """Compiles `(params, batch, sums so far) -> sums, outputs of the whole global batch`."""
+    """Compiles `(params, batch, sums so far) -> (sums, outputs of the global batch)`."""
 
     def eval_step(params: Any, batch: Batch, sums: MetricSums) -> tuple[MetricSums, Outputs]:
-        more, outputs = objective.compute(objective.model, params, batch, None)
-        return jax.tree.map(jnp.add, sums, more), outputs
+        batch_sums, outputs = objective.compute(params, batch, None)
+        return jax.tree.map(jnp.add, sums, batch_sums), outputs
 
     return jax.jit(in_mesh(eval_step, mesh), out_shardings=replicated(mesh))
 
 
+@functools.cache
+def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
+    """Returns shapes, dtypes and shardings of the state without computing anything.
+
+    Raises:
+      UsageError: the optimizer freezes parameters that do not exist, or all of them.
+    """
+    boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.unbox(boxed),
+        parameter_shardings(boxed, mesh),
+    )
+
+
+def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
+    """Initializes the state on the devices that will hold it."""
+    return _make_init(objective, optimizer, mesh)(key)
+
+
+@functools.cache
+def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
+    return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
+
+
+def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
+    params = objective.init_params(key)
+    check_frozen(params, optimizer.frozen)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.tx.init(trainable(params, optimizer.frozen)),
+        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, *_STEP_METRICS)},
+        bad_step=jnp.full((), -1, jnp.int32),
+    )
+
+
+def batch_fractions(batch: Batch) -> MetricSums:
+    """Returns the metric sums of two fractions of a batch.
+
+    TOKEN_FRACTION is the share of positions that are tokens, ATTENTION_FRACTION the share of pairs of positions that
+    are in one sequence, which is the share of attention's work that is not padding.
+    """
+    tokens = is_token(batch).astype(jnp.float32)
+    length = tokens.shape[-1]
+    position = batch.get("position_ids", jnp.arange(length))
+    # n tokens have n * n pairs, the sum of the first n odd numbers.
+    fractions = {TOKEN_FRACTION: tokens, ATTENTION_FRACTION: tokens * (2 * position + 1) / length}
+    return {name: jnp.stack([jnp.sum(values), jnp.float32(tokens.size)]) for name, values in fractions.items()}
+
+
+def reset_sums(state: TrainState) -> TrainState:
+    """Returns the state with its metric sums at zero."""
+    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
+
+
 def in_mesh(function: Callable, mesh: Mesh) -> Callable:
-    """Traces `function` with the mesh and the rules for activations' logical axes in force."""
+    """Returns `function`, traced with the mesh and the rules for logical axes of activations in force."""
 
     def traced(*args: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(ACTIVATION_RULES):
@@ -195,5 +206,5 @@ def in_mesh(function: Callable, mesh: Mesh) -> Callable:
 
 
 def compute_metrics(sums: dict[str, Any]) -> dict[str, float]:
-    """Metric values from fetched sums; a metric without weight is left out."""
+    """Returns the mean of each metric from sums on the host; metrics with weight 0 are left out."""
     return {name: float(total / weight) for name, (total, weight) in sums.items() if weight > 0}

@@ -20,15 +20,15 @@ from bertjax.config.load import grid_values, load_trials
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.cached_features import training_task
+from bertjax.metrics.selection import score
 from bertjax.presets import cross_product, trials_of
-from bertjax.tasks.finetuning.selection import score
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import sealed
-from bertjax.training.progress import read_results
+from bertjax.training.results import read_results
 from bertjax.training.workdir import (
     CONVERTED,
     RESULTS,
@@ -187,7 +187,7 @@ def _check_data(
         told = json.dumps({**dataclasses.asdict(settings.data), "batch_size": 0}, sort_keys=True)
         if told not in hashes:
             task = build_task(settings, train=True)
-            if not task.best_by:
+            if not task.best_metric:
                 raise UsageError(
                     "a sweep selects by what its trials reach on dev, and they are not evaluated; give a dev set, or "
                     "cut one off the training data with --config.data.dev_share=0.1"
@@ -204,7 +204,7 @@ def _run(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         task = training_task(settings, init_from)
-        if loop.train(settings, task, os.fspath(folder), init_from)["stopped"]:
+        if loop.train(task, os.fspath(folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: outcome_of(trial, read_results(folder)))
     except Exception as error:  # Whatever ends one trial, the next may do better.

@@ -1,308 +1,288 @@
-"""The one loop every task runs through: start or resume, step, log, evaluate, save."""
+"""The training loop of all tasks: start or resume, then step, log, evaluate, save, profile, stop."""
 
 import contextlib
 import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import ClassReport
-from bertjax.tasks.task import Objective, Task
+from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.agreement import check_same_run, check_shared, raise_on_all_hosts
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_metadata import identity_of
+from bertjax.training.evaluation import add_loss, check_batch_sizes, check_labeled, evaluate, predict
 from bertjax.training.init_from import check_vocabulary
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.metrics import METRICS, read_lines
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.preemption import stop_requests
-from bertjax.training.progress import Progress
-from bertjax.training.sharding import batch_shards, data_shard, make_mesh, put_batch, replicated
+from bertjax.training.profiling import StepProfiler
+from bertjax.training.progress import Progress, evaluation_of
+from bertjax.training.results import log_reports, log_results, write_results
+from bertjax.training.sharding import data_shard, make_mesh, put_batch, replicated
 from bertjax.training.step import (
     TOKEN_FRACTION,
     TrainState,
     abstract_state,
     compute_metrics,
     init_state,
-    make_eval_step,
     make_train_step,
-    zero_sums,
+    reset_sums,
 )
 from bertjax.training.watchdog import watchdog
-from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
 
-def train(settings: RunConfig, task: Task, path: str, init_from: str | None = None) -> dict[str, Any]:
+def train(
+    task: Task,
+    path: str,
+    init_from: str | None = None,
+    *,
+    profile_steps: range = range(0),
+    trackers: Sequence[str] = (),
+) -> dict[str, Any]:
     """Trains to the last step, or until SIGTERM or Ctrl-C.
 
-    Returns:
-      The step reached, whether a signal `stopped` it there, and the last evaluation's metrics; of a finished run those
-      of the best checkpoint, and its path.
-
     Args:
-      settings: of the whole run.
-      task: built from the same settings.
-      path: the workdir; a run found there goes on where it stopped.
-      init_from: checkpoint whose parameters a new run starts from, with step 0 and a fresh optimizer.
+      task: task with training data.
+      path: workdir; an existing run is resumed.
+      init_from: checkpoint whose parameters a new run starts with, at step 0 and with a new optimizer state.
+      profile_steps: steps to profile.
+      trackers: experiment trackers to log to.
+
+    Returns:
+      `step`, `stopped` (by a signal), and the metrics of the last evaluation; of a finished run `checkpoint`, the best
+      one, and its metrics.
 
     Raises:
-      UsageError: the workdir belongs to another config or other data, the mesh does not fit the batch, or what is to be
-        evaluated has no labels.
-      BertjaxError: workdir or disk unusable, all checkpoints damaged, or the loss is not finite or diverges.
+      UsageError: the workdir belongs to another config or other data, the mesh does not fit the batch, or the
+        evaluation data has no labels.
+      BertjaxError: workdir or disk unusable, all checkpoints damaged, or a loss that diverges or is not finite.
     """
-    check_labelled(task)
-    mesh = make_mesh(settings.mesh)
-    check_batches(task, mesh, settings.grad_accum_steps)
-    start = ""
-    if init_from:
-        check_vocabulary(task, find_checkpoint(init_from))
-        start = saved_fingerprint(find_checkpoint(init_from))
-    identity = identity_of(task.objective.model.config.architecture, task.files, vars(settings.data))
-    optimizer = make_optimizer(settings.optimizer)
+    config = task.config
+    check_labeled(task)
+    mesh = make_mesh(config.mesh)
+    check_batch_sizes(task, mesh, config.grad_accum_steps)
+    optimizer = make_optimizer(config.optimizer)
+    schedule = bert_schedule(config.optimizer.learning_rate, task.warmup_steps, task.total_steps)
+    train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     abstract = abstract_state(task.objective, optimizer, mesh)
     for note in task.notes:
         logger.info(note)
-    told = {"config": dataclasses.asdict(settings), "data": task.data_hash, "started_from": start, "identity": identity}
-    check_same_run(told)
-    workdir = workdirs.make(path)
-    check_shared(workdir)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(workdirs.lock(workdir))
-        workdirs.claim(workdir, dataclasses.asdict(settings), task.data_hash, start, abstract)
-        check_ours = workdirs.take(workdir)
-        stop_requested = stack.enter_context(stop_requests())
-        hear = stack.enter_context(watchdog(settings.hang_seconds))
-        workdirs.keep_files(workdir, task.files)
-        every = task.schedule.checkpoint_every
-        checkpoints = Checkpoints(workdir, settings.keep_checkpoints, identity, every)
-        stack.enter_context(contextlib.closing(checkpoints))
-        # In this order: a run of this workdir goes on; else `init_from` gives parameters alone; else from scratch.
-        state = checkpoints.restore_latest(abstract)
-        if state is not None:
-            began_with = workdirs.started_from(workdir)
-            if task.states_of and task.states_of != began_with:
-                raise UsageError(
-                    f"the run of {workdir} began with other parameters than --init_from has, so its features are "
-                    "others; give those that it began with, or another --workdir"
-                )
-            logger.info(f"going on from step {int(state.step):,} of {workdir}")
-            if init_from:
-                other = "" if began_with == start else ", which began with other parameters,"
-                logger.info(f"--init_from is not used: the run of this workdir{other} goes on")
-        else:
-            state = init_state(task.objective, optimizer, mesh, _key(settings.seed, "init"))
-            if init_from:
-                state = state.replace(params=load_params(init_from, state.params, task.fresh))
-                logger.info(f"starting at step 0 with the parameters of {init_from}")
-        progress = stack.enter_context(contextlib.closing(Progress(settings, task, workdir, int(state.step))))
-        train_step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
-        return _run(settings, task, mesh, train_step, state, checkpoints, progress, stop_requested, hear, check_ours)
-
-
-def _run(
-    settings: RunConfig,
-    task: Task,
-    mesh: Mesh,
-    train_step: Callable[..., TrainState],
-    state: TrainState,
-    checkpoints: Checkpoints,
-    progress: Progress,
-    stop_requested: Callable[[int], bool],
-    hear: Callable[[], None],
-    check_ours: Callable[[], None],
-) -> dict[str, Any]:
-    schedule = task.schedule
-    scalars = LearningRate(settings.optimizer.learning_rate, schedule.warmup_steps, schedule.steps)
-    key, rate = jax.jit(
-        lambda: (_key(settings.seed, "dropout"), jax.tree.map(jnp.asarray, scalars)), out_shardings=replicated(mesh)
-    )()
-
-    def evaluate_now(step: int) -> None:
-        # Steps that are still under way belong to training, not to the evaluation.
-        jax.block_until_ready(state.step)
-        start = time.monotonic()
-        with progress.paused():
-            values = evaluate(task, mesh, state.params, hear)
-            if not math.isfinite(values.get("loss", 0.0)):
-                raise _failure(f"the held-out loss at step {step:,} is not finite", checkpoints)
-            progress.evaluated(
-                step,
-                values,
-                time.monotonic() - start,
-                compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0),
-            )
-
-    def save_now() -> None:
-        _refuse_bad_step(state, checkpoints)  # which waits for the steps under way
-        with progress.paused():
-            check_ours()
-            progress.flush()
-            checkpoints.save(state, progress.score_at(step), progress.metric_lines)
-        hear()
-
-    def log_now() -> None:
-        nonlocal state
-        _refuse_bad_step(state, checkpoints)
-        _refuse_damage(task, None)
-        values = _with_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
-        state = zero_sums(state)
-        progress.log(step, values)
-        _refuse_divergence(step, values, progress.first_loss, settings.divergence_factor, checkpoints)
-
-    step = int(state.step)
-    if step == 0 and schedule.eval_first:
-        evaluate_now(step)
-    # A run that had waited long enough may have been killed before it could say so.
-    if step < schedule.steps and not progress.is_out_of_patience():
-        for batch in task.train_batches(step, data_shard(mesh)):
-            rows = put_batch(batch, mesh)
-            # The batch is all that moves between host and devices.
-            with jax.transfer_guard("disallow"):
-                state = train_step(state, rows, key, rate)
-            step += 1
-            progress.stepped(step, state.step)
-            hear()
-            last, stop = step == schedule.steps, stop_requested(step)
-            # In this order, so that a checkpoint has all lines before it. The loop waits for the devices here alone.
-            logged = last or step % settings.log_every == 0
-            if logged:
-                log_now()
-            if schedule.eval_every and (last or step % schedule.eval_every == 0):
-                evaluate_now(step)
-                last = last or progress.is_out_of_patience()
-                if last and not logged:
-                    log_now()
-            # Parameters that nobody saved when they were the best cannot be the result.
-            if last or stop or step % schedule.checkpoint_every == 0 or progress.is_best_at(step):
-                save_now()
-            if stop and not last:
-                checkpoints.wait()
-                logger.info(f"stopped by a signal at step {step:,}; saved. The same command goes on from here")
-                return {"step": step, "stopped": True, **progress.evaluation_at(step)}
-            if last:
-                break
-    checkpoints.wait()
-    _refuse_damage(task, step)
-    best = checkpoints.best()
-    values = progress.finished(step, best, _per_class(task, mesh, best, state))
-    return {"step": step, "stopped": False, "checkpoint": str(best), **values}
-
-
-def _per_class(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:
-    """What became of each class with the parameters of the best checkpoint; {} where the task has none."""
-    if task.per_class is None:
-        return {}
-    params = state.params
-    if int(best.name) != int(state.step):
-        params = load_params(best, jax.tree.map(_abstract, params))
-    return task.per_class(predict(task, mesh, params)[1])
-
-
-def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-
-
-def evaluate(task: Task, mesh: Mesh, params: Any, hear: Callable[[], None] = lambda: None) -> dict[str, float]:
-    """Metrics over all evaluation batches, and the loss that some of them add up to; `hear` is called after each."""
-    return task.score(*predict(task, mesh, params, hear))
-
-
-def predict(
-    task: Task, mesh: Mesh, params: Any, hear: Callable[[], None] = lambda: None
-) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Means of the evaluation's sums, with their loss, and the outputs of its batches, in order."""
-    eval_step = make_eval_step(task.objective, mesh)
-    names = task.objective.metrics
-    sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
-    outputs = []
-    shown = jax.process_index() == 0
-    with progress_bar("evaluation", task.eval_steps or None, " batches", shown, after_seconds=2) as bar:
-        for batch in task.eval_batches(data_shard(mesh)):
-            sums, output = eval_step(params, put_batch(batch, mesh), sums)
-            outputs.append(output)
-            # While a batch is computed the one before is fetched: devices have no room for the outputs of a whole set.
-            outputs[-2:-1] = jax.device_get(outputs[-2:-1])
-            bar.update()
-            hear()
-    return _with_loss(compute_metrics(jax.device_get(sums)), task.objective), jax.device_get(outputs)
-
-
-def check_labelled(task: Task) -> None:
-    """Refuses to measure anything on examples without labels.
-
-    Raises:
-      UsageError: names the files.
-    """
-    if task.unlabelled:
-        raise UsageError(
-            f"{task.unlabelled} is read without labels, so there are no metrics; `bertjax predict` writes what the "
-            "model says, and --config.data.eval_split=dev evaluates the dev set"
+    if task.warmup_steps >= task.total_steps:
+        logger.info(
+            f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps, so the learning rate does not reach "
+            f"{config.optimizer.learning_rate:g}; see config.optimizer.warmup_steps"
         )
 
+    with contextlib.ExitStack() as stack:
+        workdir, checkpoints, check_owner = _open_workdir(task, path, init_from, abstract, stack)
+        stop_requested = stack.enter_context(stop_requests())
+        heartbeat = stack.enter_context(watchdog(config.hang_seconds))
+        state = _restore_or_init(task, mesh, workdir, checkpoints, init_from, abstract, optimizer)
+        step = int(state.step)
+        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, schedule, trackers)))
+        profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
+        key, device_schedule = jax.jit(
+            lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
+            out_shardings=replicated(mesh),
+        )()
 
-def check_batches(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
-    """Refuses batches that do not split evenly.
+        if step == 0 and task.eval_first:
+            start = time.monotonic()
+            values = _check_finite(evaluate(task, mesh, state.params, heartbeat), step, checkpoints)
+            progress.log_evaluation(step, values, time.monotonic() - start, token_fraction=0.0)
 
-    Raises:
-      UsageError: names the phase's batch and the parts.
-    """
-    parts = batch_shards(mesh) * grad_accum_steps
-    for batch_size in task.batch_sizes:
-        if batch_size % parts:
-            raise UsageError(
-                f"a batch of {batch_size} rows does not split over "
-                f"{batch_shards(mesh)} data shards x {grad_accum_steps} micro-batches; make it a multiple of {parts}: rows "
-                "are config.data.batch_size, over data.examples_per_row, and fewer where a long phase keeps tokens"
-            )
+        # A run that is out of patience may have been killed before it could finish.
+        done, stopped = step >= task.total_steps or progress.is_out_of_patience(), False
+        batches = task.train_batches(step, data_shard(mesh))
+        while not (done or stopped):
+            batch = put_batch(next(batches), mesh)
+            # Only the batch moves between host and devices.
+            with profiler.step(step), jax.transfer_guard("disallow"):
+                state = train_step(state, batch, key, device_schedule)
+            step += 1
+            progress.step_done(step, state.step)
+            profiler.step_done(step, state)
+            heartbeat()
+            done, stopped = step == task.total_steps, stop_requested(step)
+
+            # Lines are written before a checkpoint, so that a run resumed from it has all of them.
+            if done or step % config.log_every == 0:
+                _check_bad_step(state, checkpoints)
+                _check_data(task, None)
+                values = add_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
+                state = reset_sums(state)
+                progress.log_step(step, values)
+                _check_divergence(step, values, progress.first_loss, config, checkpoints)
+
+            if task.eval_every and (done or step % task.eval_every == 0):
+                # Steps under way are training time, not evaluation time.
+                jax.block_until_ready(state.step)
+                start = time.monotonic()
+                with progress.paused():
+                    values = _check_finite(evaluate(task, mesh, state.params, heartbeat), step, checkpoints)
+                    token_fraction = compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0)
+                    progress.log_evaluation(step, values, time.monotonic() - start, token_fraction)
+                done = done or progress.is_out_of_patience()
+
+            if done or stopped or step % task.checkpoint_every == 0 or progress.is_best_at(step):
+                _check_bad_step(state, checkpoints)
+                with progress.paused():
+                    check_owner()
+                    progress.flush()
+                    checkpoints.save(state, progress.score_at(step), progress.metric_lines)
+                heartbeat()
+
+        checkpoints.wait()
+        if stopped and not done:
+            logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
+            return {"step": step, "stopped": True, **progress.evaluation_at(step)}
+        _check_data(task, step)
+        best = checkpoints.best()
+        values = _finish(task, mesh, state, workdir, best, step, progress)
+        return {"step": step, "stopped": False, "checkpoint": str(best), **values}
 
 
-def _with_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """The values with the loss that some of them add up to; where nothing adds up there is none, not one of 0."""
-    parts = [values[name] for name in objective.losses if name in values]
-    return {**values, "loss": sum(parts)} if parts else values
-
-
-def _key(seed: int, purpose: str) -> jax.Array:
-    """A random key for `init` and another for `dropout`; steps are folded in by whoever uses it."""
+def random_key(seed: int, purpose: str) -> jax.Array:
+    """Returns the random key of a purpose such as "init" or "dropout"; its users fold in the step."""
     return jax.random.fold_in(jax.random.key(seed), sum(purpose.encode()))
 
 
-def _refuse_damage(task: Task, steps: int | None) -> None:
+def _open_workdir(
+    task: Task, path: str, init_from: str | None, abstract: TrainState, stack: contextlib.ExitStack
+) -> tuple[epath.Path, Checkpoints, Any]:
+    """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints."""
+    config, start = dataclasses.asdict(task.config), ""
+    if init_from:
+        checkpoint = find_checkpoint(init_from)
+        check_vocabulary(task, checkpoint)
+        start = saved_fingerprint(checkpoint)
+    identity = identity_of(task.objective.model.config.architecture, task.workdir_files, vars(task.config.data))
+    check_same_run({"config": config, "data": task.data_hash, "started_from": start, "identity": identity})
+    workdir = workdirs.make(path)
+    check_shared(workdir)
+    stack.enter_context(workdirs.lock(workdir))
+    workdirs.claim(workdir, config, task.data_hash, start, abstract)
+    check_owner = workdirs.take(workdir)
+    workdirs.keep_files(workdir, task.workdir_files)
+    checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, identity, task.checkpoint_every)
+    return workdir, stack.enter_context(contextlib.closing(checkpoints)), check_owner
+
+
+def _restore_or_init(
+    task: Task,
+    mesh: Mesh,
+    workdir: epath.Path,
+    checkpoints: Checkpoints,
+    init_from: str | None,
+    abstract: TrainState,
+    optimizer: Any,
+) -> TrainState:
+    """Resumes the run of the workdir; else initializes the state, with the parameters of `init_from` if given."""
+    state = checkpoints.restore_latest(abstract)
+    if state is not None:
+        started_from = workdirs.started_from(workdir)
+        if task.features_fingerprint and task.features_fingerprint != started_from:
+            raise UsageError(
+                f"the run of {workdir} started from other parameters than --init_from, so its features differ; give the "
+                "checkpoint it started from, or another --workdir"
+            )
+        logger.info(
+            f"resumed {workdir} at step {int(state.step):,}" + ("; --init_from is ignored" if init_from else "")
+        )
+        return state
+    state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
+    if init_from:
+        state = state.replace(params=load_params(init_from, state.params, task.reinit_params))
+        logger.info(f"starting at step 0 with the parameters of {init_from}")
+    return state
+
+
+def _finish(
+    task: Task, mesh: Mesh, state: TrainState, workdir: epath.Path, best: epath.Path, step: int, progress: Progress
+) -> dict[str, float]:
+    """Writes the result of the best checkpoint and returns its metrics."""
+    best_step = int(best.name)
+    evaluations = [evaluation_of(line) for line in read_lines(workdir / METRICS) if line["step"] == best_step]
+    evaluations = [evaluation for evaluation in evaluations if evaluation]
+    if not evaluations and progress.evaluation:
+        logger.info(f"{workdir / METRICS} lacks the evaluation of step {best_step:,}; the result is of the last one")
+    values = evaluations[-1] if evaluations else progress.evaluation
+    reports = _class_reports(task, mesh, best, state)
+    if jax.process_index() == 0:
+        baseline = write_results(workdir, task, best, step, values, reports)
+        log_results(values, progress.first_evaluation if task.eval_first else {}, baseline)
+        log_reports(reports)
+        progress.draw_curves()
+        if step < task.total_steps:
+            logger.info(
+                f"stopped early at step {step:,} of {task.total_steps:,}: no better {task.best_metric} in "
+                f"{task.patience:,} evaluation{'s' * (task.patience > 1)}"
+            )
+        logger.info(f"done: {step:,} steps in {progress.elapsed()}; best checkpoint {best}")
+        logger.info(f"curves in {workdir / workdirs.CURVES}, metrics in {workdir / METRICS}")
+    return values
+
+
+def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:
+    """Returns the class reports of the best checkpoint."""
+    if not task.has_class_reports or not task.eval_every:
+        return {}
+    params = state.params
+    if int(best.name) != int(state.step):
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+        params = load_params(best, shapes)
+    return task.class_reports(predict(task, mesh, params)[1])
+
+
+def _check_data(task: Task, steps: int | None) -> None:
+    """Raises on all hosts if any of them found its data damaged."""
     try:
-        elsewhere = BertjaxError("another process of this run found its data damaged, and says where")
+        elsewhere = BertjaxError("another host found its data damaged; see its log")
         raise_on_all_hosts(lambda: task.check_data(steps), elsewhere)
     except BertjaxError as error:
-        raise BertjaxError(f"{error}; what this run has saved may come of it: train in a new --workdir") from error
+        raise BertjaxError(f"{error}; checkpoints of this run may be affected, so train in a new --workdir") from error
 
 
-def _refuse_bad_step(state: TrainState, checkpoints: Checkpoints) -> None:
+def _check_bad_step(state: TrainState, checkpoints: Checkpoints) -> None:
+    """Raises if a step had a loss or gradient that is not finite; waits for the steps under way."""
     bad_step = int(jax.device_get(state.bad_step))
     if bad_step >= 0:
         raise _failure(f"the loss or gradient of step {bad_step:,} is not finite", checkpoints)
 
 
-def _refuse_divergence(
-    step: int, values: dict[str, float], first: float | None, factor: float, checkpoints: Checkpoints
+def _check_finite(values: dict[str, float], step: int, checkpoints: Checkpoints) -> dict[str, float]:
+    if not math.isfinite(values.get("loss", 0.0)):
+        raise _failure(f"the evaluation loss at step {step:,} is not finite", checkpoints)
+    return values
+
+
+def _check_divergence(
+    step: int, values: dict[str, float], first_loss: float | None, config: RunConfig, checkpoints: Checkpoints
 ) -> None:
-    if first is not None and values.get("loss", 0.0) > factor * first:
-        what = f"the loss diverged at step {step:,}: {values['loss']:.4g}, first logged {first:.4g}"
-        raise _failure(what, checkpoints)
+    if first_loss is not None and values.get("loss", 0.0) > config.divergence_factor * first_loss:
+        raise _failure(
+            f"the loss diverged at step {step:,}: {values['loss']:.4g}, first logged {first_loss:.4g}", checkpoints
+        )
 
 
-def _failure(what: str, checkpoints: Checkpoints) -> BertjaxError:
+def _failure(problem: str, checkpoints: Checkpoints) -> BertjaxError:
     checkpoints.wait()
     last = checkpoints.latest_step()
-    good = "none was saved yet" if last is None else f"the last good checkpoint is {checkpoints.path(last)}"
-    return BertjaxError(f"{what}; {good}. Try a lower optimizer.learning_rate or a longer warm-up, in a new --workdir")
+    good = "no checkpoint was saved yet" if last is None else f"the last good checkpoint is {checkpoints.path(last)}"
+    return BertjaxError(
+        f"{problem}; {good}; use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
+    )

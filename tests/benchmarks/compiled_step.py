@@ -49,7 +49,7 @@ def ours(case: str, overrides: list[str]) -> Any:
     from bertjax.config.load import load_config
     from bertjax.estimate.compiled import lowered_step
     from bertjax.estimate.topology import tpu_devices
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import parse_config
 
     experiment, topology, fields = CASES[case]
     given = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
@@ -67,7 +67,7 @@ def theirs(case: str) -> Any:
 
     from bertjax.config.load import load_config
     from bertjax.estimate.topology import tpu_devices
-    from bertjax.training.checkpoint_config import parse_config
+    from bertjax.tasks.build import parse_config
 
     experiment, topology, fields = CASES[case]
     settings = parse_config(load_config(experiment, [f"--config.{field}" for field in fields]))

@@ -60,9 +60,8 @@ def main() -> None:
     import jax
 
     from bertjax.config.load import load_config
-    from bertjax.tasks.run import build_task
+    from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.bench import step_of
-    from bertjax.training.checkpoint_config import parse_config
 
     settings = parse_config(load_config(args.config, [f"--{one}" for one in args.override]))
     task = build_task(settings, train=None)

@@ -22,7 +22,7 @@ from bertjax.estimate.showing import compare_plans, describe_plan
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import flops_per_token
 from bertjax.tasks.objectives import masked_lm
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_state, make_train_step
 
@@ -52,7 +52,7 @@ def work(scan_layers: bool) -> list[StepCost]:
     batch = masked_lm.synthetic_rows(PHASE, MODEL)
     step = make_train_step(objective, optimizer, mesh, grad_accum_steps=1)
     state, rate = abstract_state(objective, optimizer, mesh), jnp.float32(1)
-    compiled = step.lower(state, batch, jax.random.key(0), LearningRate(rate, rate, rate)).compile()
+    compiled = step.lower(state, batch, jax.random.key(0), bert_schedule(rate, rate, rate)).compile()
     return work_of(read_program(compiled.as_text()))
 
 

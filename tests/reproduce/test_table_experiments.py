@@ -19,9 +19,9 @@ from bertjax.reproduce import runs, scales
 from bertjax.reproduce.formatting import as_markdown, shown
 from bertjax.reproduce.paper import paper_table, table_names
 from bertjax.reproduce.runner import load_table
+from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.glue_data import TASKS
 from bertjax.training.checkpoint import NewestOnTime
-from bertjax.training.checkpoint_config import parse_config
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))

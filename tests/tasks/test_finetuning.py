@@ -11,10 +11,10 @@ from running import EXPERIMENTS, overrides, refused, train
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.init_from import adopt
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import TEST_ROWS
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import parse_config
 
 
 def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):

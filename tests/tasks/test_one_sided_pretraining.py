@@ -9,9 +9,9 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.checkpoint_metadata import architecture_of, read_meta
 
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}

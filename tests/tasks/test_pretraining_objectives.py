@@ -8,8 +8,8 @@ from running import overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.tasks.build import build_task, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 
 def config_of(corpus, objective):

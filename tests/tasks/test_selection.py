@@ -9,11 +9,11 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning.selection import is_error, is_out_of_patience, score
-from bertjax.tasks.run import build_task
+from bertjax.metrics.selection import is_out_of_patience, lower_is_better, score
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.sweep import summary
 
 
@@ -33,7 +33,7 @@ from bertjax.training.sweep import summary
     ],
 )
 def test_of_losses_and_errors_less_is_better(metric, less_is_better):
-    assert is_error(metric) == less_is_better
+    assert lower_is_better(metric) == less_is_better
     assert score(metric, 2.0) == (-2.0 if less_is_better else 2.0)
 
 
@@ -205,7 +205,7 @@ def test_nothing_to_add_up_is_no_loss():
 
 
 def test_a_metric_unknown_to_all_is_named():
-    from bertjax.tasks.finetuning.selection import check_metric
+    from bertjax.metrics.selection import check_metric
 
     with pytest.raises(UsageError, match="metrics of this task are a, b"):
         check_metric("c", ["b", "a"])

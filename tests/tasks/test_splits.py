@@ -10,11 +10,11 @@ from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.finetuning import tagging
-from bertjax.tasks.finetuning.weighting import Weighting
 from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.tasks.objectives.class_weighting import Weighting
+from bertjax.training.checkpoint_config import experiment_config
 
 # Of each task, the rows of its training file.
 TASKS = {
@@ -132,8 +132,8 @@ def test_no_task_needs_a_dev_set(experiment, letters, tmp_path):
             file.unlink()
     given = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment[: experiment.index(".")])
     task = task_of(experiment, files, letters, **({"data__eval_split": "none"} if given is None else given))
-    assert task.schedule.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_by == ""
-    assert task.report["evaluated_on"] == "nothing: the checkpoint is the last one"
+    assert task.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_metric == ""
+    assert task.results["evaluated_on"] == "nothing: the checkpoint is the last one"
 
 
 def test_training_without_a_dev_set_keeps_the_last_checkpoint_and_says_so(letters, tmp_path, capfd):

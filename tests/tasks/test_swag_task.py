@@ -7,8 +7,8 @@ from finetuning_data import swag_files
 from running import EXPERIMENTS, overrides, predict, records, train
 
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.tasks.build import build_task, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 
 def test_swag(letters, tmp_path, capfd):

@@ -10,9 +10,10 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
+from bertjax.tasks.build import parse_config
 from bertjax.training import train as loop
-from bertjax.training.checkpoint_config import experiment_config, parse_config
-from bertjax.training.progress import read_results
+from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
 from bertjax.training.sweep import name_of, run_sweep
 from bertjax.training.workdir import lock

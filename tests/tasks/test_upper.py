@@ -10,7 +10,7 @@ from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.inference import cached_features as frozen
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.parameters import load_all_params
 from bertjax.utils.cache_dir import STAGING

@@ -12,10 +12,10 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import tagging
-from bertjax.tasks.finetuning.settings import FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
+from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.objectives import classes as objectives
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.tasks.objectives.class_weighting import PLAIN, Weighting, weighting_of
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import init_state, make_train_step
 
@@ -101,7 +101,7 @@ def test_the_gradient_does_not_depend_on_how_a_batch_is_cut():
         state = init_state(objective, OPTIMIZER, MESH, jax.random.key(0))
         step = make_train_step(objective, OPTIMIZER, MESH, grad_accum_steps)
         for _ in range(2):
-            state = step(state, put_batch(batch(), MESH), jax.random.key(1), LearningRate(1e-2, 0, 10))
+            state = step(state, put_batch(batch(), MESH), jax.random.key(1), bert_schedule(1e-2, 0, 10))
         found.append(jax.device_get((state.params, state.sums)))
     for a, b in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5)

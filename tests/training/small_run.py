@@ -9,8 +9,8 @@ import jax
 
 from bertjax.config.load import load_config
 from bertjax.tasks import pretraining
+from bertjax.tasks.build import parse_config
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint_config import parse_config
 from bertjax.training.evaluation import abstract_params
 from bertjax.training.parameters import load_params
 

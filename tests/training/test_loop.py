@@ -260,7 +260,9 @@ def test_processes_are_compared_by_what_they_learn_and_not_by_where_it_lies(corp
 
     monkeypatch.setattr(loop, "check_same_run", take)
     with pytest.raises(UsageError, match="enough"):
-        loop.train(config, dataclasses.replace(task, files={**task.files, OUTPUT_LAYER: labels}), str(tmp_path / "run"))
+        loop.train(
+            config, dataclasses.replace(task, files={**task.workdir_files, OUTPUT_LAYER: labels}), str(tmp_path / "run")
+        )
     # The paths of both files may be others on each machine.
     assert told["identity"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in told["identity"]
     assert told["config"]["seed"] == config.seed and told["data"] == task.data_hash

@@ -16,7 +16,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks import squad, swag
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.freezing import is_stacked, trainable
-from bertjax.training.optimizer import LearningRate, decay_mask, make_optimizer
+from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer
 from bertjax.training.sharding import make_mesh
 
 PARAMS = {
@@ -37,7 +37,7 @@ def gradients(step: int) -> dict:
 
 def test_bert_adam_is_the_reference_update():
     steps = 8
-    schedule = LearningRate(peak=0.1, warmup_steps=3, steps=steps)
+    schedule = bert_schedule(0.1, 3, steps)
     optimizer = make_optimizer(OptimizerConfig(weight_decay=0.01))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
     state = optimizer.init(params)
@@ -75,7 +75,7 @@ def test_bert_adam_is_the_reference_update():
 
 
 def test_the_first_update_has_rate_zero_and_the_rate_steps_down_after_warm_up():
-    schedule = LearningRate(peak=2.0, warmup_steps=4, steps=10)
+    schedule = bert_schedule(2.0, 4, 10)
     rates = [float(schedule.at(jnp.asarray(step))) for step in range(11)]
     np.testing.assert_allclose(rates, [0, 0.5, 1.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-6)
 
@@ -158,7 +158,7 @@ def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
 def test_what_is_called_layers_is_what_the_model_stacks(objective):
     """The optimizer tells stacks by their path; the model by the logical name of their axis."""
     objective = objective(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
-    boxed = jax.eval_shape(objective.initial, jax.random.key(0))
+    boxed = jax.eval_shape(objective.init_params, jax.random.key(0))
     for path, box in flatten_dict(boxed).items():
         assert is_stacked(path) == ("layers" in box.names), path
         assert not is_stacked(path) or box.unbox().shape[0] == 2

@@ -17,7 +17,7 @@ from bertjax.estimate.collectives import collectives
 from bertjax.estimate.program import read_program
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.step import abstract_state, compute_metrics, init_state, make_eval_step, make_train_step
 
@@ -33,7 +33,7 @@ CONFIG = ModelConfig(
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
 OPTIMIZER = make_optimizer(OptimizerConfig())
-RATE = LearningRate(peak=1e-2, warmup_steps=2, steps=10)
+RATE = bert_schedule(1e-2, 2, 10)
 
 
 LANGUAGE_MODELS = [
@@ -163,7 +163,7 @@ def test_runs_that_differ_in_rate_and_length_share_one_compilation():
     before = step._cache_size()
     for peak in (1e-3, 1e-4):
         state = init_state(masked_lm.objective(CONFIG), optimizers[0], mesh, jax.random.key(0))
-        step(state, put_batch(uneven_batch(0), mesh), jax.random.key(1), LearningRate(peak, 3, 10))
+        step(state, put_batch(uneven_batch(0), mesh), jax.random.key(1), bert_schedule(peak, 3, 10))
     assert step._cache_size() <= before + 1
 
 

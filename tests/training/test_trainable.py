@@ -19,7 +19,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.freezing import is_stacked
-from bertjax.training.optimizer import LearningRate, make_optimizer
+from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import abstract_state, init_state, make_train_step
 from bertjax.training.workdir import other_numbers
@@ -38,7 +38,7 @@ MODEL = ModelConfig(
     dtype="float32",
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
-RATE = LearningRate(peak=1e-2, warmup_steps=0, steps=10)
+RATE = bert_schedule(1e-2, 0, 10)
 WITHOUT_EMBEDDINGS = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
 
 

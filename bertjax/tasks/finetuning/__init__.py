@@ -1,1 +1,1 @@
-"""What fine-tuning tasks have in common."""
+"""Base class, configuration, splits and predictions of fine-tuning tasks."""

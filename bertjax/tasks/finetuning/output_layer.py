@@ -1,4 +1,4 @@
-"""What a workdir keeps of the layer on top of the encoder: whose it is, and what its outputs mean."""
+"""The file `output_layer.json` of a workdir: task, labels and kind of the fine-tuned output layer."""
 
 import dataclasses
 import json
@@ -10,21 +10,21 @@ from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json
 
 OUTPUT_LAYER = "output_layer.json"
-# What the outputs are: one of several classes (or, without labels, a number), any number of labels, the scores of
-# choices, tags of words, or the ends of spans.
+# One of several classes (a number if there are no labels), any number of labels, scores of choices, tags of words, and
+# start and end of spans.
 CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "choices", "tags", "spans")
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputLayer:
-    """The layer on top of an encoder.
+    """Layer on top of a fine-tuned encoder.
 
     Attributes:
       kind: one of KINDS.
-      labels: of classes, labels or tags, in the order of their ids; empty for a number, choices and spans.
-      output: what it tells, such as `glue/mnli`; "" where no task of ours made it.
-      texts: 1 or 2 a row; 0 is either.
-      feature_head: what is between the encoder and this.
+      labels: names of classes, labels or tags by id; () for numbers, choices and spans.
+      output: task that trained the layer, such as `glue/mnli`; "" if it was converted from another format.
+      texts: number of texts per row, 1 or 2 (default: 0, either).
+      feature_head: layers between encoder and output layer.
     """
 
     kind: str
@@ -34,31 +34,31 @@ class OutputLayer:
     feature_head: FeatureHead = FeatureHead()
 
     def as_json(self) -> bytes:
-        """The content of the file."""
+        """Returns the content of the file."""
         return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
-    """The output layer of a workdir's checkpoints; None where they are pre-trained alone.
+    """Reads the output layer of a workdir (None: the model is only pre-trained).
 
     Raises:
-      UsageError: the file cannot be read.
+      UsageError: the file is not valid.
     """
     file = workdir / OUTPUT_LAYER
     if not file.exists():
         return None
     try:
-        told = read_json(file)
-        layer = OutputLayer(**{**told, "feature_head": FeatureHead(**told.get("feature_head", {}))})
+        fields = read_json(file)
+        layer = OutputLayer(**{**fields, "feature_head": FeatureHead(**fields.get("feature_head", {}))})
         if layer.kind not in KINDS or not all(isinstance(label, str) for label in layer.labels):
-            raise ValueError("it is none")
+            raise ValueError("unknown kind or labels")
         return dataclasses.replace(layer, labels=tuple(layer.labels))
     except (OSError, ValueError, TypeError, UsageError) as error:
-        raise UsageError(f"cannot read {file} ({error}), which tells the output layer") from error
+        raise UsageError(f"cannot read the output layer {file}: {error}; restore the file") from error
 
 
 def saved_labels(path: str) -> list[str] | None:
-    """The labels in a file of this kind, in the order of their ids.
+    """Reads the labels of a file of this kind, in the order of their ids ("": None).
 
     Raises:
       UsageError: the file has no list of labels.
@@ -68,9 +68,9 @@ def saved_labels(path: str) -> list[str] | None:
     try:
         labels = read_json(path)["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ValueError("it is no list of strings")
+            raise ValueError("not a list of strings")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f'cannot read the labels in {path} ({error}); give a file with {{"labels": ["neg", "pos"]}} and the like'
+            f'cannot read the labels in {path}: {error}; use a file such as {{"labels": ["neg", "pos"]}}'
         ) from error
     return labels

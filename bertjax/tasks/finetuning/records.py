@@ -1,4 +1,4 @@
-"""What a model says of an example, as an object of JSON: a prediction, and how sure of it the model is."""
+"""Predictions of single examples as JSON objects, with probabilities."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,80 +9,81 @@ import numpy as np
 from bertjax.data.finetuning.tables import Row
 
 Record = dict[str, Any]
-# The file they are written to, where the task does not write several.
-RECORDS = "predictions.jsonl"
-# Of the records of a file with columns; a column with such a name cannot stand beside them.
+# File name of the records of a task with one file of examples.
+RECORDS_FILE = "predictions.jsonl"
+# Field names that columns of the input file must not have.
 FIELDS = ("line", "prediction", "probabilities", "logits", "words")
 _DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class FileRecords:
+class PredictionRecords:
     """The records of one file of examples.
 
     Attributes:
-      name: of the file they are written to.
-      of: (outputs of the evaluation batches, whether with logits) to a record of each example, in order.
-      lines: of the file, one for each example, rising; () where an example has none.
-      table: columns to all rows of the file; None where it has no columns.
+      file_name: name of the JSON Lines file.
+      make: (outputs of the evaluation batches, include logits) -> a record per example, in order.
+      lines: line number of each example in its input file, ascending; () if it has none.
+      read_columns: column names -> all rows of the input file; None if it has no columns.
     """
 
-    name: str
-    of: Callable[[list[dict[str, np.ndarray]], bool], Iterable[Record]]
+    file_name: str
+    make: Callable[[list[dict[str, np.ndarray]], bool], Iterable[Record]]
     lines: Sequence[int] = ()
-    table: Callable[[Sequence[str]], Iterator[Row]] | None = None
+    read_columns: Callable[[Sequence[str]], Iterator[Row]] | None = None
 
 
-def of_class(labels: Sequence[str], logits: np.ndarray, with_logits: bool) -> Record:
-    """One of several classes, float32 [classes]."""
-    record = {"prediction": labels[int(logits.argmax())], "probabilities": _named(labels, softmax(logits))}
-    return {**record, "logits": _named(labels, logits)} if with_logits else record
+def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
+    """Returns the record of one class out of several; logits are float32 [classes]."""
+    record = {"prediction": labels[int(logits.argmax())], "probabilities": _by_label(labels, softmax(logits))}
+    return {**record, "logits": _by_label(labels, logits)} if include_logits else record
 
 
-def of_labels(labels: Sequence[str], logits: np.ndarray, threshold: float, with_logits: bool) -> Record:
-    """Those of several labels whose probability is at least a threshold, float32 [labels]."""
-    told = [label for label, there in zip(labels, are_given(logits, threshold), strict=True) if there]
+def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
+    """Returns the record of all labels with a probability of at least `threshold`; logits are float32 [labels]."""
+    above = exceeds_threshold(logits, threshold)
+    predicted = [label for label, is_above in zip(labels, above, strict=True) if is_above]
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-    record = {"prediction": told, "probabilities": _named(labels, probabilities)}
-    return {**record, "logits": _named(labels, logits)} if with_logits else record
+    record = {"prediction": predicted, "probabilities": _by_label(labels, probabilities)}
+    return {**record, "logits": _by_label(labels, logits)} if include_logits else record
 
 
-def are_given(logits: np.ndarray, threshold: float) -> np.ndarray:
-    """Of which labels the probability, the logistic function of the logit, is at least a threshold: bool."""
+def exceeds_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
+    """Returns a bool mask of the logits whose sigmoid is at least `threshold`."""
     return logits >= np.log(threshold / (1 - threshold))
 
 
-def of_number(value: np.ndarray) -> Record:
-    """A number, float32 []."""
-    return {"prediction": short(value)}
+def number_record(value: np.ndarray) -> Record:
+    """Returns the record of a number, float32 []."""
+    return {"prediction": round_digits(value)}
 
 
-def of_choice(logits: np.ndarray, with_logits: bool) -> Record:
-    """One of several choices, float32 [choices], by its place."""
-    record = {"prediction": int(logits.argmax()), "probabilities": [short(p) for p in softmax(logits)]}
-    return {**record, "logits": [short(logit) for logit in logits]} if with_logits else record
+def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
+    """Returns the record of one choice, by its index; logits are float32 [choices]."""
+    record = {"prediction": int(logits.argmax()), "probabilities": [round_digits(p) for p in softmax(logits)]}
+    return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
 
 
-def of_sentence(words: Sequence[str], labels: Sequence[str], logits: np.ndarray, with_logits: bool) -> Record:
-    """A tag for each word, float32 [words, tags]."""
+def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
+    """Returns the record of a tag per word; logits are float32 [words, tags]."""
     record = {
         "words": list(words),
         "prediction": [labels[tag] for tag in logits.argmax(axis=-1)] if len(words) else [],
-        "probabilities": [_named(labels, row) for row in softmax(logits)] if len(words) else [],
+        "probabilities": [_by_label(labels, row) for row in softmax(logits)] if len(words) else [],
     }
-    return {**record, "logits": [_named(labels, row) for row in logits]} if with_logits else record
+    return {**record, "logits": [_by_label(labels, row) for row in logits]} if include_logits else record
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis."""
+    """Returns probabilities over the last axis, float64."""
     weights = np.exp(np.asarray(logits, np.float64) - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _named(labels: Sequence[str], values: np.ndarray) -> dict[str, float]:
-    return {label: short(value) for label, value in zip(labels, values, strict=True)}
-
-
-def short(value: float | np.ndarray) -> float:
-    """A number with as many digits as float32 has to tell."""
+def round_digits(value: float | np.ndarray) -> float:
+    """Rounds to six significant digits, about the precision of float32."""
     return float(f"{float(value):.{_DIGITS}g}")
+
+
+def _by_label(labels: Sequence[str], values: np.ndarray) -> dict[str, float]:
+    return {label: round_digits(value) for label, value in zip(labels, values, strict=True)}

@@ -1,21 +1,24 @@
-"""From the logits of windows to answers of questions: the n best spans, and how sure a model is of none."""
+"""Answers to questions from the logits of windows: n-best spans and the score of no answer."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertjax.data.finetuning.examples import in_input_order
 from bertjax.data.finetuning.questions import Question, Windows
-from bertjax.tasks.finetuning.records import Record, short
+from bertjax.tasks.finetuning.records import Record, round_digits
 
-# More than any difference of logits, and still a number in JSON.
+if TYPE_CHECKING:
+    from bertjax.tasks.squad import SquadData
+
+# Null odds of a question without any span: above every difference of logits, and valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A span that may be the answer: its text, exactly as in the passage, and its score."""
+    """A candidate answer: text of the passage and score."""
 
     text: str
     score: float
@@ -23,12 +26,12 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a model says of one question.
+    """Prediction for one question.
 
     Attributes:
       nbest: spans, best first; may be empty.
-      null_odds: score of no answer less the score of the best span.
-      null_score: of no answer: start and end both at [CLS], in the window where that is least.
+      null_odds: score of no answer minus the score of the best span.
+      null_score: score of no answer, with start and end at [CLS]; the minimum over the windows.
     """
 
     nbest: tuple[Candidate, ...]
@@ -37,36 +40,45 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """Text of the best span ("": none)."""
         return self.nbest[0].text if self.nbest else ""
 
 
 def best_answers(
-    data: Any, questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
+    data: "SquadData", questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
 ) -> list[Answer]:
-    """The best spans of each question over all its windows; `data` has `n_best` and `max_answer_len`."""
+    """Returns the answer to each question, from the best spans of all its windows.
+
+    Args:
+      data: its `n_best` and `max_answer_len`.
+      questions: questions with their passages.
+      windows: encoded windows of the passages.
+      outputs: `start` and `end` logits of the evaluation batches.
+    """
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
-    nulls = np.full(len(questions), np.inf)
-    for index, owner in enumerate(windows.question):
+    null_scores = np.full(len(questions), np.inf)
+    for index, question in enumerate(windows.question):
         start, end = logits["start"][index], logits["end"][index]
-        nulls[owner] = min(nulls[owner], float(start[0] + end[0]))
-        spans[owner] += _window_spans(data, windows, index, start, end)
+        null_scores[question] = min(null_scores[question], float(start[0] + end[0]))
+        spans[question] += _window_spans(data, windows, index, start, end)
     answers = []
-    for question, found, null in zip(questions, spans, nulls, strict=True):
-        texts: dict[str, float] = {}
-        for score, first, last in sorted(found, key=lambda span: -span[0]):
-            texts.setdefault(question.context[first:last], score)
-            if len(texts) == data.n_best:
+    for question, candidates, null_score in zip(questions, spans, null_scores, strict=True):
+        scores: dict[str, float] = {}
+        for score, first, last in sorted(candidates, key=lambda span: -span[0]):
+            scores.setdefault(question.context[first:last], score)
+            if len(scores) == data.n_best:
                 break
-        nbest = tuple(Candidate(text, score) for text, score in texts.items())
-        answers.append(Answer(nbest, float(null - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN, float(null)))
+        nbest = tuple(Candidate(text, score) for text, score in scores.items())
+        odds = float(null_score - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN
+        answers.append(Answer(nbest, odds, float(null_score)))
     return answers
 
 
 def _window_spans(
-    data: Any, windows: Windows, index: int, start: np.ndarray, end: np.ndarray
+    data: "SquadData", windows: Windows, index: int, start: np.ndarray, end: np.ndarray
 ) -> list[tuple[float, int, int]]:
-    """Score, first character and the one after the last of the best spans of a window."""
+    """Returns score, first character and end of the best spans of a window."""
     characters, first = windows.spans[index], windows.first_token[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
     starts, ends = (np.argsort(-scores, kind="stable")[: data.n_best] for scores in (start, end))
@@ -78,9 +90,9 @@ def _window_spans(
     ]
 
 
-def with_probabilities(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
-    """The n best texts, perhaps with no answer among them as "", best first."""
-    candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if with_null else [])]
+def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
+    """Returns the n-best texts with probabilities, best first; no answer is the text ""."""
+    candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
     return [
@@ -89,17 +101,19 @@ def with_probabilities(answer: Answer, with_null: bool) -> list[dict[str, Any]]:
     ]
 
 
-def record(answer: Answer, null_threshold: float | None, with_scores: bool) -> Record:
-    """An answer as an object of JSON; no answer is "".
+def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
+    """Returns an answer as a JSON object; no answer is "".
 
     Args:
-      null_threshold: of the odds above which there is no answer; None where there is always one.
-      with_scores: the score is there beside the probability, which is among the n best.
+      answer: the prediction.
+      null_threshold: null odds above which there is no answer (None: every question has one).
+      include_score: add the score of the prediction to its probability.
     """
     has_null = null_threshold is not None
     text = "" if has_null and answer.null_odds > null_threshold else answer.text
-    found = next((told for told in with_probabilities(answer, has_null) if told["text"] == text), None)
-    told: Record = {"prediction": text, "probability": short(found["probability"]) if found else 1.0}
+    candidates = nbest_with_probabilities(answer, has_null)
+    best = next((candidate for candidate in candidates if candidate["text"] == text), None)
+    record: Record = {"prediction": text, "probability": round_digits(best["probability"]) if best else 1.0}
     if has_null:
-        told["null_odds"] = short(answer.null_odds)
-    return {**told, "score": short(found["score"])} if found and with_scores else told
+        record["null_odds"] = round_digits(answer.null_odds)
+    return {**record, "score": round_digits(best["score"])} if best and include_score else record

@@ -1,4 +1,4 @@
-"""Which data a fine-tuning run learns from, and what it is evaluated on."""
+"""Training and evaluation data of a fine-tuning run."""
 
 from collections.abc import Sequence
 
@@ -8,65 +8,69 @@ from bertjax.data.finetuning.dev_split import first_texts, held_out, share_of, s
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning.settings import NONE, FinetuningData
+from bertjax.tasks.finetuning.config import NO_SPLIT, FinetuningData
 
-# Evaluated where a share of the training data is cut off.
-SHARE = "share"
+# The evaluated split if `dev_share` holds out a part of the training data.
+HELD_OUT = "held_out"
 
 
-def evaluated(data: FinetuningData, train: bool) -> str:
-    """What is evaluated: "dev" or "test" of the task's own files, SHARE of its training data, or NONE.
+def evaluated_split(data: FinetuningData, train: bool) -> str:
+    """Returns the evaluated data: "dev" or "test" of the task's files, HELD_OUT, or NO_SPLIT.
 
     Raises:
-      UsageError: it is nothing, and there is no training either.
+      UsageError: nothing to evaluate, and no training either.
     """
     split = data.eval_split
     if split == "dev" and data.dev_share:
-        split = SHARE
+        split = HELD_OUT
     elif split == "dev" and not getattr(data, "dev_file", "-"):
-        split = NONE
-    if split == NONE and not train:
+        split = NO_SPLIT
+    if split == NO_SPLIT and not train:
         raise UsageError(
-            "there is nothing to evaluate: give dev or test data, such as --config.data.dev_file=FILE for your own, "
-            "and --config.data.eval_split=dev or test"
+            "no evaluation data; name a dev or test file, such as --config.data.dev_file=FILE, and set "
+            "--config.data.eval_split=dev or test"
         )
     return split
 
 
-def divided(data: FinetuningData, whole: Examples, readings: list[ReadStats]) -> tuple[Examples, Examples | None]:
-    """The examples to train on, and those that are cut off for dev; None where there are none.
+def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]) -> tuple[Examples, Examples | None]:
+    """Divides training examples into those to train on and a held-out dev set.
 
     Args:
-      data: its `train_share` is of what `dev_share` leaves.
-      whole: of the training file; those with the same first text stay together.
-      readings: the last is that of the training file; gains one of what is cut off.
+      data: `train_share` applies to what `dev_share` leaves.
+      examples: the training file; examples with the same first text stay together.
+      read_stats: the last entry is the training file's; the dev set's is appended.
+
+    Returns:
+      Training examples, and dev examples or None.
     """
-    held = dev_rows(data, first_texts(whole), readings) if data.dev_share else np.zeros(len(whole), bool)
-    rest = np.flatnonzero(~held)
-    trained = subset(whole, rest[share_of(len(rest), data.train_share)])
-    readings[-1].used = len(trained)
-    dev = subset(whole, np.flatnonzero(held)) if data.dev_share else None
-    if dev is not None:
-        readings.append(cut_off(data, readings[-1], len(dev)))
-    return trained, dev
+    dev_mask = dev_rows(data, first_texts(examples), read_stats) if data.dev_share else np.zeros(len(examples), bool)
+    rest = np.flatnonzero(~dev_mask)
+    train = subset(examples, rest[share_of(len(rest), data.train_share)])
+    dev = subset(examples, np.flatnonzero(dev_mask)) if data.dev_share else None
+    record_division(data, read_stats, len(train), None if dev is None else len(dev))
+    return train, dev
 
 
-def dev_rows(data: FinetuningData, contents: Sequence[bytes], readings: list[ReadStats]) -> np.ndarray:
-    """Which rows of the training data are cut off for dev: bool [rows].
+def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
+    """Returns a bool mask of the training rows that are held out for dev.
 
     Raises:
-      UsageError: that leaves nothing to train on.
+      UsageError: no training rows are left.
     """
-    held = held_out(contents, data.dev_share, data.dev_seed)
-    if held.all():
+    mask = held_out(contents, data.dev_share, data.dev_seed)
+    if mask.all():
         raise UsageError(
-            f"config.data.dev_share={data.dev_share} of {readings[-1].file} leaves nothing to train on: it has "
-            f"{len(set(contents)):,} different texts or documents, which stay whole; give a dev file instead"
+            f"config.data.dev_share={data.dev_share} leaves no training rows of {read_stats[-1].file}, which has "
+            f"{len(set(contents)):,} different texts or documents; name a dev file instead"
         )
-    return held
+    return mask
 
 
-def cut_off(data: FinetuningData, training: ReadStats, rows: int) -> ReadStats:
-    """The reading of a dev set that is a share of the training file."""
-    where = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
-    return ReadStats(where, read=training.read, used=rows)
+def record_division(data: FinetuningData, read_stats: list[ReadStats], train_rows: int, dev_rows: int | None) -> None:
+    """Records how many rows of the training file are used for training and for dev."""
+    training = read_stats[-1]
+    training.used = train_rows
+    if dev_rows is not None:
+        source = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
+        read_stats.append(ReadStats(source, read=training.read, used=dev_rows))

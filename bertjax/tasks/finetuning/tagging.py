@@ -1,230 +1,223 @@
-"""A tag for each word, at its first piece, without a CRF (section 5.3 of the paper); what NER and own tags share."""
+"""A tag for each word, at its first piece, without a CRF (section 5.3 of the paper)."""
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 
-from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.finetuning.dev_split import share_of, subset_of_tagged, unit_texts, units
 from bertjax.data.finetuning.examples import Examples, in_input_order
-from bertjax.data.finetuning.tables import ReadStats, Row
+from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
-from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS
+from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS, Schema
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, of_classes, of_entities
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
-from bertjax.tasks.finetuning import common as finetuning
 from bertjax.tasks.finetuning import splits
+from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
-from bertjax.tasks.finetuning.records import RECORDS, FileRecords, Record, of_sentence
-from bertjax.tasks.finetuning.settings import SPLITS, FinetuningConfig, FinetuningData
-from bertjax.tasks.finetuning.weighting import PLAIN, Weighting, weighting_of
-from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs, Task
+from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record, tags_record
+from bertjax.tasks.finetuning.task import FinetuningTask
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting, make_class_weighting
+from bertjax.tasks.objectives.classification import class_denominator, class_sums
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.utils.io import write_atomic
 
 
-def tags_of(tagged: Tagged) -> list[str]:
-    """The tags there are, in the order of their ids: O first, which is always there where tags mark entities."""
-    tags = {*tagged.tags, *([OUTSIDE] if has_entities(tagged.tags) else [])}
+@dataclasses.dataclass(frozen=True)
+class TagObjective(Objective):
+    """Cross-entropy and accuracy over words, each at its first piece.
+
+    Attributes:
+      weighting: class weights and label smoothing.
+      outputs_logits: outputs are the logits of all tags, not the predicted tags alone.
+    """
+
+    weighting: ClassWeighting = UNWEIGHTED
+    outputs_logits: bool = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("cross_entropy", "word_accuracy")
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("cross_entropy",)
+
+    @property
+    def schema(self) -> Schema:
+        return (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"cross_entropy": class_denominator(batch["token_labels"], batch["weights"], self.weighting)}
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        logits = self.apply(params, batch, dropout_key)  # [B, L, tags]
+        weighting = UNWEIGHTED if dropout_key is None else self.weighting
+        cross_entropy, accuracy, tags = class_sums(logits, batch["token_labels"], batch["weights"], weighting)
+        outputs = {"logits": logits} if self.outputs_logits else {"tags": tags}
+        sums = {"cross_entropy": cross_entropy, "word_accuracy": accuracy}
+        return sums, {"example": batch["example"], **outputs}
+
+
+class TaggingTask(FinetuningTask):
+    """Tags words; a subclass defines `read_words` and `output_name`.
+
+    Attributes:
+      output_name: name of the output layer.
+      by_document: a row holds as much of a document as fits, not a sentence.
+    """
+
+    has_class_reports = True
+    output_name: str
+    by_document: bool = False
+
+    def read_words(self, split: str) -> Tagged:
+        """Reads the words of "train", "dev" or "test", with or without tags, and appends to `read_stats`."""
+        raise NotImplementedError
+
+    def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]] | None:
+        """Returns a function from column names to the rows of the evaluated file (None: no columns)."""
+        return None
+
+    def make_objective(self, model: ModelConfig) -> TagObjective:
+        weighting = UNWEIGHTED
+        if self.train_examples is not None:
+            weighting = make_class_weighting(
+                self.config.data.class_weight_map,
+                self.config.label_smoothing,
+                self.labels,
+                self.train_examples.tokens["token_labels"],
+            )
+        # In training, the logits of all tags would fill the memory; only `predict` uses them.
+        predicts = self.config.has_data and self.train_examples is None
+        return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), weighting, predicts)
+
+    def output_layer(self) -> OutputLayer:
+        return OutputLayer(TAGS, tuple(self.labels), self.output_name)
+
+    def load(self, train: bool) -> None:
+        data = self.config.data
+        labels = saved_labels(data.labels)
+        self._train_words: Tagged | None = None
+        self._words: Tagged | None = None
+        if train or labels is None or self.split == splits.HELD_OUT:
+            words = self.read_words("train")
+            # The tags of the whole file, so that a share of it has the same ones.
+            labels = labels or _sorted_tags(words)
+            self._train_words, self._words = self._divide(words)
+        self.labels = labels
+        train_file = self.read_stats[0].file if self.read_stats else ""
+        if self.split in SPLITS:
+            self._words = self.read_words(self.split)
+        if self._words is not None:
+            rows = self._make_rows(self._words, self.read_stats[-1].file)
+            self.eval_examples, self._row_of_word, self._positions = rows
+        if train:
+            self.train_examples = self._make_rows(self._train_words, train_file)[0]
+        self.default_metric = "f1" if has_entities(labels) else "word_accuracy"
+
+    def is_labeled(self) -> bool:
+        return self._words.has_tags
+
+    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        return self._entity_scores(self._predicted_tags(outputs))
+
+    def baseline(self) -> dict[str, float]:
+        """Scores the most frequent tag of each word, CoNLL-2003's own baseline."""
+        if self._train_words is None or not self._words.has_tags:
+            return {}
+        predicted = _most_frequent_tags(self._train_words, self._words)
+        correct = [guess == tag for guess, tag in zip(predicted, self._words.tags, strict=True) if tag]
+        return {"word_accuracy": float(np.mean(correct)), **self._entity_scores(predicted)}
+
+    def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
+        gold, predicted = self._labeled_sentences(self._predicted_tags(outputs))
+        if has_entities(self.labels):
+            return {"": of_entities(gold, predicted)}
+        ids = [
+            np.array([self.labels.index(tag) for sentence in sentences for tag in sentence])
+            for sentences in (predicted, gold)
+        ]
+        return {"": of_classes(self.labels, *ids)}
+
+    def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
+        """Writes the format of `conlleval`: word, gold tag if any, and predicted tag per line; a blank line ends a
+        sentence."""
+        words = self._words
+        gold = [[tag or "_" for tag in words.tags]] if words.has_tags else []
+        columns = [words.words, *gold, self._predicted_tags(outputs)]
+        sentences = zip(*(words.sentences(values) for values in columns), strict=True)
+        lines = ["".join(f"{' '.join(row)}\n" for row in zip(*sentence, strict=True)) for sentence in sentences]
+        return [write_atomic(folder / "predictions.conll", "\n".join(lines))]
+
+    def prediction_records(self) -> list[PredictionRecords]:
+        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
+            row_logits = in_input_order(outputs, len(self._positions))["logits"]
+            logits = of_words(self._row_of_word, self._positions, row_logits)
+            start = 0
+            for end in self._words.sentence_ends:
+                yield tags_record(self._words.words[start:end], self.labels, logits[start:end], include_logits)
+                start = end
+
+        return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns())]
+
+    def _make_rows(self, words: Tagged, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+        return make_rows(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
+
+    def _divide(self, words: Tagged) -> tuple[Tagged, Tagged | None]:
+        """Divides the training words into train and dev, by documents if there are several."""
+        data, train, dev = self.config.data, words, None
+        if data.dev_share:
+            ends = units(words, documents=True)
+            dev_mask = splits.dev_rows(data, unit_texts(words, ends), self.read_stats)
+            train, dev = subset_of_tagged(words, ends, ~dev_mask), subset_of_tagged(words, ends, dev_mask)
+        if data.train_share < 1:
+            ends = units(train, self.by_document)
+            chosen = np.zeros(len(ends), bool)
+            chosen[share_of(len(ends), data.train_share)] = True
+            train = subset_of_tagged(train, ends, chosen)
+        dev_sentences = None if dev is None else len(dev.sentence_ends)
+        splits.record_division(data, self.read_stats, len(train.sentence_ends), dev_sentences)
+        return train, dev
+
+    def _predicted_tags(self, outputs: list[dict[str, np.ndarray]]) -> list[str]:
+        """Returns the predicted tag of each word, in the order of the file."""
+        arrays = in_input_order(outputs, len(self._positions))
+        if "tags" in arrays:
+            return [self.labels[tag] for tag in of_words(self._row_of_word, self._positions, arrays["tags"])]
+        logits = of_words(self._row_of_word, self._positions, arrays["logits"])
+        return [self.labels[word_logits.argmax()] for word_logits in logits]
+
+    def _labeled_sentences(self, predicted: list[str]) -> tuple[list[list[str]], list[list[str]]]:
+        """Returns gold and predicted tags of the sentences that have gold tags."""
+        words = self._words
+        pairs = zip(words.sentences(words.tags), words.sentences(predicted), strict=True)
+        gold, predicted_sentences = zip(*(pair for pair in pairs if any(pair[0])), strict=True)
+        return list(gold), list(predicted_sentences)
+
+    def _entity_scores(self, predicted: list[str]) -> dict[str, float]:
+        if not (has_entities(self.labels) and self._words.has_tags):
+            return {}
+        return entity_scores(*self._labeled_sentences(predicted))
+
+
+def _sorted_tags(words: Tagged) -> list[str]:
+    """Returns the tags in the order of their ids: O first, which always exists if tags mark entities."""
+    tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags) else [])}
     return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 
 
-def tagging_task(
-    settings: FinetuningConfig,
-    vocabulary: Vocabulary,
-    readings: list[ReadStats],
-    train: bool,
-    *,
-    read_training: Callable[[], Tagged],
-    read_split: Callable[[str], Tagged],
-    output: str,
-    documents: bool,
-    table: Callable[[Sequence[str]], Iterator[Row]] | None = None,
-) -> Task:
-    """The task of tagging words.
-
-    Args:
-      readings: gains one of each file that is read.
-      train: False for evaluation alone.
-      read_training, read_split: the words of the training file, and of "dev" or "test", with tags or without.
-      output: what the output layer tells.
-      documents: a row is as much of a document as fits, not a sentence.
-      table: columns to the rows of the file that is evaluated, where it has columns.
-
-    Raises:
-      UsageError: a tag is none of the training file's, or of those the config names.
-    """
-    data, split = settings.data, splits.evaluated(settings.data, train)
-    labels = saved_labels(data.labels)
-    trained = tagged = None
-    if train or labels is None or split == splits.SHARE:
-        whole = read_training()
-        # Of all of it, so that a share of the file has the same ones.
-        labels = labels or tags_of(whole)
-        trained, tagged = _divided(data, whole, readings, documents)
-    training_file = readings[0].file if readings else ""
-    if split in SPLITS:
-        tagged = read_split(split)
-
-    def rows(tagged: Tagged, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
-        return make_rows(tagged, labels, Tokenizer(vocabulary), data.seq_len, documents, file)
-
-    examples, row_of_word, positions = rows(tagged, readings[-1].file) if tagged else (None, np.zeros(0), [])
-    trained_rows = rows(trained, training_file)[0] if train else None
-    entities = has_entities(labels)
-
-    def score(predicted: list[str]) -> dict[str, float]:
-        if not (entities and tagged.has_tags):
-            return {}
-        return entity_scores(*_scored(tagged, predicted))
-
-    def baseline() -> dict[str, float]:
-        if trained is None or not tagged.has_tags:
-            return {}
-        guesses = _most_frequent(trained, tagged)
-        right = np.mean([guess == tag for guess, tag in zip(guesses, tagged.tags, strict=True) if tag])
-        return {"word_accuracy": float(right), **score(guesses)}
-
-    def per_class(predicted: list[str]) -> dict[str, ClassReport]:
-        wanted, found = _scored(tagged, predicted)
-        if entities:
-            return {"": of_entities(wanted, found)}
-        ids = [np.array([labels.index(tag) for sentence in tags for tag in sentence]) for tags in (found, wanted)]
-        return {"": of_classes(labels, *ids)}
-
-    tags = functools.partial(_tags, labels, row_of_word, positions)
-    records = []
-    if tagged:
-        told = functools.partial(_records, tagged, labels, row_of_word, positions)
-        records = [FileRecords(RECORDS, told, tagged.lines, table)]
-    weights = weighting_of(settings, labels, trained_rows.tokens["token_labels"]) if trained_rows else PLAIN
-    return finetuning.make_task(
-        settings,
-        # Each tag's logit is of use beside predictions alone, and would fill the memory in training.
-        objective(finetuning.model_of(settings, vocabulary), len(labels), weights, with_logits=not train),
-        vocabulary,
-        trained_rows,
-        examples,
-        readings,
-        layer=OutputLayer(TAGS, tuple(labels), output),
-        score=lambda outputs: score(tags(outputs)),
-        baseline=baseline,
-        best_by="f1" if entities else "word_accuracy",
-        write=lambda outputs, folder: _write(tagged, tags(outputs), folder),
-        records=records,
-        evaluated_on=readings[-1].file,
-        is_labelled=tagged is None or tagged.has_tags,
-        per_class=lambda outputs: per_class(tags(outputs)),
-    )
-
-
-def _divided(
-    data: FinetuningData, whole: Tagged, readings: list[ReadStats], documents: bool
-) -> tuple[Tagged, Tagged | None]:
-    """The sentences to train on, and those that are cut off for dev: whole documents, where there are any."""
-    trained, dev = whole, None
-    if data.dev_share:
-        ends = units(whole, documents=True)
-        held = splits.dev_rows(data, unit_texts(whole, ends), readings)
-        trained, dev = subset_of_tagged(whole, ends, ~held), subset_of_tagged(whole, ends, held)
-    if data.train_share < 1:
-        ends = units(trained, documents)
-        chosen = np.zeros(len(ends), bool)
-        chosen[share_of(len(ends), data.train_share)] = True
-        trained = subset_of_tagged(trained, ends, chosen)
-    readings[-1].used = len(trained.sentence_ends)
-    if dev is not None:
-        readings.append(splits.cut_off(data, readings[-1], len(dev.sentence_ends)))
-    return trained, dev
-
-
-def _scored(tagged: Tagged, predicted: list[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """The tags there are and those predicted, of the sentences that have any."""
-    pairs = zip(tagged.sentences(tagged.tags), tagged.sentences(predicted), strict=True)
-    wanted, found = zip(*(pair for pair in pairs if any(pair[0])), strict=True)
-    return list(wanted), list(found)
-
-
-def objective(model: ModelConfig, tags: int, weighting: Weighting = PLAIN, with_logits: bool = False) -> Objective:
-    """Cross-entropy and accuracy over the words, each at its first piece; outputs are tags, or the logits of all."""
-    return Objective(
-        TokenModel(model, tags, head_dropout=True),
-        ("cross_entropy", "word_accuracy"),
-        ("cross_entropy",),
-        objectives.ClassWeights(weighting, "token_labels"),
-        _Tags(weighting, with_logits),
-        (*SEQUENCE, TOKEN_LABELS, *EXAMPLE),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tags:
-    """Tags of words from a batch; a class, as an objective is compared by value."""
-
-    weighting: Weighting
-    with_logits: bool
-
-    def __call__(
-        self, model: nn.Module, params: Any, batch: Batch, dropout_key: jax.Array | None
-    ) -> tuple[MetricSums, Outputs]:
-        logits = objectives.apply(model, params, batch, dropout_key)  # [B, L, tags]
-        weighting = PLAIN if dropout_key is None else self.weighting
-        sums = objectives.class_sums(logits, batch["token_labels"], batch["weights"], weighting)
-        cross_entropy, word_accuracy, predicted = sums
-        outputs = {"logits": logits} if self.with_logits else {"tags": predicted}
-        means = {"cross_entropy": cross_entropy, "word_accuracy": word_accuracy}
-        return means, {"example": batch["example"], **outputs}
-
-
-def _tags(
-    labels: list[str], row_of_word: np.ndarray, positions: list[np.ndarray], outputs: list[dict[str, np.ndarray]]
-) -> list[str]:
-    """The predicted tag of each word, in the order of the file."""
-    found = in_input_order(outputs, len(positions))
-    if "tags" in found:
-        return [labels[tag] for tag in of_words(row_of_word, positions, found["tags"])]
-    return [labels[logits.argmax()] for logits in of_words(row_of_word, positions, found["logits"])]
-
-
-def _records(
-    tagged: Tagged,
-    labels: list[str],
-    row_of_word: np.ndarray,
-    positions: list[np.ndarray],
-    outputs: list[dict[str, np.ndarray]],
-    with_logits: bool,
-) -> Iterator[Record]:
-    """A sentence each."""
-    logits = of_words(row_of_word, positions, in_input_order(outputs, len(positions))["logits"])
-    start = 0
-    for end in tagged.sentence_ends:
-        yield of_sentence(tagged.words[start:end], labels, logits[start:end], with_logits)
-        start = end
-
-
-def _most_frequent(trained: Tagged, tagged: Tagged) -> list[str]:
-    """The most frequent tag of each word in training, and of all words for one not seen: CoNLL-2003's own baseline."""
-    counts: dict[str, dict[str, int]] = {}
-    for word, tag in zip(trained.words, trained.tags, strict=True):
-        counts.setdefault(word, {}).setdefault(tag, 0)
-        counts[word][tag] += 1
+def _most_frequent_tags(train: Tagged, words: Tagged) -> list[str]:
+    """Returns the most frequent training tag of each word, and of all words for an unseen one."""
+    counts: dict[str, Counter[str]] = {}
+    for word, tag in zip(train.words, train.tags, strict=True):
+        counts.setdefault(word, Counter())[tag] += 1
     best = {word: max(tags, key=lambda tag: (tags[tag], tag)) for word, tags in counts.items()}
-    usual = Counter(trained.tags).most_common(1)[0][0]
-    return [best.get(word, usual) for word in tagged.words]
-
-
-def _write(tagged: Tagged, predicted: list[str], folder: Path) -> list[Path]:
-    """What `conlleval` reads: word, tag where there are any, predicted tag a line; a blank line after a sentence."""
-    columns = [tagged.words, *([[tag or "_" for tag in tagged.tags]] if tagged.has_tags else []), predicted]
-    sentences = zip(*(tagged.sentences(values) for values in columns), strict=True)
-    lines = ["".join(f"{' '.join(row)}\n" for row in zip(*sentence, strict=True)) for sentence in sentences]
-    return [write_atomic(folder / "predictions.conll", "\n".join(lines))]
+    default = Counter(train.tags).most_common(1)[0][0]
+    return [best.get(word, default) for word in words.words]

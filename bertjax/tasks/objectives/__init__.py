@@ -1,1 +1,1 @@
-"""What a step computes: pure functions of model, parameters and batch."""
+"""Objectives: model, loss and metrics of a step as pure functions."""

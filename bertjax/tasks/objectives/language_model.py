@@ -1,71 +1,96 @@
-"""Language models that see one side of a position: left to right (Table 5 of the paper), or both ways apart (ELMo)."""
+"""Language modeling from one side: left to right (Table 5 of the paper), or both directions apart (ELMo)."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, Phase
-from bertjax.data.schema import synthetic_batch
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, SPECIAL_TOKENS_OF_TILE, Masking
+from bertjax.data.schema import Schema
+from bertjax.errors import UsageError
+from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import LanguageModel
-from bertjax.tasks.objectives.losses import apply, loss_and_accuracy
-from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
+from bertjax.tasks.losses import loss_and_accuracy
+from bertjax.tasks.objectives.pretraining import PretrainingObjective
+from bertjax.tasks.task import Batch, MetricSums, Outputs
 
-# What is seen to the name of the model, and how far away what it predicts is.
-_NAMES, _STEPS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
+if TYPE_CHECKING:
+    from bertjax.data.pretraining.source import RowSource
+    from bertjax.tasks.pretraining import Config
 
-
-def objective(model: ModelConfig) -> Objective:
-    """The next piece of text, or the one before, at every position; the loss is the sum of the directions' means."""
-    names = tuple(_NAMES[direction] for direction in model.reads)
-    return Objective(
-        model=LanguageModel(model),
-        metrics=tuple(f"{name}_{metric}" for name in names for metric in ("loss", "accuracy")),
-        losses=tuple(f"{name}_loss" for name in names),
-        denominators=Denominators(names),
-        compute=compute,
-        schema=LANGUAGE_MODEL_BATCH,
-    )
-
-
-def synthetic_rows(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """A batch of a phase's shape to time a step with."""
-    segments = min(2, model.type_vocab_size)
-    return synthetic_batch(
-        LANGUAGE_MODEL_BATCH, phase.batch_size, seed, length=phase.seq_len, pieces=model.vocab_size, segments=segments
-    )
-
-
-def text_weights(input_mask: jax.Array) -> jax.Array:
-    """float32 like the mask [B, L]: 1 for a row's tokens but its first and last, [CLS] and [SEP]."""
-    inner = jnp.pad(input_mask[:, 1:], ((0, 0), (0, 1))) * jnp.pad(input_mask[:, :-1], ((0, 0), (1, 0)))
-    return inner.astype(jnp.float32)
+# Side that a hidden state has seen -> metric prefix, and offset of the position that it predicts.
+_PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Denominators:
-    """How many pieces a batch has to predict, the same in each direction."""
+class LanguageModeling(PretrainingObjective):
+    """Predicts the next token, or the previous one, at every position; the loss is the sum over the directions."""
 
-    names: tuple[str, ...]
+    @classmethod
+    def for_model(cls, model: ModelConfig, packing: bool = False) -> "LanguageModeling":
+        """Builds the objective for a model config."""
+        return cls(LanguageModel(model), packing)
 
-    def __call__(self, batch: Batch) -> dict[str, jax.Array]:
+    @classmethod
+    def check_config(cls, config: "Config") -> None:
+        if config.model["encoder"] != LSTM and config.model["attention_direction"] == "both":
+            raise UsageError(
+                "config.data.objective=lm would let the model see the tokens that it predicts; set "
+                "model.attention_direction=left or right, or model.encoder=lstm"
+            )
+        if config.data.max_predictions or config.long_phase.max_predictions:
+            raise UsageError("config.data.objective=lm predicts every token; leave max_predictions unset")
+        if config.data.masking != Masking():
+            raise UsageError("config.data.objective=lm masks no tokens; leave data.masking unset")
+
+    @classmethod
+    def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
+        return max(seq_len - SPECIAL_TOKENS_OF_TILE, 1)
+
+    @property
+    def _directions(self) -> tuple[str, ...]:
+        return self.model.config.reads
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        prefixes = (_PREFIXES[direction] for direction in self._directions)
+        return tuple(f"{prefix}_{metric}" for prefix in prefixes for metric in ("loss", "accuracy"))
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return tuple(f"{_PREFIXES[direction]}_loss" for direction in self._directions)
+
+    @property
+    def schema(self) -> Schema:
+        return LANGUAGE_MODEL_BATCH
+
+    def row_source(self) -> "RowSource":
+        from bertjax.data.pretraining.tiles import WHOLE_TILES
+
+        return WHOLE_TILES
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the number of predicted tokens, which is the same for each direction."""
         total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
-        return {f"{name}_loss": total for name in self.names}
+        return dict.fromkeys(self.losses, total)
+
+    def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        """Returns metric sums; [CLS] and [SEP] are not predicted, as in masked LM."""
+        sums = {}
+        for direction, logits in self.apply(params, batch, dropout_key).items():
+            # Positions that wrap around are special tokens or padding, which have weight 0.
+            labels, weights = (
+                jnp.roll(values, -_OFFSETS[direction], axis=1)
+                for values in (batch["input_ids"], text_weights(batch["input_mask"]))
+            )
+            loss, accuracy = loss_and_accuracy(logits, labels, weights)
+            sums |= {f"{_PREFIXES[direction]}_loss": loss, f"{_PREFIXES[direction]}_accuracy": accuracy}
+        return sums, {}
 
 
-def compute(
-    model: LanguageModel, params: dict, batch: Batch, dropout_key: jax.Array | None
-) -> tuple[MetricSums, Outputs]:
-    """Sum and weight of each direction's loss and accuracy. Special tokens are not predicted, as in masked LM."""
-    sums = {}
-    for direction, logits in apply(model, params, batch, dropout_key).items():
-        # What wraps around is a special token, or padding.
-        labels, weights = (
-            jnp.roll(part, -_STEPS[direction], axis=1)
-            for part in (batch["input_ids"], text_weights(batch["input_mask"]))
-        )
-        loss, accuracy = loss_and_accuracy(logits, labels, weights)
-        sums |= {f"{_NAMES[direction]}_loss": loss, f"{_NAMES[direction]}_accuracy": accuracy}
-    return sums, {}
+def text_weights(input_mask: jax.Array) -> jax.Array:
+    """Returns float32 [B, L], 1 for all tokens of a row but its first and last, [CLS] and [SEP]."""
+    inner = jnp.pad(input_mask[:, 1:], ((0, 0), (0, 1))) * jnp.pad(input_mask[:, :-1], ((0, 0), (1, 0)))
+    return inner.astype(jnp.float32)

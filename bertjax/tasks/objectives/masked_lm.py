@@ -1,66 +1,108 @@
-"""Masked LM and next-sentence prediction (section 3.1 of the paper); of rows without pairs the first alone.
+"""Masked LM, with next-sentence prediction (section 3.1 of the paper) or alone."""
 
-Rows may hold several pairs, each with a label of its own.
-"""
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH, Phase
-from bertjax.data.schema import synthetic_batch
+from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
+from bertjax.data.schema import Schema
+from bertjax.errors import UsageError
+from bertjax.model.architecture import LSTM
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import PretrainingModel
-from bertjax.tasks.objectives.losses import apply, loss_and_accuracy
-from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
+from bertjax.tasks.losses import loss_and_accuracy
+from bertjax.tasks.objectives.pretraining import PretrainingObjective
+from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
-METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-LOSSES = ("mlm_loss", "nsp_loss")
-
-
-def objective(model: ModelConfig) -> Objective:
-    """Masked LM and next sentence, the loss being the sum of both means (section A.2 of the paper)."""
-    return Objective(
-        model=PretrainingModel(model),
-        metrics=METRICS,
-        losses=LOSSES,
-        denominators=denominators,
-        compute=compute,
-        schema=MASKED_LM_BATCH,
-    )
+if TYPE_CHECKING:
+    from bertjax.data.pretraining.source import RowSource
+    from bertjax.tasks.pretraining import Config
 
 
-def synthetic_rows(phase: Phase, model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """A batch of a phase's shape to time a step with."""
-    return synthetic_batch(
-        MASKED_LM_BATCH if phase.spans_a_row == 1 else PACKED_BATCH,
-        phase.batch_size,
-        seed,
-        length=phase.seq_len,
-        predictions=phase.row_predictions,
-        pairs=phase.spans_a_row,
-        pieces=model.vocab_size,
-        segments=min(2, model.type_vocab_size),
-        labels=2,
-    )
+@dataclasses.dataclass(frozen=True)
+class MaskedLm(PretrainingObjective):
+    """Masked LM and next-sentence prediction; the loss is the sum of both means (section A.2 of the paper)."""
+
+    has_pairs = True
+
+    @classmethod
+    def for_model(cls, model: ModelConfig, packing: bool = False) -> "MaskedLm":
+        """Builds the objective for a model config."""
+        return cls(PretrainingModel(model), packing)
+
+    @classmethod
+    def check_config(cls, config: "Config") -> None:
+        if config.model["encoder"] == LSTM:
+            raise UsageError(
+                f"config.data.objective={config.data.objective} needs context from both sides, which "
+                f"model.encoder={LSTM} does not have; use objective=lm"
+            )
+
+    @classmethod
+    def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
+        return configured or math.ceil(round(rate * seq_len, 6))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("mlm_loss", "nsp_loss")
+
+    @property
+    def schema(self) -> Schema:
+        return PACKED_BATCH if self.packing else MASKED_LM_BATCH
+
+    def row_source(self) -> "RowSource":
+        if self.packing:
+            from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
+
+            return PACKED_PAIRS
+        from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+
+        return SENTENCE_PAIRS
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the loss weights; masked LM's has the 1e-5 of google-research/bert `run_pretraining.py` added."""
+        pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
+        return {
+            "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
+            "nsp_loss": jnp.maximum(pairs, 1.0),
+        }
+
+    def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        """Returns metric sums; rows with the label -1 have no next sentence."""
+        masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
+        labels = batch["next_sentence_labels"]
+        has_label = (labels >= 0).astype(jnp.float32)
+        mlm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
+        nsp = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), has_label)
+        return dict(zip(self.metrics, (*mlm, *nsp), strict=True)), {}
 
 
-def denominators(batch: Batch) -> dict[str, jax.Array]:
-    """Weights of both losses; the masked-LM one has google-research/bert's 1e-5 added (`run_pretraining.py`)."""
-    labelled = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
-    return {
-        "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
-        "nsp_loss": jnp.maximum(labelled, 1.0),
-    }
+@dataclasses.dataclass(frozen=True)
+class MaskedLmOnPairs(MaskedLm):
+    """Masked LM alone, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
+
+    def prepare(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+        """Sets next-sentence labels to -1, which the loss ignores."""
+        name = "next_sentence_labels"
+        return ({**batch, name: np.full_like(batch[name], -1)} for batch in batches)
 
 
-def compute(
-    model: PretrainingModel, params: dict, batch: Batch, dropout_key: jax.Array | None
-) -> tuple[MetricSums, Outputs]:
-    """Sum and weight of masked-LM and next-sentence loss and accuracy. Rows labelled -1 have no next sentence."""
-    masked_lm_logits, next_sentence_logits = apply(model, params, batch, dropout_key)
-    labels = batch["next_sentence_labels"]
-    there = (labels >= 0).astype(jnp.float32)
-    mlm = loss_and_accuracy(masked_lm_logits, batch["masked_lm_ids"], batch["masked_lm_weights"])
-    nsp = loss_and_accuracy(next_sentence_logits, jnp.maximum(labels, 0), there)
-    return dict(zip(METRICS, (*mlm, *nsp), strict=True)), {}
+@dataclasses.dataclass(frozen=True)
+class MaskedLmOnText(MaskedLm):
+    """Masked LM alone, on rows of running text."""
+
+    has_pairs = False
+
+    def row_source(self) -> "RowSource":
+        from bertjax.data.pretraining.tiles import TILES
+
+        return TILES

@@ -16,8 +16,7 @@ from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import MANIFEST, open_corpus
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.tasks.run import build_task
-from bertjax.training.checkpoint_config import parse_config
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.utils import cache_dir as machine_folder
 
 

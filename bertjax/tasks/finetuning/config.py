@@ -1,0 +1,179 @@
+"""Config fields that every fine-tuning run has (section A.3 of the paper)."""
+
+import dataclasses
+import json
+import math
+from typing import Any, ClassVar
+
+from bertjax.config.fields import at_least, limited, one_of
+from bertjax.config.optimizer import OptimizerConfig
+from bertjax.config.run import RunConfig
+from bertjax.data.finetuning.examples import Batching
+from bertjax.errors import UsageError
+from bertjax.model.architecture import ARCHITECTURE_FIELDS, LSTM
+from bertjax.model.config import ModelConfig
+from bertjax.model.feature_head import ENCODER, FeatureHead
+from bertjax.tasks.objectives.class_weighting import BALANCED
+
+# Splits that `predict` takes; NO_SPLIT turns evaluation off.
+SPLITS, NO_SPLIT = ("dev", "test"), "none"
+
+
+def checkpoint_model() -> dict[str, Any]:
+    """Returns model fields whose architecture is that of the `--init_from` checkpoint: 0 and empty."""
+    fields = dataclasses.asdict(ModelConfig())
+    return {name: type(value)() if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningData:
+    """Data and batches; each task adds its own fields.
+
+    Attributes:
+      path: folder of the task's files.
+      eval_split: `dev`, `test`, or `none`, which keeps the last checkpoint.
+      train_share: fraction of the training rows to train on, the same ones for every seed.
+      dev_share: fraction of the training rows (documents, passages) to hold out as dev set (default: 0, use the dev
+        file).
+      dev_seed: random seed of that choice; separate from `seed`, so that runs of several seeds share one dev set.
+      class_weights: `balanced`, or JSON such as '{"rare": 5}', for the training loss (default: 1 for each class).
+      vocabulary: vocabulary file (default: the checkpoint's).
+      labels: an output_layer.json with the labels (default: those of the training file).
+      seq_len: most tokens per row, special tokens included.
+      batch_size: examples of the global batch.
+      eval_batch_size: examples of an evaluation batch.
+      bucket: multiple of tokens that rows are padded to (default: 32; 0 pads to `seq_len`).
+      examples_per_row: most examples that share a training row, each with its own positions and attention; a batch
+        keeps its examples, in fewer rows. Divides `batch_size`; not for SQuAD and SWAG.
+    """
+
+    path: str = ""
+    eval_split: str = "dev"
+    train_share: float = 1.0
+    dev_share: float = 0.0
+    dev_seed: int = limited(0, 2**32 - 1)
+    class_weights: str = ""
+    vocabulary: str = ""
+    labels: str = ""
+    seq_len: int = 128
+    batch_size: int = limited(32, 1 << 20)
+    eval_batch_size: int = limited(64, 1 << 20)
+    bucket: int = 32
+    examples_per_row: int = 1
+
+    def __post_init__(self) -> None:
+        at_least(self, "config.data", batch_size=1, eval_batch_size=1, dev_seed=0)
+        one_of(self, "config.data", eval_split=(*SPLITS, NO_SPLIT))
+        Batching(self.batch_size, self.bucket, self.seq_len, self.examples_per_row)
+        if not 0 < self.train_share <= 1:
+            raise UsageError(f"config.data.train_share={self.train_share} is out of range; use a value in (0, 1]")
+        if not 0 <= self.dev_share < 1:
+            raise UsageError(f"config.data.dev_share={self.dev_share} is out of range; use a value in [0, 1)")
+        if self.dev_seed and not self.dev_share:
+            raise UsageError(f"config.data.dev_seed={self.dev_seed} has no effect without config.data.dev_share")
+        if self.dev_share and self.eval_split == NO_SPLIT:
+            raise UsageError(f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none")
+        _ = self.class_weight_map
+
+    @property
+    def class_weight_map(self) -> dict[str, float] | str:
+        """Class name -> weight, or "balanced"."""
+        text = self.class_weights
+        if text in ("", BALANCED):
+            return text or {}
+        try:
+            weights = json.loads(text)
+            if not all(type(value) in (int, float) and 0 < value < math.inf for value in weights.values()):
+                raise ValueError
+        except (ValueError, RecursionError, AttributeError):
+            raise UsageError(
+                f"config.data.class_weights={text[:100]!r} is not valid; use {BALANCED}, or JSON with a positive "
+                """weight for each class that differs from 1: '{"rare": 5, "usual": 0.5}'"""
+            ) from None
+        return weights
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningConfig(RunConfig):
+    """Config of a fine-tuning run.
+
+    Attributes:
+      steps: optimizer steps of the run (default: 0, `epochs`).
+      epochs: passes over the training rows.
+      eval_every: steps between evaluations (default: 0, once per epoch).
+      checkpoint_every: steps between checkpoints (default: 0, once per epoch); a new best one is always saved.
+      keep_checkpoints: number of newest checkpoints to keep, besides the best.
+      select_by: evaluation metric that selects the best checkpoint (default: the task's own).
+      patience: evaluations without improvement after which the run ends (default: 0, never).
+      label_smoothing: fraction of a label's probability that is spread over all classes in training.
+      feature_head: layers between encoder and output layer.
+      model: fields of `ModelConfig`; unset architecture fields are those of the `--init_from` checkpoint.
+      data: see the task.
+
+    Raises:
+      UsageError: a value is out of its range.
+    """
+
+    zero_allowed: ClassVar[tuple[str, ...]] = ("steps", "eval_every", "checkpoint_every")
+    # -1 warms up for a tenth of the steps, as google-research/bert does.
+    least_warmup: ClassVar[int] = -1
+
+    steps: int = 0
+    epochs: int = 3
+    log_every: int = 50
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 1
+    select_by: str = ""
+    patience: int = 0
+    label_smoothing: float = 0.0
+    feature_head: FeatureHead = FeatureHead()
+    model: dict[str, Any] = dataclasses.field(default_factory=checkpoint_model)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=-1)
+    data: FinetuningData = FinetuningData()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps == 0 and self.epochs < 1:
+            raise UsageError(f"config.epochs={self.epochs} is out of range; use at least 1, or set config.steps")
+        self.check_batch(self.data.batch_size, self.data.seq_len)
+        at_least(self, "config", patience=0)
+        if self.feature_head.features and ENCODER not in self.optimizer.freeze:
+            raise UsageError(
+                f"config.feature_head.features={self.feature_head.features} needs a frozen encoder; add "
+                f"--config.optimizer.freeze={ENCODER}"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"config.label_smoothing={self.label_smoothing} is out of range; use a value in [0, 1)")
+        if packed := self.data.examples_per_row > 1:
+            self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
+            if self.feature_head.is_there or self.model["encoder"] == LSTM:
+                raise UsageError(
+                    f"config.data.examples_per_row={self.data.examples_per_row} does not work with LSTMs or a feature "
+                    "head, which read a row word by word; use 1"
+                )
+        if self.model["hidden_size"]:
+            self.check_rows(self.data.seq_len, packed)
+            self.model_config(self.model["vocab_size"] or 1)
+
+    def reject(self, reason: str, *fields: str) -> None:
+        """Raises a UsageError if one of these fields, which have no meaning for the task, is set.
+
+        Args:
+          reason: why it has no meaning.
+          fields: some of `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
+        """
+        values = {
+            "label_smoothing": (self.label_smoothing, 0.0),
+            "data.class_weights": (self.data.class_weights, ""),
+            "data.examples_per_row": (self.data.examples_per_row, 1),
+        }
+        for field in fields:
+            value, default = values[field]
+            if value != default:
+                raise UsageError(f"config.{field}={value!r} has no effect: {reason}; leave it unset")
+
+    @property
+    def has_data(self) -> bool:
+        """True if the config names data; without any, a task has synthetic batches only."""
+        return bool(self.data.path)

@@ -1,0 +1,329 @@
+"""Base class of fine-tuning tasks: labeled examples in memory (sections 3.2 and A.3 of the paper)."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bertjax.config.run import DEFAULT_VOCAB_SIZE
+from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
+from bertjax.data.corpus.vocabulary_files import open_vocabulary, vocabulary_files
+from bertjax.data.finetuning import examples as examples_module
+from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
+from bertjax.data.finetuning.examples import Batching, Examples
+from bertjax.data.finetuning.formatting import format_row
+from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.schema import synthetic_batch
+from bertjax.data.shard import SINGLE_SHARD, DataShard
+from bertjax.errors import UsageError
+from bertjax.metrics import selection
+from bertjax.model.config import ModelConfig
+from bertjax.model.feature_head import CACHED_FEATURES
+from bertjax.model.flops import attention_flops_per_token, flops_per_token
+from bertjax.tasks import task
+from bertjax.tasks.finetuning import splits
+from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
+from bertjax.tasks.finetuning.records import PredictionRecords
+from bertjax.tasks.task import NumpyBatch, Objective, StepCost
+
+# Top-level parameters of the output layer.
+CLASSIFIER = "classifier"
+_MAX_LOGGED_CLASSES = 20
+
+
+class FinetuningTask(task.Task):
+    """A task on labeled examples; without data, it has synthetic batches only.
+
+    A subclass defines `missing_data`, `make_objective`, `read_examples` (or `load`), `score` and `score_baseline`, and
+    usually `output_layer`, `write_predictions` and `prediction_records`.
+
+    Attributes:
+      missing_data: error message for training without data.
+      default_metric: evaluation metric that selects the best checkpoint unless the config has `select_by`.
+      sequences_per_example: sequences that are encoded for one example, such as the choices of SWAG.
+      labels: names of the classes or tags by id.
+      vocabulary, tokenizer: of the checkpoint or the config.
+      split: evaluated data: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
+      read_stats: rows read of each file.
+      train_examples: training examples (None: evaluation only).
+      eval_examples: evaluation examples, each evaluated once (None: no evaluation, the last checkpoint is kept).
+    """
+
+    missing_data: ClassVar[str]
+    default_metric: str = "accuracy"
+    sequences_per_example = 1
+    writes_predictions = True
+    labels: Sequence[str] = ()
+    train_examples: Examples | None = None
+    eval_examples: Examples | None = None
+    config: FinetuningConfig
+
+    def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
+        """Reads the data.
+
+        Args:
+          config: config of the run.
+          train: require training data.
+
+        Raises:
+          UsageError: the data is missing or does not fit the config.
+        """
+        super().__init__(config)
+        self.read_stats: list[ReadStats] = []
+        if not config.has_data:
+            if train:
+                raise UsageError(self.missing_data)
+            self._init_without_data()
+            return
+        self.vocabulary = _open_vocabulary(config)
+        self.tokenizer = Tokenizer(self.vocabulary)
+        config.check_rows(config.data.seq_len, config.data.examples_per_row > 1)
+        self.split = splits.evaluated_split(config.data, train)
+        self.load(train)
+        if not train:
+            self.train_examples = None
+        self._check_segments()
+        self._init_objective(config.model_config(self.vocabulary.size))
+        self._init_schedule()
+        self._init_description()
+
+    # What a subclass defines.
+
+    def make_objective(self, model: ModelConfig) -> Objective:
+        """Builds the objective; `labels` and `train_examples` are set."""
+        raise NotImplementedError
+
+    def read_examples(self, split: str) -> Examples:
+        """Reads and encodes the examples of "train", "dev" or "test"."""
+        raise NotImplementedError
+
+    def load(self, train: bool) -> None:
+        """Sets `train_examples` and `eval_examples`."""
+        if train or self.split == splits.HELD_OUT:
+            examples = self.read_examples("train")
+            self.train_examples, self.eval_examples = splits.divide(self.config.data, examples, self.read_stats)
+        if self.split in SPLITS:
+            self.eval_examples = self.read_examples(self.split)
+
+    def output_layer(self) -> OutputLayer | None:
+        """Describes the outputs for `predict`, `evaluate` and `convert` (None: other commands ignore them)."""
+        return None
+
+    def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Returns the metrics of the outputs of all evaluation batches ({}: no labels)."""
+        return {}
+
+    def prediction_records(self) -> Sequence[PredictionRecords]:
+        """Returns the JSON Lines files that `predict` writes beside the official ones."""
+        return ()
+
+    def is_labeled(self) -> bool:
+        """True if any evaluation example has a label."""
+        return bool(known_labels(self.eval_examples.rows["labels"]).any())
+
+    def extra_metrics(self) -> Sequence[str]:
+        """Names of metrics of `score` that `baseline` does not have."""
+        return ()
+
+    def hashed_answers(self) -> Any:
+        """JSON value of what `score` compares with besides the examples, for the data hash."""
+        return None
+
+    # The interface of `Task`.
+
+    def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        if self.train_examples is None:
+            return super().train_batches(start_step, shard)
+        return train_batches(self.train_examples, self._batching, self._plan, self.total_steps, start_step, shard)
+
+    def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
+        if self.eval_examples is None:
+            return iter(()) if self.config.has_data else super().eval_batches(shard)
+        data = self.config.data
+        batching = Batching(data.eval_batch_size, data.bucket, data.seq_len)
+        return examples_module.eval_batches(self.eval_examples, batching, shard)
+
+    def cost_before(self, step: int) -> StepCost:
+        if not self.config.has_data:
+            data = self.config.data
+            return self._cost(step * data.batch_size, data.seq_len)
+        total = StepCost()
+        if self.train_examples is not None:
+            for (rows, length), steps in self._plan.shapes(step).items():
+                total += self._cost(steps * rows, length)
+        return total
+
+    def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
+        if self.config.has_data:
+            if self.train_examples is None:
+                raise UsageError(self.missing_data)
+            step = self._plan.usual_step()
+            return next(train_batches(self.train_examples, self._batching, self._plan, step + 1, step, SINGLE_SHARD))
+        config = self.objective.model.config
+        sizes = {"length": self.config.data.seq_len, "choices": self.sequences_per_example, "labels": len(self.labels)}
+        sizes |= {"pieces": config.vocab_size, "segments": config.type_vocab_size, "classes": 2, "two": 2}
+        return synthetic_batch(self.objective.schema, self.config.data.batch_size, **sizes)
+
+    def typical_step(self) -> int:
+        return 0 if self.train_examples is None else self._plan.usual_step()
+
+    def format_row(self, batch: NumpyBatch, row: int) -> str:
+        return format_row(batch, row, vocabulary=self.vocabulary)
+
+    def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
+        return {**means, **self.score(outputs)}
+
+    def with_cached_features(self, compute: Callable[[Examples], np.ndarray], fingerprint: str) -> "FinetuningTask":
+        """Returns the task with hidden states of the frozen encoder in its batches.
+
+        Args:
+          compute: maps examples to float32 [tokens, C, D], the states of the layers that the feature head uses.
+          fingerprint: fingerprint of the encoder's parameters.
+        """
+        cached = copy.copy(self)
+        cached.features_fingerprint = fingerprint
+        for name in ("train_examples", "eval_examples"):
+            examples = getattr(self, name)
+            if examples is not None:
+                tokens = {**examples.tokens, CACHED_FEATURES: compute(examples)}
+                setattr(cached, name, dataclasses.replace(examples, tokens=tokens))
+        return cached
+
+    # Construction.
+
+    def _init_without_data(self) -> None:
+        config = self.config
+        if not config.model["hidden_size"]:
+            raise UsageError("the config has no model size; set one, such as --config FILE:size=base")
+        self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
+        self._init_schedule()
+        self.batch_sizes = (config.data.batch_size,)
+
+    def _init_objective(self, model: ModelConfig) -> None:
+        objective = self.make_objective(model)
+        module = objective.model.clone(feature_head=self.config.feature_head)
+        self.objective = dataclasses.replace(objective, model=module)
+
+    def _init_schedule(self) -> None:
+        config, data = self.config, self.config.data
+        self.patience = config.patience
+        self.batch_sizes = (data.eval_batch_size,)
+        if self.train_examples is None:
+            self.total_steps, self.warmup_steps = max(1, config.steps), 0
+            self.eval_every = self.checkpoint_every = 1
+            return
+        self._batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
+        self._plan = TrainPlan(self.train_examples, self._batching, config.seed)
+        steps_per_epoch = self._plan.steps_per_epoch
+        self.total_steps = config.steps or config.epochs * steps_per_epoch
+        # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
+        warmup = config.optimizer.warmup_steps
+        self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
+        self.eval_every = (config.eval_every or steps_per_epoch) if self.eval_examples is not None else 0
+        self.checkpoint_every = config.checkpoint_every or steps_per_epoch
+        # Packed batches have fewer rows where examples are short: multiples of these.
+        self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
+
+    def _init_description(self) -> None:
+        evaluated, layer = self.eval_examples is not None, self.output_layer()
+        self.best_metric = self._select_metric()
+        self.reinit_params = (CLASSIFIER, *self.config.feature_head.modules)
+        self.workdir_files = vocabulary_files(self.vocabulary)
+        if layer is not None:
+            layer = dataclasses.replace(layer, feature_head=self.config.feature_head)
+            self.workdir_files[OUTPUT_LAYER] = layer.as_json()
+        if evaluated:
+            self.num_eval_batches = -(-len(self.eval_examples) // self.config.data.eval_batch_size)
+            self.unlabeled_source = "" if self.is_labeled() else self.evaluated_on()
+        not_evaluated = "nothing: the checkpoint is the last one"
+        self.results = {
+            "evaluated_on": self.evaluated_on() if evaluated else not_evaluated,
+            "files": [vars(stats) for stats in self.read_stats],
+        }
+        self.notes = (
+            *(stats.summary() for stats in self.read_stats),
+            *self._class_counts(),
+            *([] if evaluated else [f"evaluated on {not_evaluated}"]),
+        )
+        hashes = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
+        self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
+
+    def evaluated_on(self) -> str:
+        """Names the source of the evaluation examples."""
+        return self.read_stats[-1].file
+
+    def _check_segments(self) -> None:
+        parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
+        segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
+        if segments > self.config.model["type_vocab_size"]:
+            raise UsageError(
+                f"rows have {segments} segments, more than config.model.type_vocab_size="
+                f"{self.config.model['type_vocab_size']}; use a model with more"
+            )
+
+    def _select_metric(self) -> str:
+        """Returns the metric that selects the best checkpoint."""
+        config = self.config
+        if self.train_examples is None:
+            return self.default_metric
+        if self.eval_examples is None:
+            for name in ("select_by", "patience"):
+                if value := getattr(config, name):
+                    raise UsageError(
+                        f"config.{name}={value!r} needs a dev set; name one, or hold out a part of the training data "
+                        "with --config.data.dev_share=0.1"
+                    )
+            return ""
+        if config.select_by:
+            metrics = {*self.objective.metrics, "loss", *self.extra_metrics()} | self.baseline().keys()
+            selection.check_metric(config.select_by, metrics)
+        return config.select_by or self.default_metric
+
+    def _class_counts(self) -> list[str]:
+        """Formats the classes with their number of training rows, so that a typo in a label shows."""
+        examples = self.train_examples
+        if not self.labels or examples is None or "labels" not in examples.rows or examples.choices > 1:
+            return []
+        labels = examples.rows["labels"]
+        counts = labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.labels))
+        lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
+        more = f" and {len(lines) - _MAX_LOGGED_CLASSES} more" if len(lines) > _MAX_LOGGED_CLASSES else ""
+        return [f"{len(lines)} classes: {', '.join(lines[:_MAX_LOGGED_CLASSES])}{more}"]
+
+    def _cost(self, rows: int, length: int) -> StepCost:
+        model, head = self.objective.model.config, self.config.feature_head
+        positions = rows * self.sequences_per_example * length
+        return StepCost(
+            rows,
+            positions,
+            positions * flops_per_token(model, length, feature_head=head),
+            positions * attention_flops_per_token(model, length, head),
+        )
+
+
+def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
+    if not config.data.vocabulary or not config.model["hidden_size"]:
+        raise UsageError(
+            "fine-tuning starts from a checkpoint: --init_from CKPT; or, from random parameters, set a size, such as "
+            "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
+        )
+    return open_vocabulary(config.data.vocabulary)
+
+
+def known_labels(labels: np.ndarray) -> np.ndarray:
+    """Returns bool [N], True for examples with a label: an id >= 0, a number, or K labels that are all known."""
+    if labels.ndim > 1:
+        return (labels >= 0).all(axis=1)
+    return np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
+
+
+def constant_prediction(labels: np.ndarray) -> np.ndarray:
+    """Returns the most frequent known label, or the mean of numbers, once for every example."""
+    known = labels[known_labels(labels)]
+    value = np.mean(known) if labels.dtype.kind == "f" else np.bincount(known).argmax()
+    return np.full(len(labels), value)

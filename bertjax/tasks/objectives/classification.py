@@ -1,0 +1,153 @@
+"""Objectives of sequence models: classes, choices, multi-label and regression."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec, Schema
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import SequenceModel
+from bertjax.tasks.losses import weighted_sum
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
+
+_CLASS_LABEL = ArraySpec("labels", (), below="classes")
+_NUMBER_LABEL = ArraySpec("labels", (), "float32")
+_BINARY_LABELS = ArraySpec("labels", ("labels",), below="two")
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(Objective):
+    """One of several classes, or choices, per example; batches hold `labels` int32 [B], -1 if unknown.
+
+    Attributes:
+      weighting: class weights and label smoothing.
+      sequences: arrays of the encoded sequences of a row.
+    """
+
+    weighting: ClassWeighting = UNWEIGHTED
+    sequences: Schema = SEQUENCE
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("cross_entropy", "accuracy")
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("cross_entropy",)
+
+    @property
+    def schema(self) -> Schema:
+        return (*self.sequences, _CLASS_LABEL, *EXAMPLE)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"cross_entropy": class_denominator(batch["labels"], batch["weights"], self.weighting)}
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        logits = self.apply(params, batch, dropout_key)
+        weighting = UNWEIGHTED if dropout_key is None else self.weighting
+        cross_entropy, accuracy, _ = class_sums(logits, batch["labels"], batch["weights"], weighting)
+        sums = {"cross_entropy": cross_entropy, "accuracy": accuracy}
+        return sums, {"example": batch["example"], "logits": logits}
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabel(Objective):
+    """Any number of K labels per example; batches hold `labels` int32 [B, K], 0 or 1, -1 if unknown.
+
+    The loss is the mean sigmoid cross-entropy over examples and labels, as PyTorch's `BCEWithLogitsLoss`.
+    """
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("binary_cross_entropy",)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return self.metrics
+
+    @property
+    def schema(self) -> Schema:
+        return (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"binary_cross_entropy": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        logits = self.apply(params, batch, dropout_key)  # [B, K]
+        mask = label_mask(batch["labels"], batch["weights"])
+        losses = jax.nn.softplus(logits) - logits * jnp.maximum(batch["labels"], 0)
+        sums = {"binary_cross_entropy": weighted_sum(losses, mask)}
+        return sums, {"example": batch["example"], "logits": logits}
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression(Objective):
+    """A number per example; batches hold `labels` float32 [B], NaN if unknown."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("squared_error",)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return self.metrics
+
+    @property
+    def schema(self) -> Schema:
+        return (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"squared_error": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        values = self.apply(params, batch, dropout_key)[..., 0]
+        errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
+        sums = {"squared_error": weighted_sum(errors, label_mask(batch["labels"], batch["weights"]))}
+        return sums, {"example": batch["example"], "logits": values}
+
+
+def sequence_objective(
+    names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
+) -> Classification | Regression:
+    """Returns the objective for classes of these names, or for regression if there are none."""
+    if names:
+        return Classification(SequenceModel(model, len(names)), weighting)
+    return Regression(SequenceModel(model, 1))
+
+
+def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns float32 like `labels`: the weight of its row or example if the label is known, else 0."""
+    known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
+    return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
+
+
+def class_denominator(labels: jax.Array, weights: jax.Array, weighting: ClassWeighting) -> jax.Array:
+    """Returns the total weight of the known labels of a batch, 1 if there are none."""
+    total = jnp.sum(weighting.label_weights(jnp.maximum(labels, 0), label_mask(labels, weights)))
+    return jnp.where(total > 0, total, 1.0)
+
+
+def class_sums(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, weighting: ClassWeighting
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns metric sums of cross-entropy and accuracy, and the predicted classes.
+
+    Args:
+      logits: float32 [B, ..., C].
+      labels: int32 [B, ...], -1 if unknown.
+      weights: float32 [B], or [B, K] if K examples share a row; 0 for padding.
+      weighting: class weights and label smoothing.
+    """
+    mask = label_mask(labels, weights)
+    labels = jnp.maximum(labels, 0)
+    losses = weighting.losses(logits, labels)
+    predicted = jnp.argmax(logits, axis=-1)
+    return (
+        weighted_sum(losses, weighting.label_weights(labels, mask)),
+        weighted_sum(predicted == labels, mask),
+        predicted,
+    )

@@ -1,0 +1,48 @@
+"""A tag for each word of a user's own sentences, from TSV, CSV or JSON Lines files."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from bertjax.data.finetuning.tables import Row
+from bertjax.data.finetuning.tagged import Tagged, tagged_rows
+from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.config import FinetuningConfig
+from bertjax.tasks.finetuning.tagging import TaggingTask
+from bertjax.tasks.text import TableData
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(FinetuningConfig):
+    """Config of the task."""
+
+    task: str = "text_tags"
+    data: TableData = TableData()
+
+    @property
+    def has_data(self) -> bool:
+        return self.data.has_files
+
+
+class Task(TaggingTask):
+    """Words and tags in two columns, one sentence per row."""
+
+    missing_data = "no data; name files with --config.data.train_file=FILE and --config.data.dev_file=FILE"
+    labels = ("O", "B-X")
+    output_name = "text/tags"
+    config: Config
+
+    def __init__(self, config: Config, train: bool = True) -> None:
+        if train and not config.data.train_file:
+            raise UsageError(self.missing_data)
+        super().__init__(config, train)
+
+    def read_words(self, split: str) -> Tagged:
+        data = self.config.data
+        label = data.label if split != "test" else None
+        columns = [data.text, *([label] if label else [])]
+        rows, stats = data.read_rows(data.file_of(split), columns, keep_short=split != "train")
+        self.read_stats.append(stats)
+        return tagged_rows(rows, data.text, label, stats, keep_untagged=split != "train")
+
+    def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]]:
+        return self.config.data.read_evaluated_columns

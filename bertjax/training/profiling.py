@@ -1,0 +1,67 @@
+"""Profiles of train steps for TensorBoard and xprof."""
+
+import logging
+import os
+import re
+from types import TracebackType
+
+import jax
+from etils import epath
+
+from bertjax.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+# TensorBoard's profile plugin reads this folder of a log directory.
+_PROFILES = "plugins/profile"
+
+
+def parse_steps(text: str) -> range:
+    """Parses `START:STOP`, the steps START to STOP - 1, counted from 0 ("": no steps).
+
+    Raises:
+      UsageError: not of this form, or no steps.
+    """
+    if not text:
+        return range(0)
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    steps = range(int(match[1]), int(match[2])) if match else range(0)
+    if not steps:
+        raise UsageError(f"--profile {text!r} names no steps; use START:STOP, such as 10:20")
+    return steps
+
+
+class StepProfiler:
+    """Traces a range of steps into a log directory; a context manager that ends an unfinished trace."""
+
+    def __init__(self, log_dir: epath.Path, steps: range) -> None:
+        self._log_dir, self._steps, self._is_tracing = log_dir, steps, False
+
+    def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
+        """Returns the annotation of a step, counted from 0, and starts the trace before the first traced step."""
+        if self._steps and step == self._steps.start:
+            jax.profiler.start_trace(os.fspath(self._log_dir))
+            self._is_tracing = True
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+    def step_done(self, step: int, state: object) -> None:
+        """Ends the trace after the last traced step, when the devices have finished it."""
+        if self._is_tracing and step == self._steps.stop:
+            jax.block_until_ready(state)
+            self._stop()
+
+    def __enter__(self) -> "StepProfiler":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_tracing:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._is_tracing = False
+        jax.profiler.stop_trace()
+        logger.info(
+            f"saved the profile in {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}"
+        )
