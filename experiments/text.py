@@ -16,6 +16,7 @@ Expected: the table at the end has the most frequent class beside the result.
 
 from ml_collections import ConfigDict
 
+from bertjax.errors import UsageError
 from bertjax.presets import arguments, finetuning_config, make_quick
 
 
@@ -25,13 +26,16 @@ def get_config(given: ConfigDict) -> ConfigDict:
 
     And for `size=SIZE,grid=a3,quick=false`, as in the other experiments.
     """
-    config = finetuning_config("text", given.size)
+    config = finetuning_config("text_tags" if given.kind == "tags" else "text", given.size)
     config.data.train_file = given.train
     config.data.dev_file = given.dev
     config.data.text = given.text
-    config.data.second_text = given.second
     config.data.label = given.label
-    config.data.kind = given.kind
+    if given.kind != "tags":
+        config.data.second_text = given.second
+        config.data.kind = given.kind
+    elif given.second:
+        raise UsageError(f"kind=tags takes one text per row; leave second={given.second} unset")
     if given.quick:
         make_quick(config, seq_len=32)
     return config

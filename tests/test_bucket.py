@@ -19,7 +19,7 @@ from finetuning_data import glue_files
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Checkpoints, absolute, is_whole
-from bertjax.training.metrics import Writers, read_lines
+from bertjax.training.metrics import JsonlWriter, read_lines
 from bertjax.training.step import TrainState
 
 ROOT = Path(__file__).parents[1]
@@ -235,7 +235,7 @@ def test_a_second_run_in_a_workdir_at_an_address_has_it_and_the_first_ends(store
 
 def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with_each(stored):
     place = workdir.make(RUN)
-    writers = Writers(place, -1)
+    writers = JsonlWriter(place, -1)
     for step in range(1, 21):
         writers.write("metrics.jsonl", step, {"loss": 1.0})
     writers.flush()
@@ -246,7 +246,7 @@ def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with
     # Empty at first, with 20 lines, with 21.
     uploads = [path for method, path in stored.requests if method == "PUT" and "name=runs/a/metrics.jsonl&" in path]
     assert len(uploads) == 3
-    again = Writers(place, 20)
+    again = JsonlWriter(place, 20)
     assert again.metric_lines == 20
     again.close()
 

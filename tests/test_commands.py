@@ -114,7 +114,7 @@ def test_inspect_shows_rows_and_writes_the_batches_of_the_first_steps(capfd, cor
     written = np.load(tmp_path / "batches.npz")
     assert set(written) == BATCH_KEYS
     assert written["input_ids"].shape == (3, 8, 16)
-    task = pretraining.build(parse_config(load_config(config, [])))
+    task = pretraining.Task(parse_config(load_config(config, [])))
     for step in range(3):
         batch = next(task.train_batches(step, SINGLE_SHARD))
         for name in BATCH_KEYS:

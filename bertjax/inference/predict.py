@@ -105,10 +105,10 @@ class _Asked:
         labels = self.trained.layer.labels
         found = self.run(make_examples([self._encoded(self._parts(text)) for text in texts], {}))
         if not labels:
-            return [records.of_number(values[0]) for values in found]
+            return [records.number_record(values[0]) for values in found]
         if self.trained.layer.kind == MULTILABEL:
-            return [records.of_labels(labels, values, self.trained.habits.threshold, self.logits) for values in found]
-        return [records.of_class(labels, values, self.logits) for values in found]
+            return [records.multilabel_record(labels, values, self.trained.habits.threshold, self.logits) for values in found]
+        return [records.class_record(labels, values, self.logits) for values in found]
 
     def choices(self, texts: Sequence[str]) -> list[Record]:
         """One of the endings of each text."""
@@ -121,7 +121,7 @@ class _Asked:
                 )
         sequences = [self._encoded((first, ending)) for first, *endings in parts for ending in endings]
         scores = iter(self.run(make_examples(sequences, {})))
-        return [records.of_choice(np.array([next(scores)[0] for _ in endings]), self.logits) for _, *endings in parts]
+        return [records.choice_record(np.array([next(scores)[0] for _ in endings]), self.logits) for _, *endings in parts]
 
     def tags(self, texts: Sequence[str]) -> list[Record]:
         """A tag for each word of each text."""
@@ -137,7 +137,7 @@ class _Asked:
         logits = self.run(dataclasses.replace(examples, tokens=inputs))
         by_word = of_words(row_of_word, positions, logits)
         return [
-            records.of_sentence(sentence, labels, by_word[end - len(sentence) : end], self.logits)
+            records.tags_record(sentence, labels, by_word[end - len(sentence) : end], self.logits)
             for sentence, end in zip(sentences, ends, strict=True)
         ]
 

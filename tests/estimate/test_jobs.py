@@ -47,9 +47,9 @@ PHASE = Phase(seq_len=64, batch_size=8, max_predictions=8, start_step=0, stop_st
 
 def work(scan_layers: bool) -> list[StepCost]:
     """Of a train step on one device."""
-    objective = masked_lm.objective(dataclasses.replace(MODEL, scan_layers=scan_layers))
+    objective = masked_lm.MaskedLm.for_model(dataclasses.replace(MODEL, scan_layers=scan_layers))
     optimizer, mesh = make_optimizer(OptimizerConfig()), make_mesh(MeshConfig(1), jax.devices()[:1])
-    batch = masked_lm.synthetic_rows(PHASE, MODEL)
+    batch = masked_lm.MaskedLm.for_model(MODEL).synthetic_batch(PHASE)
     step = make_train_step(objective, optimizer, mesh, grad_accum_steps=1)
     state, rate = abstract_state(objective, optimizer, mesh), jnp.float32(1)
     compiled = step.lower(state, batch, jax.random.key(0), bert_schedule(rate, rate, rate)).compile()

@@ -96,10 +96,10 @@ def test_states_of_padding_and_of_other_sequences_reach_nothing():
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS])
 def test_the_loss_is_that_of_the_neighbour_on_the_other_side(config):
     phase = Phase(seq_len=8, batch_size=2, max_predictions=6, start_step=0, stop_step=1)
-    objective = language_model.objective(config)
-    assert {*language_model.synthetic_rows(phase, config)} == {*BATCH}
+    objective = language_model.LanguageModeling.for_model(config)
+    assert {*objective.synthetic_batch(phase)} == {*BATCH}
     params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]
-    sums = jax.jit(lambda params: objective.compute(objective.model, params, BATCH, None)[0])(params)
+    sums = jax.jit(lambda params: objective.compute(params, BATCH, None)[0])(params)
     logits = jax.jit(objective.model.apply)({"params": params}, BATCH)
     for direction, (name, step) in {"left": ("ltr", -1), "right": ("rtl", 1)}.items():
         if direction in config.reads:
@@ -117,11 +117,11 @@ def test_the_loss_is_that_of_the_neighbour_on_the_other_side(config):
 
 
 def test_the_two_language_models_share_nothing():
-    objective = language_model.objective(LSTMS)
+    objective = language_model.LanguageModeling.for_model(LSTMS)
     params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]
 
     def of_left(params):
-        return objective.compute(objective.model, params, BATCH, None)[0]["ltr_loss"][0]
+        return objective.compute(params, BATCH, None)[0]["ltr_loss"][0]
 
     gradient = jax.jit(jax.grad(of_left))(params)
     reached = {

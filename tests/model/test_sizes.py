@@ -7,7 +7,7 @@ import pytest
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.objectives.masked_lm import objective
+from bertjax.tasks.objectives.masked_lm import MaskedLm
 
 # Encoder with pooler, and with both heads: the 24 small models of google-research/bert, vocabulary 30,522.
 SMALL = {
@@ -63,7 +63,7 @@ OTHER_VOCABULARIES = {
 
 
 def counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
-    made = objective(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
+    made = MaskedLm.for_model(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
     params = nn.unbox(jax.eval_shape(made.initial, jax.random.key(0)))
 
     def count(tree: dict) -> int:

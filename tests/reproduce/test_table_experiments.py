@@ -20,7 +20,7 @@ from bertjax.reproduce.formatting import as_markdown, shown
 from bertjax.reproduce.paper import paper_table, table_names
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
-from bertjax.tasks.finetuning.glue_data import TASKS
+from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import NewestOnTime
 
 ROOT = Path(__file__).parents[2]
@@ -88,8 +88,8 @@ def test_cells_ask_for_metrics_that_their_task_gives(file, scale):
         "ner": entity_scores([["O"]], [["O"]]),
         "pretrain": {"perplexity"},
         **{
-            name: [f"{metric}{suffix}" for metric in task.metrics for suffix in task.evaluated]
-            for name, task in TASKS.items()
+            name: [f"{metric}{suffix}" for metric in task.metrics for suffix in task.eval_sets]
+            for name, task in SPECS.items()
         },
     }
     cells = [cell for cell in table(file, scale).cells if cell.runs]

@@ -59,7 +59,7 @@ def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_pa
     ],
 )
 def test_what_cannot_share_rows_is_refused(capfd, letters, tmp_path, experiment, fields, says):
-    given = overrides(letters, **{"model__attention_dropout": 0.0, **fields})
+    given = overrides(letters, **{"model__attention_probs_dropout_prob": 0.0, **fields})
     assert says in refused(capfd, "train", f"--config={EXPERIMENTS}/{experiment}", f"--workdir={tmp_path}/run", *given)
     assert not (tmp_path / "run").exists()
 

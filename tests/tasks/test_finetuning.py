@@ -85,7 +85,7 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
 
 
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path):
-    given = overrides(letters, steps=6, log_every=2, checkpoint_every=4, eval_every=3, model__hidden_dropout=0.1)
+    given = overrides(letters, steps=6, log_every=2, checkpoint_every=4, eval_every=3, model__hidden_dropout_prob=0.1)
     config = parse_config(
         experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
     )

@@ -12,8 +12,8 @@ from running import EXPERIMENTS, overrides, predict, refused, train
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.finetuning import tagging
-from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.objectives.class_weighting import Weighting
+from bertjax.tasks.objectives import classification as objectives
+from bertjax.tasks.objectives.class_weighting import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
 # Of each task, the rows of its training file.
@@ -159,17 +159,17 @@ def test_the_settings_of_classes_reach_the_objective_of_every_task_that_has_clas
     given = {"label_smoothing": 0.25, "data__class_weights": '{"1": 4}'}
     files = glue_files(tmp_path / "glue")
     task = task_of("glue.py:task=cola", files, letters, **given)
-    weighting = Weighting((1.0, 4.0), 0.25)
+    weighting = ClassWeighting((1.0, 4.0), 0.25)
     model = task.objective.model.config
     assert task.objective == objectives.sequence_objective("01", model, weighting)
     assert task_of("glue.py:task=cola", files, letters, train=False, **given).objective != task.objective
     swag = task_of("swag.py:", swag_files(tmp_path / "swag"), letters, label_smoothing=0.25)
-    assert swag.objective.compute.weighting == Weighting((), 0.25)
+    assert swag.objective.compute.weighting == ClassWeighting((), 0.25)
     given["data__class_weights"] = "balanced"
     ner = task_of("ner.py:", conll_files(tmp_path / "conll"), letters, **given)
     tags = (tmp_path / "conll" / "eng.train").read_text().count
     counts = np.array([tags(" O\n") - 6, tags(" I-PER\n")])
-    balanced = Weighting(tuple((counts.sum() / 2 / counts).tolist()), 0.25)
+    balanced = ClassWeighting(tuple((counts.sum() / 2 / counts).tolist()), 0.25)
     assert ner.objective == tagging.objective(ner.objective.model.config, 2, balanced)
     text = task_of("text.py:", text_files(tmp_path / "text"), letters, **given)
     assert len(text.objective.compute.weighting.weights) == 2

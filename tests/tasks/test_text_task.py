@@ -150,7 +150,7 @@ def test_any_number_of_labels_a_row(letters, tmp_path, capfd):
     for name, times in (("train", 16), ("dev", 2)):
         rows = [json.dumps({"text": text, "label": labels}) for text, labels in LABELS_OF.items() for _ in range(times)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    given = {"data__label_separator": ";", "model__hidden_dropout": 0.0}
+    given = {"data__label_separator": ";", "model__hidden_dropout_prob": 0.0}
     config = f"text.py:train={tmp_path}/train.jsonl,dev={tmp_path}/dev.jsonl,kind=multilabel"
     every = {"steps": 200, "eval_every": 200, "checkpoint_every": 200}
     results = train(config, tmp_path / "run", letters, **every, **given)

@@ -13,8 +13,8 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
-from bertjax.tasks.objectives import classes as objectives
-from bertjax.tasks.objectives.class_weighting import PLAIN, Weighting, weighting_of
+from bertjax.tasks.objectives import classification as objectives
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting, weighting_of
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import init_state, make_train_step
@@ -64,7 +64,7 @@ def by_hand(logits, labels, weights, smoothing):
 
 
 @pytest.mark.parametrize(
-    "weighting", [PLAIN, Weighting((0.25, 2.0, 0.1)), Weighting((), 0.1), Weighting((1, 5, 3), 0.3)]
+    "weighting", [UNWEIGHTED, ClassWeighting((0.25, 2.0, 0.1)), ClassWeighting((), 0.1), ClassWeighting((1, 5, 3), 0.3)]
 )
 @pytest.mark.parametrize("words", [False, True])
 def test_the_loss_is_a_mean_by_the_weights_of_the_labels_in_training_and_plain_in_evaluation(weighting, words):
@@ -73,8 +73,8 @@ def test_the_loss_is_a_mean_by_the_weights_of_the_labels_in_training_and_plain_i
     else:
         objective, labels = objectives.sequence_objective("abc", MODEL, weighting), LABELS
     params, logits = params_and_logits(words)
-    for key, used in ((jax.random.key(1), weighting), (None, PLAIN)):
-        sums, _ = objective.compute(objective.model, params, batch(), key)
+    for key, used in ((jax.random.key(1), weighting), (None, UNWEIGHTED)):
+        sums, _ = objective.compute(params, batch(), key)
         total, weight = (float(x) for x in sums["cross_entropy"])
         assert total / weight == pytest.approx(by_hand(logits, labels, used.weights, used.smoothing), rel=1e-5)
         if key is not None:
@@ -95,7 +95,7 @@ def params_and_logits(words):
 
 def test_the_gradient_does_not_depend_on_how_a_batch_is_cut():
     # Strided micro-batches of two: one has the rare classes, others not.
-    objective = objectives.sequence_objective("abc", MODEL, Weighting((0.01, 4.0, 7.0), 0.1))
+    objective = objectives.sequence_objective("abc", MODEL, ClassWeighting((0.01, 4.0, 7.0), 0.1))
     found = []
     for grad_accum_steps in (1, 4):
         state = init_state(objective, OPTIMIZER, MESH, jax.random.key(0))
@@ -118,10 +118,10 @@ def test_balanced_is_scikit_learn_s():
 
 def test_weights_go_by_the_names_of_classes_and_equal_settings_share_a_compilation():
     one, same = (weighting_of(settings('{"b": 5}', 0.1), "abc", LABELS) for _ in range(2))
-    assert one == Weighting((1.0, 5.0, 1.0), 0.1)
+    assert one == ClassWeighting((1.0, 5.0, 1.0), 0.1)
     both = [objectives.sequence_objective("abc", MODEL, weighting) for weighting in (one, same)]
     assert both[0] == both[1] and hash(both[0]) == hash(both[1])
-    assert weighting_of(settings(), "abc", LABELS) == PLAIN
+    assert weighting_of(settings(), "abc", LABELS) == UNWEIGHTED
     with pytest.raises(UsageError, match="class_weights names 'd'; the classes are a, b, c"):
         weighting_of(settings('{"d": 5}'), "abc", LABELS)
 

@@ -13,5 +13,5 @@ def whole(corpus, tmp_path_factory) -> Path:
     """The workdir of a run that nothing disturbed; tests must not change it."""
     path = tmp_path_factory.mktemp("whole") / "run"
     config, task = make(corpus)
-    loop.train(config, task, str(path))
+    loop.train(task, str(path))
     return path

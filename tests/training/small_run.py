@@ -1,6 +1,6 @@
 """A run of fourteen steps, whole or disturbed."""
 
-import dataclasses
+import copy
 import os
 import signal
 from pathlib import Path
@@ -32,7 +32,14 @@ def make(corpus: Path, **changes):
     fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
     settings = parse_config(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
-    return settings, pretraining.build(settings)
+    return settings, pretraining.Task(settings)
+
+
+def with_attributes(task: Task, **attributes) -> Task:
+    """Returns a copy of the task with other attributes or methods."""
+    changed = copy.copy(task)
+    vars(changed).update(attributes)
+    return changed
 
 
 def spoiled(task: Task, at: int, spoil) -> Task:
@@ -42,7 +49,7 @@ def spoiled(task: Task, at: int, spoil) -> Task:
         for step, batch in enumerate(task.train_batches(start, share), start):
             yield spoil(batch) if step == at else batch
 
-    return dataclasses.replace(task, train_batches=batches)
+    return with_attributes(task, train_batches=batches)
 
 
 def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:

@@ -12,7 +12,7 @@ from test_step import CONFIG, OPTIMIZER
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.tasks.objectives.masked_lm import objective
+from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint, parameters
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, absolute, find_checkpoint
 from bertjax.training.parameters import load_params
@@ -28,7 +28,7 @@ def mesh_of(sizes):
 
 def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE, every=1):
     """Checkpoints of states that differ in a parameter and the step."""
-    state = init_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
+    state = init_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
     checkpoints = Checkpoints(epath.Path(workdir), keep, {}, every)
     for step in steps:
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
@@ -40,7 +40,7 @@ def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE, every=1):
 
 def restored(workdir, sizes=ONE, identity=None):
     checkpoints = Checkpoints(epath.Path(workdir), 3, identity or {})
-    state = checkpoints.restore_latest(abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(sizes)))
+    state = checkpoints.restore_latest(abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(sizes)))
     checkpoints.close()
     return state
 
@@ -149,7 +149,7 @@ def test_what_is_no_damage_is_told_and_no_checkpoint_is_set_aside(tmp_path, monk
         several.setattr(jax, "process_count", lambda: 2)
         checkpoint.raise_unless_damage(error, tmp_path / "checkpoints/3")
     if kind is BertjaxError:
-        abstract = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE))
+        abstract = abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE))
         for read in (
             lambda: restored(tmp_path),
             lambda: load_params(tmp_path / "checkpoints" / "3", abstract.params),
@@ -208,14 +208,14 @@ def test_a_file_where_a_checkpoint_may_belong_is_named_before_a_step_is_taken(tm
 def test_a_checkpoint_whose_list_of_arrays_is_gone_is_said_to_be_so(tmp_path):
     saved(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "1" / "params" / "_METADATA").write_bytes(b"")
-    target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    target = abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE)).params
     with pytest.raises(BertjaxError, match="does not tell what arrays it holds"):
         load_params(tmp_path, target)
 
 
 def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
     state = saved(tmp_path)
-    target = abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+    target = abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE)).params
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
         assert_equal(load_params(path, target), state.params)
     with pytest.raises(UsageError, match="no checkpoint at"):
@@ -225,7 +225,7 @@ def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
 def test_a_shape_that_differs_is_named_with_both_sides(tmp_path):
     saved(tmp_path)
     # A copy: the state is made once and kept.
-    target = jax.tree.map(lambda leaf: leaf, abstract_state(objective(CONFIG), OPTIMIZER, mesh_of(ONE)).params)
+    target = jax.tree.map(lambda leaf: leaf, abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE)).params)
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
     with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\).*\(16, 8\)"):
         load_params(tmp_path, target)

@@ -13,8 +13,7 @@ from bertjax.config.optimizer import NAMES, OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.architecture import size_fields
 from bertjax.model.config import ModelConfig
-from bertjax.tasks import squad, swag
-from bertjax.tasks.objectives import masked_lm
+from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
 from bertjax.training.freezing import is_stacked, trainable
 from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer
 from bertjax.training.sharding import make_mesh
@@ -26,6 +25,11 @@ PARAMS = {
     },
     "token": np.array([[1.0, -2.0], [0.3, 0.7]]),
 }
+
+
+def initial_state(optimizer, params):
+    """Returns the optimizer's first state, with a learning rate of 1."""
+    return optax.tree.set(optimizer.tx.init(params), learning_rate=jnp.float32(1.0))
 
 
 def gradients(step: int) -> dict:
@@ -40,15 +44,16 @@ def test_bert_adam_is_the_reference_update():
     schedule = bert_schedule(0.1, 3, steps)
     optimizer = make_optimizer(OptimizerConfig(weight_decay=0.01))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
-    state = optimizer.init(params)
-    update = jax.jit(optimizer.update)
+    state = optimizer.tx.init(params)
+    update = jax.jit(optimizer.tx.update)
 
     exact = jax.tree.map(np.array, PARAMS)
     m, v = (jax.tree.map(np.zeros_like, PARAMS) for _ in range(2))
     for step in range(steps):
         grads = gradients(step)
+        state = optax.tree.set(state, learning_rate=schedule(jnp.asarray(step)))
         updates, state = update(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), grads), state, params)
-        params = jax.tree.map(lambda p, u, step=step: p + schedule.at(jnp.asarray(step)) * u, params, updates)
+        params = optax.apply_updates(params, updates)
 
         norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
         grads = jax.tree.map(lambda g: g * min(1.0, 1.0 / norm), grads)  # noqa: B023
@@ -76,7 +81,7 @@ def test_bert_adam_is_the_reference_update():
 
 def test_the_first_update_has_rate_zero_and_the_rate_steps_down_after_warm_up():
     schedule = bert_schedule(2.0, 4, 10)
-    rates = [float(schedule.at(jnp.asarray(step))) for step in range(11)]
+    rates = [float(schedule(jnp.asarray(step))) for step in range(11)]
     np.testing.assert_allclose(rates, [0, 0.5, 1.0, 1.5, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-6)
 
 
@@ -92,11 +97,11 @@ def test_every_optimizer_descends_and_decays_only_what_it_should(name):
     optimizer = make_optimizer(OptimizerConfig(name=name, weight_decay=0.5))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
     zero = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(params), params)
+    updates, _ = jax.jit(optimizer.tx.update)(zero, initial_state(optimizer, params), params)
     assert float(jnp.abs(updates["token"]).min()) > 0
     assert float(jnp.abs(updates["layers"]["dense"]["bias"]).max()) == 0
     assert float(jnp.abs(updates["layers"]["norm"]["scale"]).max()) == 0
-    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    updates, _ = jax.jit(optimizer.tx.update)(params, initial_state(optimizer, params), params)
     assert float((updates["token"] * params["token"]).max()) < 0
 
 
@@ -137,8 +142,8 @@ def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
             lambda path, leaf: jax.device_put(leaf, NamedSharding(devices, PartitionSpec(*place[path[-1].key]))),
             params["encoder"],
         )
-    state, reference = ours.init(params), theirs.init(apart)
-    update = jax.jit(ours.update)
+    state, reference = initial_state(ours, params), theirs.init(apart)
+    update = jax.jit(ours.tx.update)
     for step in range(3):
         grads = [_one_layer(10 + step, scale) for scale in scales]
         got, state = update({"encoder": {"layers": _stacked(grads)}, "token": token}, state, params)
@@ -154,11 +159,16 @@ def test_lamb_has_one_ratio_a_layer_and_matrix_as_without_a_stack(mesh):
         params, apart = optax.apply_updates(params, got), optax.apply_updates(apart, wanted)
 
 
-@pytest.mark.parametrize("objective", [masked_lm.objective, squad.objective, swag.objective])
-def test_what_is_called_layers_is_what_the_model_stacks(objective):
-    """The optimizer tells stacks by their path; the model by the logical name of their axis."""
-    objective = objective(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
-    boxed = jax.eval_shape(objective.init_params, jax.random.key(0))
+@pytest.mark.parametrize(
+    "make_model",
+    [PretrainingModel, lambda model: TokenModel(model, 2, head_dropout=False), lambda model: SequenceModel(model, 1)],
+)
+def test_layers_in_a_path_is_the_stacked_axis_of_the_model(make_model):
+    """The optimizer identifies stacks by their path, the model by the logical name of their axis."""
+    model = make_model(ModelConfig(**{**vars(ModelConfig()), **size_fields("L2_H16"), "vocab_size": 10}))
+    batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    batch["masked_lm_positions"] = jnp.zeros((1, 1), jnp.int32)
+    boxed = jax.eval_shape(lambda key: model.init(key, batch)["params"], jax.random.key(0))
     for path, box in flatten_dict(boxed).items():
         assert is_stacked(path) == ("layers" in box.names), path
         assert not is_stacked(path) or box.unbox().shape[0] == 2
@@ -171,7 +181,9 @@ def test_layers_learn_more_slowly_the_lower_they_are():
         "classifier": {"bias": jnp.ones(2)},
     }
     plain, decayed = (make_optimizer(OptimizerConfig(layer_decay=decay)) for decay in (1.0, 0.5))
-    one, other = (optimizer.update(params, optimizer.init(params), params)[0] for optimizer in (plain, decayed))
+    one, other = (
+        optimizer.tx.update(params, initial_state(optimizer, params), params)[0] for optimizer in (plain, decayed)
+    )
     ratios = jax.tree.map(lambda a, b: np.unique(np.asarray(b / a)), one, other)
     assert ratios["classifier"]["bias"] == ratios["pooler"]["kernel"] == 1
     assert ratios["encoder"]["embeddings"]["token"] == 0.5**5
@@ -179,9 +191,9 @@ def test_layers_learn_more_slowly_the_lower_they_are():
     np.testing.assert_array_equal(layers[:, 0, 0], [0.5**4, 0.5**3, 0.5**2, 0.5])
     # The two lowest frozen: the others keep their rates.
     frozen = make_optimizer(OptimizerConfig(layer_decay=0.5, freeze_layers=2))
-    feature_head = trainable(params, frozen.frozen)
-    updates, _ = frozen.update(feature_head, frozen.init(feature_head), feature_head)
-    plain_updates, _ = plain.update(feature_head, plain.init(feature_head), feature_head)
+    trained = trainable(params, frozen.frozen)
+    updates, _ = frozen.tx.update(trained, initial_state(frozen, trained), trained)
+    plain_updates, _ = plain.tx.update(trained, initial_state(plain, trained), trained)
     layers = updates["encoder"]["layers"]["kernel"] / plain_updates["encoder"]["layers"]["kernel"]
     np.testing.assert_array_equal(layers[:, 0, 0], [0.5**2, 0.5])
     assert np.unique(updates["encoder"]["embeddings"]["token"] / plain_updates["encoder"]["embeddings"]["token"]) == (
@@ -193,7 +205,9 @@ def test_embeddings_of_each_direction_learn_most_slowly():
     stack = {"embeddings": {"token": jnp.ones((3, 2))}, "layers": {"kernel": jnp.ones((2, 2, 2))}}
     params = {"encoder": {"left": stack, "right": stack}}
     plain, decayed = (make_optimizer(OptimizerConfig(layer_decay=decay)) for decay in (1.0, 0.5))
-    one, other = (optimizer.update(params, optimizer.init(params), params)[0] for optimizer in (plain, decayed))
+    one, other = (
+        optimizer.tx.update(params, initial_state(optimizer, params), params)[0] for optimizer in (plain, decayed)
+    )
     for side in ("left", "right"):
         layers = other["encoder"][side]["layers"]["kernel"] / one["encoder"][side]["layers"]["kernel"]
         np.testing.assert_array_equal(layers[:, 0, 0], [0.5**2, 0.5])

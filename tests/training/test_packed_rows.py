@@ -11,7 +11,7 @@ from unpacking import unpacked
 from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
-from bertjax.training.step import fills
+from bertjax.training.step import batch_fractions
 
 CONFIG = ModelConfig(
     vocab_size=60,
@@ -32,7 +32,7 @@ PHASE = Phase(
 
 def packed_batch() -> dict[str, np.ndarray]:
     """Rows of three, two, one and no pairs, with one to three predictions a pair."""
-    batch = masked_lm.synthetic_rows(PHASE, CONFIG)
+    batch = masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
     rng = np.random.default_rng(1)
     for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
         batch[name][:] = 0
@@ -56,10 +56,10 @@ def packed_batch() -> dict[str, np.ndarray]:
 
 
 def losses_and_gradients(batch, config=CONFIG):
-    objective = masked_lm.objective(config)
+    objective = masked_lm.MaskedLm.for_model(config, packing=True)
 
     def loss(params):
-        sums, _ = objective.compute(objective.model, params, batch, None)
+        sums, _ = objective.compute(params, batch, None)
         parts = objective.denominators(batch)
         return sum(sums[name][0] / parts[name] for name in objective.losses), sums
 
@@ -68,7 +68,7 @@ def losses_and_gradients(batch, config=CONFIG):
 
 
 def initial(config):
-    return nn.unbox(masked_lm.objective(config).initial(jax.random.key(0)))
+    return nn.unbox(masked_lm.MaskedLm.for_model(config, packing=True).init_params(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
@@ -94,7 +94,7 @@ def test_a_token_of_one_pair_moves_nothing_of_another():
     batch = packed_batch()
     changed = {**batch, "input_ids": batch["input_ids"].copy()}
     changed["input_ids"][0, 10] += 1
-    model, params = masked_lm.objective(CONFIG).model, initial(CONFIG)
+    model, params = masked_lm.MaskedLm.for_model(CONFIG, packing=True).model, initial(CONFIG)
     (mlm, nsp), (other_mlm, other_nsp) = (model.apply({"params": params}, rows) for rows in (batch, changed))
     moved = np.abs(nsp - other_nsp).max(-1) > 0
     assert moved[0].tolist() == [False, True, False] and not moved[1:].any()
@@ -105,14 +105,16 @@ def test_a_token_of_one_pair_moves_nothing_of_another():
 def test_fills_count_tokens_and_what_attends_to_what():
     batch = packed_batch()
     lengths = [8, 7, 9, 13, 6, 21]
-    sums = fills(batch)
+    sums = batch_fractions(batch)
     np.testing.assert_allclose(sums["token_fraction"], [sum(lengths), 4 * 24])
     np.testing.assert_allclose(sums["attention_fraction"], [sum(n * n for n in lengths) / 24, 4 * 24], rtol=1e-6)
-    alone = fills(unpacked(batch))
+    alone = batch_fractions(unpacked(batch))
     np.testing.assert_allclose(alone["token_fraction"], [sum(lengths), 6 * 24])
     np.testing.assert_allclose(alone["attention_fraction"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
 
 
 def test_rows_to_time_a_step_with_are_full_and_of_one_sequence():
-    for total, positions in fills(masked_lm.synthetic_rows(PHASE, CONFIG)).values():
+    for total, positions in batch_fractions(
+        masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
+    ).values():
         assert total == pytest.approx(positions)

@@ -45,7 +45,7 @@ MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1),
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
     """Rows with one to three predictions, so that parts of the batch have different weights; one row is padding."""
-    batch = masked_lm.synthetic_rows(PHASE, CONFIG, seed)
+    batch = masked_lm.MaskedLm.for_model(CONFIG).synthetic_batch(PHASE, seed)
     batch["masked_lm_weights"] = (np.arange(3) < np.array([3, 1, 1, 1, 3, 3, 2, 0])[:, None]).astype(np.float32)
     batch["next_sentence_labels"][-1] = -1
     batch["input_mask"][-1] = 0
@@ -148,8 +148,8 @@ def test_a_mean_of_micro_batch_means_would_be_something_else():
 @pytest.mark.devices
 def test_state_shapes_are_known_without_computing():
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    abstract = abstract_state(masked_lm.objective(CONFIG), OPTIMIZER, mesh)
-    state = init_state(masked_lm.objective(CONFIG), OPTIMIZER, mesh, jax.random.key(0))
+    abstract = abstract_state(masked_lm.MaskedLm.for_model(CONFIG), OPTIMIZER, mesh)
+    state = init_state(masked_lm.MaskedLm.for_model(CONFIG), OPTIMIZER, mesh, jax.random.key(0))
     assert jax.tree.structure(abstract) == jax.tree.structure(state)
     for leaf, shape in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (shape.shape, shape.dtype, shape.sharding)
@@ -158,17 +158,19 @@ def test_state_shapes_are_known_without_computing():
 def test_runs_that_differ_in_rate_and_length_share_one_compilation():
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     optimizers = [make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=3)) for rate in (1e-3, 1e-4)]
-    step, again = (make_train_step(masked_lm.objective(CONFIG), optimizer, mesh, 1) for optimizer in optimizers)
+    step, again = (
+        make_train_step(masked_lm.MaskedLm.for_model(CONFIG), optimizer, mesh, 1) for optimizer in optimizers
+    )
     assert step is again
     before = step._cache_size()
     for peak in (1e-3, 1e-4):
-        state = init_state(masked_lm.objective(CONFIG), optimizers[0], mesh, jax.random.key(0))
+        state = init_state(masked_lm.MaskedLm.for_model(CONFIG), optimizers[0], mesh, jax.random.key(0))
         step(state, put_batch(uneven_batch(0), mesh), jax.random.key(1), bert_schedule(peak, 3, 10))
     assert step._cache_size() <= before + 1
 
 
 def test_a_gradient_that_is_not_finite_is_remembered_with_its_step():
-    objective, mesh = masked_lm.objective(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
     step = make_train_step(objective, OPTIMIZER, mesh, 1)
     for seed in range(4):
@@ -180,7 +182,7 @@ def test_a_gradient_that_is_not_finite_is_remembered_with_its_step():
 
 
 def test_evaluation_counts_padding_rows_for_nothing():
-    objective, mesh = masked_lm.objective(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     params = init_state(objective, OPTIMIZER, mesh, jax.random.key(0)).params
     evaluate = make_eval_step(objective, mesh)
     zeros = {name: jnp.zeros(2) for name in objective.metrics}

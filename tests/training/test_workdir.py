@@ -32,11 +32,11 @@ def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
     config, task = make(corpus)
     (tmp_path / "precious").write_text("dear")
     with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
-        loop.train(config, task, str(tmp_path / "run"))
+        loop.train(task, str(tmp_path / "run"))
     (tmp_path / "run" / ".lock").unlink()
     abandoned = tmp_path / "run" / unfinished_name("config.json")
     abandoned.write_text("half of it")
-    loop.train(config, task, str(tmp_path / "run"))
+    loop.train(task, str(tmp_path / "run"))
     assert (tmp_path / "precious").read_text() == "dear"
     assert (tmp_path / "run" / ".write_probe").is_symlink() and not abandoned.exists()
     assert not (tmp_path / "run" / "metrics.jsonl").is_symlink()
@@ -69,7 +69,7 @@ def test_the_workdir_holds_all_that_is_promised(corpus, whole):
 def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole):
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
-        loop.train(config, task, str(whole))
+        loop.train(task, str(whole))
 
 
 def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_path):
@@ -78,16 +78,16 @@ def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_p
     config, _ = make(corpus)
     _, other = make(tmp_path / "corpus")
     with pytest.raises(UsageError, match="belongs to a run on other data"):
-        loop.train(config, other, str(whole))
+        loop.train(other, str(whole))
 
 
 def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_right(corpus, tmp_path):
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
-        loop.train(config, spoiled(task, 0, _fail_early), str(tmp_path))
+        loop.train(spoiled(task, 0, _fail_early), str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
     config, task = make(corpus, steps=4)
-    loop.train(config, task, str(tmp_path))
+    loop.train(task, str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 1e-2
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
@@ -96,19 +96,19 @@ def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_pat
     config, task = make(corpus)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UsageError, match="config.json is of something else than a run"):
-        loop.train(config, task, str(tmp_path))
+        loop.train(task, str(tmp_path))
     assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
     with pytest.raises(UsageError, match="the root of the file system"):
-        loop.train(config, task, "/")
+        loop.train(task, "/")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "novel.txt").write_text("")
     (tmp_path / "own" / "job.log").write_text("")
     with pytest.raises(UsageError, match=r"own holds novel.txt, of no run"):
-        loop.train(config, task, str(tmp_path / "own"))
+        loop.train(task, str(tmp_path / "own"))
     with pytest.raises(UsageError, match=r"holds heldout.documents.bin, .* and \d+ more, of no run"):
-        loop.train(config, task, str(corpus))
+        loop.train(task, str(corpus))
     with pytest.raises(UsageError, match="novel.txt is a file"):
-        loop.train(config, task, str(tmp_path / "own" / "novel.txt"))
+        loop.train(task, str(tmp_path / "own" / "novel.txt"))
     assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
 
 
@@ -117,7 +117,7 @@ def test_a_run_goes_on_whatever_somebody_has_put_into_its_folder(corpus, whole, 
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
     (tmp_path / "run" / "notes.txt").write_text("mine")
     config, task = make(corpus)
-    assert loop.train(config, task, str(tmp_path / "run"))["step"] == 14
+    assert loop.train(task, str(tmp_path / "run"))["step"] == 14
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
@@ -130,7 +130,7 @@ def test_how_often_to_log_may_change(corpus, whole, tmp_path):
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     config, task = make(corpus, log_every=5, keep_checkpoints=1)
-    loop.train(config, task, str(tmp_path / "run"))
+    loop.train(task, str(tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 10, 14]
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["14"]
@@ -142,7 +142,7 @@ def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     config, task = make(corpus, model__scan_layers="false", model__remat="full")
-    loop.train(config, task, str(tmp_path / "run"))
+    loop.train(task, str(tmp_path / "run"))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
         final_params(tmp_path / "run", config, task),
@@ -154,7 +154,7 @@ def test_a_workdir_that_cannot_be_written_is_an_error_before_any_step(corpus, tm
     (tmp_path / "file").write_text("")
     config, task = make(corpus)
     with pytest.raises(BertjaxError, match="cannot write in the workdir"):
-        loop.train(config, task, str(tmp_path / "file" / "run"))
+        loop.train(task, str(tmp_path / "file" / "run"))
 
 
 def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     config, task = make(corpus)
     with pytest.raises(BertjaxError, match="no room for two checkpoints: about .* choose another --workdir$"):
-        loop.train(config, task, str(tmp_path))
+        loop.train(task, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -170,11 +170,11 @@ def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
     config, task = make(corpus)
     tmp_path.mkdir(exist_ok=True)
     with workdir.lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
-        loop.train(config, task, str(tmp_path))
+        loop.train(task, str(tmp_path))
 
 
 def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, task = make(corpus, steps=4)
-    loop.train(config, task, "run")
+    loop.train(task, "run")
     assert find_checkpoint("run") == epath.Path(tmp_path / "run" / "checkpoints" / "4")

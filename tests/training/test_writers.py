@@ -7,7 +7,7 @@ import sys
 from etils import epath
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bertjax.training.metrics import METRICS, TIMING, Writers
+from bertjax.training.metrics import METRICS, TIMING, JsonlWriter, TensorBoardWriter
 
 
 def shown(workdir) -> dict[str, list[tuple[int, float]]]:
@@ -28,28 +28,32 @@ def written(workdir) -> dict[str, list[tuple[int, float]]]:
 
 def test_after_kills_each_step_is_shown_once_with_the_value_that_counts(tmp_path):
     killed = []
-    for attempt, goes_on_after, steps in ((1, -1, (0, 1, 2, 3)), (2, -1, (0, 1, 2, 3, 4)), (3, 2, (3, 4, 5))):
-        writers = Writers(epath.Path(tmp_path), goes_on_after)
+    for attempt, resumed_after, steps in ((1, -1, (0, 1, 2, 3)), (2, -1, (0, 1, 2, 3, 4)), (3, 2, (3, 4, 5))):
+        workdir = epath.Path(tmp_path)
+        board = TensorBoardWriter(workdir, resumed_after)
+        metrics, timing = (JsonlWriter(workdir / name, resumed_after) for name in (METRICS, TIMING))
         for step in steps:
             # Halves, which single precision holds as they are.
-            writers.write(METRICS, step, {"loss": attempt + step / 2})
-            writers.write(TIMING, step, {"tokens_per_second": attempt * 100.0})
+            lines = [(metrics, {"loss": attempt + step / 2}), (timing, {"tokens_per_second": attempt * 100.0})]
             if step == 3:
-                writers.write(METRICS, step, {"eval_loss": attempt + 0.5})
+                lines.append((metrics, {"eval_loss": attempt + 0.5}))
+            for jsonl, values in lines:
+                jsonl.write(step, values)
+                board.write(step, values)
         # Not closed: a kill leaves no time for that.
-        killed.append(writers)
+        killed.append(board)
         assert shown(tmp_path) == written(tmp_path)
     assert written(tmp_path)["loss"] == [(0, 2.0), (1, 2.5), (2, 3.0), (3, 4.5), (4, 5.0), (5, 5.5)]
-    for writers in killed:
-        writers.close()
+    for board in killed:
+        board.close()
 
 
 def test_files_on_a_disk_need_no_tensorflow(tmp_path):
     program = f"""
 import sys
 from etils import epath
-from bertjax.training.metrics import Writers
-Writers(epath.Path({str(tmp_path)!r}), -1).close()
+from bertjax.training.metrics import TensorBoardWriter
+TensorBoardWriter(epath.Path({str(tmp_path)!r}), -1).close()
 assert "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
