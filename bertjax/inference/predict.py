@@ -159,7 +159,7 @@ class _Asked:
             "end": [row[:, 1] for row in logits],
         }
         found = squad_answers.best_answers(self.trained.habits, questions, windows, [outputs])
-        return [squad_answers.record(answer, self.trained.habits.null_threshold, self.logits) for answer in found]
+        return [squad_answers.answer_record(answer, self.trained.habits.null_threshold, self.logits) for answer in found]
 
     def _parts(self, text: str) -> Sequence[str]:
         parts = text.split(PAIR, 1)
