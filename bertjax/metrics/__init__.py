@@ -1,1 +1,1 @@
-"""Scores as the benchmarks define them: NumPy and strings, no JAX."""
+"""Evaluation metrics as the benchmarks define them, in NumPy."""

@@ -1,82 +1,89 @@
-"""Entity F1 as `conlleval` defines it, for IOB1, IOB2, BIOES and BILOU alike, on any sequence of tags."""
+"""Entity-level F1 as in `conlleval`, for IOB1, IOB2, BIOES and BILOU tags."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bertjax.errors import UsageError
 
-Chunk = tuple[int, int, str]
+# (first word, end word (exclusive), type)
+Entity = tuple[int, int, str]
 
-
-# L and U of BILOU are E and S of BIOES.
+# BILOU's L and U mean the same as BIOES' E and S.
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 _SCHEMES = ("BI", "BIES", "BILU")
 
 
-def chunks(tags: Sequence[str]) -> set[Chunk]:
-    """Entities of one sentence: first word, word after the last, type.
+def extract_entities(tags: Sequence[str]) -> set[Entity]:
+    """Returns the entities of one sentence as (first word, end word (exclusive), type).
 
-    A chunk begins at a B or S, at an I or E after O, after another type or after a chunk that E or S has ended, and
-    goes on over I of its type, and over E, which ends it. So any tags have chunks, as in `conlleval` and `seqeval`.
+    An entity starts at B or S, and at I or E that follow O, another type, or a completed entity (after E or S). It
+    extends over I tags of its type and ends with E. Every tag sequence is valid, as in `conlleval` and `seqeval`.
     """
-    found = set()
-    start, kind = 0, ""
+    entities = set()
+    start, current_type = 0, ""
     for index, tag in enumerate([*tags, "O"]):
-        given, _, here = tag.partition("-")
-        prefix = _PREFIXES.get(given, "")
-        goes_on = prefix in ("I", "E") and kind and here == kind
-        if kind and not goes_on:
-            found.add((start, index, kind))
-            kind = ""
-        if prefix and not goes_on:
-            start, kind = index, here
-        if prefix in ("E", "S") and kind:
-            found.add((start, index + 1, kind))
-            kind = ""
-    return found
+        raw_prefix, _, tag_type = tag.partition("-")
+        prefix = _PREFIXES.get(raw_prefix, "")
+        is_continued = prefix in ("I", "E") and current_type and tag_type == current_type
+        if current_type and not is_continued:
+            entities.add((start, index, current_type))
+            current_type = ""
+        if prefix and not is_continued:
+            start, current_type = index, tag_type
+        if prefix in ("E", "S") and current_type:
+            entities.add((start, index + 1, current_type))
+            current_type = ""
+    return entities
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Whether tags mark entities: each O or, in one scheme, B-TYPE or I-TYPE, E- or S-TYPE, L- or U-TYPE; not all O.
+    """Returns whether a tag set marks entities: O plus at least one tag of IOB, BIOES or BILOU.
 
     Raises:
-      UsageError: some do and some do not, or not in the same scheme.
+      UsageError: the tags mix schemes, or mix entity tags with other tags.
     """
     inside = {tag for tag in tags if tag != "O"}
-    kinds = {tag: prefix for tag in inside for prefix, _, kind in [tag.partition("-")] if kind}
-    if inside and len(kinds) == len(inside) and any({*kinds.values()} <= {*scheme} for scheme in _SCHEMES):
+    prefixes = {tag: prefix for tag in inside for prefix, _, type_ in [tag.partition("-")] if type_}
+    if inside and len(prefixes) == len(inside) and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES):
         return True
-    marked = {tag for tag, prefix in kinds.items() if prefix in ("B", "I")}
-    if not marked:
+    entity_tags = {tag for tag, prefix in prefixes.items() if prefix in ("B", "I")}
+    if not entity_tags:
         return False
-    other = min(inside - marked, key=lambda tag: (kinds.get(tag) in _PREFIXES, tag))
-    if kinds.get(other) in _PREFIXES:
+    other_tag = min(inside - entity_tags, key=lambda tag: (prefixes.get(tag) in _PREFIXES, tag))
+    if prefixes.get(other_tag) in _PREFIXES:
         raise UsageError(
-            "the tags mix schemes: they have E- or S- of BIOES beside L- or U- of BILOU; use one of them throughout"
+            "the tags mix schemes: E- or S- of BIOES and L- or U- of BILOU; use one of the two schemes throughout"
         )
     raise UsageError(
-        f"the tags mix schemes: {min(marked)} marks an entity, {other} does not; use O, B-TYPE and I-TYPE throughout, "
-        "or neither B- nor I-"
+        f"the tags mix schemes: {min(entity_tags)} marks an entity, {other_tag} does not; use O, B-TYPE and I-TYPE "
+        "throughout, or no B- and I- prefixes at all"
     )
 
 
-def entity_scores(wanted: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 in percent over all entities, and F1 of each type; a match has both ends and the type.
+def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
+    """Returns precision, recall and F1 over all entities and F1 of each type, in percent.
+
+    A predicted entity is correct if its start, end and type equal those of a labeled entity.
 
     Args:
-      wanted, predicted: tags of the words of each sentence, such as `I-PER` or `O`.
+      labels: tags of each sentence's words, such as `I-PER` or `O`.
+      predictions: predicted tags, in the same form.
     """
-    there, given, right = Counter(), Counter(), Counter()
-    for sentence, guess in zip(wanted, predicted, strict=True):
-        a, b = chunks(sentence), chunks(guess)
-        for counter, found in ((there, a), (given, b), (right, a & b)):
-            counter.update(kind for _, _, kind in found)
-    precision, recall, f1 = _measures(right.total(), given.total(), there.total())
-    types = {f"f1_{kind}": _measures(right[kind], given[kind], there[kind])[2] for kind in sorted({*there, *given})}
-    return {"f1": f1, "precision": precision, "recall": recall, **types}
+    label_counts, predicted_counts, correct_counts = Counter(), Counter(), Counter()
+    for label_tags, predicted_tags in zip(labels, predictions, strict=True):
+        labeled, predicted = extract_entities(label_tags), extract_entities(predicted_tags)
+        label_counts.update(type_ for _, _, type_ in labeled)
+        predicted_counts.update(type_ for _, _, type_ in predicted)
+        correct_counts.update(type_ for _, _, type_ in labeled & predicted)
+    precision, recall, f1 = _precision_recall_f1(correct_counts.total(), predicted_counts.total(), label_counts.total())
+    f1_by_type = {
+        f"f1_{type_}": _precision_recall_f1(correct_counts[type_], predicted_counts[type_], label_counts[type_])[2]
+        for type_ in sorted({*label_counts, *predicted_counts})
+    }
+    return {"f1": f1, "precision": precision, "recall": recall, **f1_by_type}
 
 
-def _measures(right: int, given: int, there: int) -> tuple[float, float, float]:
-    precision = 100.0 * right / given if given else 0.0
-    recall = 100.0 * right / there if there else 0.0
-    return precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0
+def _precision_recall_f1(correct: int, predicted: int, labeled: int) -> tuple[float, float, float]:
+    precision = 100.0 * correct / predicted if predicted else 0.0
+    recall = 100.0 * correct / labeled if labeled else 0.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if correct else 0.0

@@ -1,7 +1,8 @@
-"""Exact match and F1 as the official SQuAD scripts define them, `evaluate-v1.1.py` and `evaluate-v2.0.py`.
+"""Exact match and F1 as in the official SQuAD scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`.
 
-The two differ where an answer is empty, or nothing but articles and punctuation: 1.1 gives F1 0, even if both sides
-are; 2.0 gives 1 if both are. A question without a prediction scores 0 in 1.1, and is left out of the mean in 2.0.
+The versions differ in two cases. If an answer is empty after normalization, 1.1 gives F1 0, and 2.0 gives 1 if
+prediction and answer are both empty. A question without a prediction
+scores 0 in 1.1 and is left out of the mean in 2.0.
 """
 
 import re
@@ -13,73 +14,73 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalized(answer: str) -> str:
-    """Lower case, ASCII punctuation and articles taken out, white space single."""
+def normalize_answer(answer: str) -> str:
+    """Lowercases, removes ASCII punctuation and articles, and collapses white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1 if both are the same once normalised."""
-    return float(normalized(prediction) == normalized(answer))
+    """Returns 1 if both texts are equal after normalization, else 0."""
+    return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def f1_v1(prediction: str, answer: str) -> float:
-    """F1 over words; 0 where they share none."""
-    predicted, wanted = normalized(prediction).split(), normalized(answer).split()
-    shared = sum((Counter(predicted) & Counter(wanted)).values())
+    """Returns the F1 score over words, or 0 if no word is shared."""
+    predicted_words, answer_words = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    shared = sum((Counter(predicted_words) & Counter(answer_words)).values())
     if not shared:
         return 0.0
-    # Not 2 * shared / (both lengths): equal to the scripts' result to the last bit.
-    precision, recall = 1.0 * shared / len(predicted), 1.0 * shared / len(wanted)
+    # The official scripts' order of operations, for bit-identical results.
+    precision, recall = 1.0 * shared / len(predicted_words), 1.0 * shared / len(answer_words)
     return (2 * precision * recall) / (precision + recall)
 
 
 def f1_v2(prediction: str, answer: str) -> float:
-    """F1 over words; where one side has none, 1 if neither has."""
-    predicted, wanted = normalized(prediction), normalized(answer)
-    return f1_v1(prediction, answer) if predicted and wanted else float(predicted == wanted)
+    """Returns the F1 score over words; if a text is empty, 1 if both are, else 0."""
+    predicted_text, answer_text = normalize_answer(prediction), normalize_answer(answer)
+    return f1_v1(prediction, answer) if predicted_text and answer_text else float(predicted_text == answer_text)
 
 
 def score_v1(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """`exact_match` and `f1` in percent, over all questions.
+    """Returns `exact_match` and `f1` over all questions, in percent.
 
     Args:
-      answers: question id to the answers people gave.
-      predictions: question id to text.
+      answers: question id -> reference answers.
+      predictions: question id -> predicted text.
     """
     totals = {"exact_match": 0.0, "f1": 0.0}
-    for question, wanted in answers.items():
+    for question, references in answers.items():
         if question in predictions:
-            totals["exact_match"] += _best(exact_match, predictions[question], wanted)
-            totals["f1"] += _best(f1_v1, predictions[question], wanted)
+            totals["exact_match"] += _best(exact_match, predictions[question], references)
+            totals["f1"] += _best(f1_v1, predictions[question], references)
     return {name: 100.0 * total / max(1, len(answers)) for name, total in totals.items()}
 
 
-def _best(measure: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
-    return max((measure(prediction, answer) for answer in answers), default=0.0)
+def _best(metric: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
+    return max((metric(prediction, answer) for answer in references), default=0.0)
 
 
-def scores_v2(
+def question_scores_v2(
     answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1 of each question that has a prediction.
+    """Returns exact match and F1, each from 0 to 1, of each question that has a prediction.
 
     Args:
-      answers: question id to the answers people gave; none for a question that has no answer.
-      predictions: question id to text, "" for no answer.
+      answers: question id -> reference answers; empty for an unanswerable question.
+      predictions: question id -> predicted text; "" means unanswerable.
     """
     exact, f1 = {}, {}
-    for question, given in answers.items():
+    for question, references in answers.items():
         if question in predictions:
-            wanted = [answer for answer in given if normalized(answer)] or [""]
-            exact[question] = _best(exact_match, predictions[question], wanted)
-            f1[question] = _best(f1_v2, predictions[question], wanted)
+            nonempty = [answer for answer in references if normalize_answer(answer)] or [""]
+            exact[question] = _best(exact_match, predictions[question], nonempty)
+            f1[question] = _best(f1_v2, predictions[question], nonempty)
     return exact, f1
 
 
 def score_v2(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """`exact_match` and `f1` in percent, over all questions and over those with and without an answer."""
-    exact, f1 = scores_v2(answers, predictions)
+    """Returns `exact_match` and `f1` in percent, over all, answerable and unanswerable questions."""
+    exact, f1 = question_scores_v2(answers, predictions)
     groups = {
         "": list(exact),
         "has_answer_": [question for question in exact if answers[question]],
@@ -99,18 +100,19 @@ def best_threshold(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The threshold above which a question is given no answer, and the score in percent it reaches.
+    """Returns the null threshold with the best score, and that score in percent.
 
-    As in the official evaluate-v2.0.py, but where no answer to any question is best: that takes 0 for it, which is
-    enough for probabilities alone.
+    A question whose null odds exceed the threshold is predicted as unanswerable. The result equals that of the official
+    evaluate-v2.0.py, except if predicting every question as unanswerable is best. The script then returns 0, which only
+    works for probabilities; this function returns a threshold below all null odds.
 
     Args:
-      answers: question id to the answers people gave; none for a question that has no answer.
-      scores: exact match or F1 of the predictions, by question.
-      predictions: the best text that is an answer, by question.
-      null_odds: by how much no answer is preferred to that text, by question.
+      answers: question id -> reference answers; empty for an unanswerable question.
+      scores: question id -> exact match or F1 of the prediction.
+      predictions: question id -> best nonempty answer.
+      null_odds: question id -> score of "unanswerable" minus the score of the best answer.
     """
-    current = best = float(sum(not given for given in answers.values()))
+    current = best = float(sum(not references for references in answers.values()))
     smallest = min(null_odds.values(), default=0.0)
     threshold = smallest - 1.0 if smallest <= 0 else 0.0
     for question in sorted(null_odds, key=lambda question: null_odds[question]):

@@ -12,7 +12,7 @@ from bertjax.data.finetuning.examples import in_input_order, joined
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
-from bertjax.metrics.report import ClassReport, of_classes
+from bertjax.metrics.report import ClassReport, class_report
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, FinetuningData
@@ -143,7 +143,7 @@ class Task(FinetuningTask):
             labels = self._sets[suffix].labels
             known = known_labels(labels)
             if known.any():
-                reports[suffix] = of_classes(self.labels, logits[known].argmax(axis=-1), labels[known])
+                reports[suffix] = class_report(self.labels, logits[known].argmax(axis=-1), labels[known])
         return reports
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

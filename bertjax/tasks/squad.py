@@ -265,7 +265,7 @@ class Task(FinetuningTask):
             )
         predictions = self._best_texts(answers)
         odds = {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
-        f1_scores = metrics.scores_v2(gold, predictions)[1]
+        f1_scores = metrics.question_scores_v2(gold, predictions)[1]
         return _round_up(metrics.best_threshold(gold, f1_scores, predictions, odds)[0])
 
 

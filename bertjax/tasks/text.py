@@ -212,7 +212,7 @@ class Task(FinetuningTask):
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
         labels = self.eval_examples.rows["labels"]
         known = known_labels(labels)
-        make_report = report.of_labels if self.config.data.kind == "multilabel" else report.of_classes
+        make_report = report.multilabel_report if self.config.data.kind == "multilabel" else report.class_report
         return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
@@ -253,7 +253,7 @@ class Task(FinetuningTask):
         if not len(labels):
             return {}
         if self.config.data.kind == "multilabel":
-            return metrics.multilabel(predictions, labels)
+            return metrics.multilabel_scores(predictions, labels)
         names = ("accuracy", "macro_f1", "matthews") if self.labels else ("pearson", "spearman")
         return {name: getattr(metrics, name)(predictions, labels) for name in names}
 

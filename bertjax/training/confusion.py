@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
-from bertjax.metrics.report import ClassReport, short
+from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.utils.io import writing
 
 # Of more classes, names and counts could not be read.
@@ -43,4 +43,4 @@ def draw_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None
 
 def _label(name: str) -> str:
     # A dollar sign would begin a formula.
-    return short(name).replace("$", r"\$")
+    return truncate_name(name).replace("$", r"\$")

@@ -95,4 +95,4 @@ def log_results(values: dict[str, float], before: dict[str, float], baseline: di
 def log_reports(reports: dict[str, ClassReport]) -> None:
     """Logs precision and recall of each class."""
     for suffix, report in reports.items():
-        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.text()}")
+        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

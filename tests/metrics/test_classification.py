@@ -1,4 +1,4 @@
-"""GLUE's metrics against scikit-learn and SciPy."""
+"""Tests of GLUE's metrics against scikit-learn and SciPy."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from bertjax.metrics import classification as metrics
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_classes(classes, seed):
+def test_class_metrics_match_scikit_learn(classes, seed):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, 200)
     predictions = np.where(rng.random(200) < 0.6, labels, rng.integers(0, classes, 200))
@@ -23,39 +23,39 @@ def test_classes(classes, seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_macro_f1_is_scikit_learn_s_whatever_classes_there_are(seed):
+def test_macro_f1_matches_scikit_learn_for_any_set_of_classes(seed):
     rng = np.random.default_rng(seed)
-    # Of up to 8 classes, some that neither has, some that the labels have not, some that are never predicted.
+    # Some of the 8 classes are absent, only labels, or only predictions.
     labels, predictions = (rng.choice(rng.choice(8, rng.integers(1, 5)), 12) for _ in range(2))
-    wanted = sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0)
-    assert metrics.macro_f1(predictions, labels) == pytest.approx(wanted, abs=1e-12)
+    expected = sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0)
+    assert metrics.macro_f1(predictions, labels) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_class_that_neither_has_is_no_class_of_f1_0():
+def test_macro_f1_leaves_out_absent_classes():
     assert metrics.macro_f1(np.array([0, 0, 0]), np.array([0, 2, 0])) == pytest.approx((0.8 + 0) / 2)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_any_number_of_labels(seed):
+def test_multilabel_scores_match_scikit_learn(seed):
     rng = np.random.default_rng(seed)
-    # A column may be empty on either side, or on both.
+    # A column may be empty in the labels, the predictions, or both.
     labels, predictions = (((rng.random((30, 6)) < 0.3) & (rng.random(6) < 0.6)).astype(np.int64) for _ in range(2))
-    found = metrics.multilabel(predictions, labels)
+    scores = metrics.multilabel_scores(predictions, labels)
     for name, average in (("micro_f1", "micro"), ("macro_f1", "macro")):
-        wanted = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
-        assert found[name] == pytest.approx(wanted, abs=1e-12)
-    assert found["subset_accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
+        expected = sklearn.metrics.f1_score(labels, predictions, average=average, zero_division=0)
+        assert scores[name] == pytest.approx(expected, abs=1e-12)
+    assert scores["subset_accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
 
 
-def test_cross_entropy():
+def test_cross_entropy_matches_log_loss():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 3, 40)
-    shares = np.exp(logits.astype(np.float64))
-    shares /= shares.sum(axis=1, keepdims=True)
-    assert metrics.cross_entropy(logits, labels) == pytest.approx(sklearn.metrics.log_loss(labels, shares))
+    probs = np.exp(logits.astype(np.float64))
+    probs /= probs.sum(axis=1, keepdims=True)
+    assert metrics.cross_entropy(logits, labels) == pytest.approx(sklearn.metrics.log_loss(labels, probs))
 
 
-def test_numbers():
+def test_correlations_match_numpy_and_scipy():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 6, 300).astype(np.float32)  # with many ties
     predictions = labels + rng.standard_normal(300).astype(np.float32)
@@ -64,7 +64,7 @@ def test_numbers():
     assert metrics.spearman(predictions, labels) == pytest.approx(np.corrcoef(*ranks)[0, 1])
 
 
-def test_one_class_or_one_number_on_a_side_is_no_correlation():
+def test_constant_predictions_have_zero_correlation():
     ones, labels = np.ones(4, int), np.array([0, 1, 1, 0])
     assert metrics.matthews(ones, labels) == metrics.f1(np.zeros(4, int), np.zeros(4, int)) == 0.0
     assert metrics.pearson(ones, labels) == metrics.spearman(ones, labels) == 0.0

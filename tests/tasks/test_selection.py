@@ -185,7 +185,7 @@ def test_classes_are_told_in_the_results_as_a_picture_and_by_evaluate(cola, capf
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={cola}"])
     said = capfd.readouterr().err
-    assert "by class:" in said and "label, predicted:" in said
+    assert "by class:" in said and "label / predicted" in said
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
     assert "CoLA/test.tsv is read without labels" in error
 

@@ -15,7 +15,7 @@ from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
 from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS, Schema
 from bertjax.metrics.entities import entity_scores, has_entities
-from bertjax.metrics.report import ClassReport, of_classes, of_entities
+from bertjax.metrics.report import ClassReport, class_report, entity_report
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning import splits
@@ -139,12 +139,12 @@ class TaggingTask(FinetuningTask):
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
         gold, predicted = self._labeled_sentences(self._predicted_tags(outputs))
         if has_entities(self.labels):
-            return {"": of_entities(gold, predicted)}
+            return {"": entity_report(gold, predicted)}
         ids = [
             np.array([self.labels.index(tag) for sentence in sentences for tag in sentence])
             for sentences in (predicted, gold)
         ]
-        return {"": of_classes(self.labels, *ids)}
+        return {"": class_report(self.labels, *ids)}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes the format of `conlleval`: word, gold tag if any, and predicted tag per line; a blank line ends a
