@@ -5,7 +5,7 @@ import pytest
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.finetuning.tables import ReadStats, read_table
-from bertjax.data.finetuning.tagged import read_tagged
+from bertjax.data.finetuning.tagged import read_conll
 from bertjax.errors import UsageError
 from bertjax.utils.plain_text import refuse_utf16
 
@@ -32,7 +32,7 @@ def test_tagged_words_a_vocabulary_and_a_corpus_in_utf_16_are_named(tmp_path, le
     path = tmp_path / "file.txt"
     path.write_text("U.N.\tB-ORG\nofficial\tO\n", encoding="utf-16")
     with pytest.raises(UsageError, match="is text in UTF-16"):
-        read_tagged(path, ReadStats(str(path)), True)
+        read_conll(path, ReadStats(str(path)), True)
     with pytest.raises(UsageError, match="is text in UTF-16"):
         load_vocabulary(path)
     with pytest.raises(UsageError, match="is text in UTF-16"):

@@ -73,9 +73,9 @@ def sequences(*axes: str) -> Schema:
     )
 
 
-# One sequence a row, or one of each choice.
+# Batches with one sequence per example, and with several that are encoded apart.
 SEQUENCE = sequences("length")
-CHOICES = sequences("choices", "length")
+MULTI_SEQUENCE = sequences("sequences_per_example", "length")
 # Of a fine-tuning row: its place in the input, and whether it is there.
 EXAMPLE: Schema = (ArraySpec("example", (), below="rows", padding=-1), ArraySpec("weights", (), "float32"))
 # Tags of words, at their first pieces.

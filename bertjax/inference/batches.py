@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import Batching, Examples, assemble
+from bertjax.data.finetuning.examples import Batching, Examples, make_batch
 from bertjax.data.shard import SINGLE_SHARD
 
 # Of a batch with its padding: enough to keep a processor busy, little beside the parameters of BASE.
@@ -22,8 +22,8 @@ def batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]
     order = np.argsort(-examples.lengths, kind="stable")
     start = 0
     while start < len(order):
-        length = batching.padded(int(examples.lengths[order[start]]))
-        rows = max(1, BATCH_TOKENS // (length * examples.choices))
+        length = batching.padded_length(int(examples.lengths[order[start]]))
+        rows = max(1, BATCH_TOKENS // (length * examples.sequences_per_example))
         chosen = order[start : start + rows]
-        yield assemble(examples, chosen, length, min(rows, 1 << (len(chosen) - 1).bit_length()), SINGLE_SHARD)
+        yield make_batch(examples, chosen, length, min(rows, 1 << (len(chosen) - 1).bit_length()), SINGLE_SHARD)
         start += rows

@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.tagged import Tagged, make_rows, of_words
+from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
 from bertjax.errors import UsageError
 from bertjax.inference.batches import batches
 from bertjax.inference.texts import PAIR
@@ -129,13 +129,13 @@ class _Asked:
         words = list(itertools.chain.from_iterable(sentences))
         ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
         labels = list(self.trained.layer.labels)
-        tagged = Tagged(words, [""] * len(words), ends, ends)
-        examples, row_of_word, positions = make_rows(
+        tagged = TaggedText(words, [""] * len(words), ends, ends)
+        examples, row_of_word, positions = encode_tagged(
             tagged, labels, self.trained.tokenizer, self.seq_len, False, "the text"
         )
         inputs = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
         logits = self.run(dataclasses.replace(examples, tokens=inputs))
-        by_word = of_words(row_of_word, positions, logits)
+        by_word = gather_words(row_of_word, positions, logits)
         return [
             records.tags_record(sentence, labels, by_word[end - len(sentence) : end], self.logits)
             for sentence, end in zip(sentences, ends, strict=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.finetuning.examples import in_input_order, joined
+from bertjax.data.finetuning.examples import concatenate, in_input_order
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
@@ -107,7 +107,7 @@ class Task(FinetuningTask):
                 self._sets = {"": EvaluationSet(dev, [], train_set.read_columns)}
                 self._eval_files = [self.read_stats[-1].file]
         if self._sets:
-            self.eval_examples = joined([part.examples for part in self._sets.values()])
+            self.eval_examples = concatenate([part.examples for part in self._sets.values()])
 
     def evaluated_on(self) -> str:
         return ", ".join(self._eval_files)

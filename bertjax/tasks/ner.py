@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bertjax.config.fields import one_of
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.tagged import Tagged, read_tagged
+from bertjax.data.finetuning.tagged import TaggedText, read_conll
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TaggingTask
 
@@ -51,10 +51,10 @@ class Task(TaggingTask):
     def by_document(self) -> bool:
         return self.config.data.context == "document"
 
-    def read_words(self, split: str) -> Tagged:
+    def read_words(self, split: str) -> TaggedText:
         data = self.config.data
         name = {"train": data.train_file, "dev": data.dev_file, "test": data.test_file}[split]
         path = Path(data.path).expanduser() / name
         stats = ReadStats(str(path))
         self.read_stats.append(stats)
-        return read_tagged(path, stats, labelled=name != data.test_file)
+        return read_conll(path, stats, labeled=name != data.test_file)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config.fields import at_least, one_of
-from bertjax.data.finetuning.dev_split import share_of
+from bertjax.data.finetuning.dev_split import sample_fraction
 from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.triviaqa import read_triviaqa
@@ -212,7 +212,7 @@ class Task(FinetuningTask):
         self.read_stats.append(stats)
         if self.config.data.version == _TRIVIAQA:
             return read_triviaqa(file, folder, stats)
-        return read_questions(file, stats, training, answered=self.config.data.version == _V1)
+        return read_questions(file, stats, training, all_answerable=self.config.data.version == _V1)
 
     def _divide(self, questions: list[Question]) -> tuple[list[Question], list[Question]]:
         """Divides the training questions into train and dev; questions on one passage stay together."""
@@ -221,7 +221,7 @@ class Task(FinetuningTask):
             contexts = [question.context.encode() for question in questions]
             dev_mask = splits.dev_rows(data, contexts, self.read_stats)
         rest = np.flatnonzero(~dev_mask)
-        train = [questions[index] for index in rest[share_of(len(rest), data.train_share)]]
+        train = [questions[index] for index in rest[sample_fraction(len(rest), data.train_share)]]
         dev = [questions[index] for index in np.flatnonzero(dev_mask)]
         splits.record_division(data, self.read_stats, len(train), len(dev) if data.dev_share else None)
         return train, dev
@@ -234,7 +234,7 @@ class Task(FinetuningTask):
             seq_len=data.seq_len,
             doc_stride=data.doc_stride,
             max_query_len=data.max_query_len,
-            reading=stats,
+            stats=stats,
         )
 
     def _answers(self, outputs: list[dict[str, np.ndarray]]) -> list[Answer]:

@@ -9,7 +9,7 @@ import numpy as np
 from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
 from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
-from bertjax.data.schema import CHOICES as CHOICE_SEQUENCES
+from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
 from bertjax.model.config import ModelConfig
@@ -49,7 +49,7 @@ class Task(FinetuningTask):
     def make_objective(self, model: ModelConfig) -> Classification:
         """Scores each choice by one vector against its pooled [CLS]."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
-        return Classification(SequenceModel(model, 1), weighting, CHOICE_SEQUENCES)
+        return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 
     def output_layer(self) -> OutputLayer:
         return OutputLayer(CHOICES, output="swag")
@@ -68,12 +68,12 @@ class Task(FinetuningTask):
             if not context or not all(row.fields[ending].strip() for ending in _ENDINGS):
                 stats.note("with an empty text", row.line)
             if len(context) + max(map(len, endings)) + 3 > seq_len:
-                stats.note(f"cut to {seq_len} tokens", row.line)
+                stats.note(f"truncated to {seq_len} tokens", row.line)
             sequences += [encode_pair(context, end, seq_len, vocabulary.cls_id, vocabulary.sep_id) for end in endings]
             lines.append(row.line)
             label = row.fields["label"].strip() if has_labels and not row.is_short else ""
             if has_labels and not label and not row.is_short and split != "train":
-                stats.note("with an empty label, predicted and not scored", row.line)
+                stats.note("with an empty label, predicted but not scored", row.line)
             labels.append(-1 if not label and split != "train" else _parse_label(label, stats.file, row.line))
         stats.used = len(labels) - (labels.count(-1) if has_labels else 0)
         if not labels:
@@ -89,7 +89,7 @@ class Task(FinetuningTask):
             return stats, read_tfds(name, tfds_split, features, stats, named_labels=False)
         file = Path(path).expanduser() / _FILES[split]
         stats = ReadStats(str(file))
-        return stats, read_table(file, columns, stats, form="csv", keep_short=keep_short)
+        return stats, read_table(file, columns, stats, file_format="csv", keep_short=keep_short)
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return self._accuracy(self._predictions(outputs))

@@ -24,7 +24,7 @@ MetricSums = dict[str, jax.Array]
 # Per-row outputs of an evaluation batch, name -> [B, ...]; {} if the metric sums are all that is needed.
 Outputs = dict[str, jax.Array]
 # Axis sizes of the dummy batch for `model.init`; parameter shapes do not depend on them.
-_INIT_SIZES = {"length": 8, "predictions": 1, "choices": 1, "labels": 1, "pairs": 1}
+_INIT_SIZES = {"length": 8, "predictions": 1, "sequences_per_example": 1, "labels": 1, "pairs": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 
 from bertjax.config.fields import one_of
 from bertjax.data.finetuning.examples import Examples, in_input_order
-from bertjax.data.finetuning.labelled_text import Target, encode_rows, label_of, labels_of
-from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, one_line, read_table
+from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
+from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.metrics import report
@@ -90,7 +90,7 @@ class TableData(FinetuningData):
         if form not in FORMATS:
             raise UsageError(f"unknown format of {path}; known: {', '.join(f'.{known}' for known in FORMATS)}")
         stats = ReadStats(str(path))
-        return read_table(path, columns, stats, form=form, keep_short=keep_short), stats
+        return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
 
     def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
         """Reads columns of all rows of the evaluated file."""
@@ -195,7 +195,7 @@ class Task(FinetuningTask):
         self.read_stats.append(stats)
         target = Target(data.label, self.labels, data.label_separator if data.kind == "multilabel" else "")
         return encode_rows(
-            rows, texts, target, self.tokenizer, data.seq_len, stats, labelled=has_labels, training=split == "train"
+            rows, texts, target, self.tokenizer, data.seq_len, stats, labeled=has_labels, training=split == "train"
         )
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -222,7 +222,7 @@ class Task(FinetuningTask):
             texts = [data.label_separator.join(self.labels[id_] for id_ in np.flatnonzero(row)) for row in predictions]
         else:
             texts = [self.labels[value] if self.labels else f"{value:.6g}" for value in predictions]
-        lines = "".join(f"{one_line(text)}\n" for text in texts)
+        lines = "".join(f"{escape_line(text)}\n" for text in texts)
         return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
 
     def prediction_records(self) -> list[PredictionRecords]:
@@ -264,11 +264,11 @@ def _read_labels(data: TextData) -> list[str]:
         raise UsageError("the classes are read from the training file; name it with --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
     if data.kind == "multilabel":
-        labels = sorted({label for row in rows for label in labels_of(row, data.label, data.label_separator, stats)})
+        labels = sorted({label for row in rows for label in read_labels(row, data.label, data.label_separator, stats)})
         if not labels:
             raise UsageError(f"no labels in column {data.label!r} of {data.train_file}; name another column")
         return labels
-    labels = sorted({label_of(row, data.label, stats) for row in rows} - {""})
+    labels = sorted({read_label(row, data.label, stats) for row in rows} - {""})
     if len(labels) < 2:
         raise UsageError(
             f"column {data.label!r} of {data.train_file} has {len(labels)} different labels, and classes need at least "

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from bertjax.data.finetuning.tables import Row
-from bertjax.data.finetuning.tagged import Tagged, tagged_rows
+from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.tagging import TaggingTask
@@ -36,13 +36,13 @@ class Task(TaggingTask):
             raise UsageError(self.missing_data)
         super().__init__(config, train)
 
-    def read_words(self, split: str) -> Tagged:
+    def read_words(self, split: str) -> TaggedText:
         data = self.config.data
         label = data.label if split != "test" else None
         columns = [data.text, *([label] if label else [])]
         rows, stats = data.read_rows(data.file_of(split), columns, keep_short=split != "train")
         self.read_stats.append(stats)
-        return tagged_rows(rows, data.text, label, stats, keep_untagged=split != "train")
+        return read_tagged_rows(rows, data.text, label, stats, keep_untagged=split != "train")
 
     def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]]:
         return self.config.data.read_evaluated_columns

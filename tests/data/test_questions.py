@@ -1,4 +1,4 @@
-"""Windows over passages: answers where they are, spans that give back the exact text, most context once a token."""
+"""Tests of SQuAD questions and windows: answer positions, character spans, and one max-context window per token."""
 
 import json
 import lzma
@@ -18,67 +18,67 @@ def squad(*qas, context=CONTEXT):
     return {"version": "x", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
 
 
-def qa(name, answer, start, **more):
-    return {"id": name, "question": "who lives?", "answers": [{"text": answer, "answer_start": start}], **more}
+def qa(id_, answer, start, **more):
+    return {"id": id_, "question": "who lives?", "answers": [{"text": answer, "answer_start": start}], **more}
 
 
 def read(tmp_path, content, training=True, name="train.json", **options):
     path = tmp_path / name
     data = json.dumps(content).encode()
     path.write_bytes(lzma.compress(data) if name.endswith(".xz") else data)
-    reading = ReadStats(str(path))
-    return read_questions(path, reading, training, **options), reading
+    stats = ReadStats(str(path))
+    return read_questions(path, stats, training, **options), stats
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.json.xz"])
-def test_questions_of_both_versions(tmp_path, name):
+def test_read_questions_of_both_versions(tmp_path, name):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": [], "is_impossible": True})
-    questions, reading = read(tmp_path, content, name=name)
+    questions, stats = read(tmp_path, content, name=name)
     assert [(q.id, q.answers, q.answer_start) for q in questions] == [("1", ("Ann",), 0), ("2", (), -1)]
-    assert (reading.read, reading.used) == (2, 2)
+    assert (stats.read, stats.used) == (2, 2)
 
 
-def test_an_answer_that_is_not_in_its_context_is_skipped_in_training_and_kept_in_evaluation(tmp_path):
+def test_answer_missing_from_its_context_is_skipped_only_for_training(tmp_path):
     content = squad(qa("1", "Ann", 0), qa("2", "Zoe", 0))
-    questions, reading = read(tmp_path, content)
+    questions, stats = read(tmp_path, content)
     assert [q.id for q in questions] == ["1"]
-    assert reading.skipped == {"whose answer is not in its context": {"rows": 1, "first": "question 2"}}
+    assert stats.skipped == {"whose answer is not in its context": {"rows": 1, "first": "question 2"}}
     assert len(read(tmp_path, content, training=False)[0]) == 2
 
 
-def test_a_place_before_the_context_is_none(tmp_path):
+def test_negative_answer_start_is_invalid(tmp_path):
     start = CONTEXT.rindex("Bob") - len(CONTEXT)
     assert CONTEXT[start : start + 3] == "Bob"
-    _, reading = read(tmp_path, squad(qa("1", "Ann", 0), qa("2", "Bob", start)))
-    assert reading.skipped["whose answer is not in its context"]["first"] == "question 2"
+    _, stats = read(tmp_path, squad(qa("1", "Ann", 0), qa("2", "Bob", start)))
+    assert stats.skipped["whose answer is not in its context"]["first"] == "question 2"
 
 
-def test_where_every_question_has_an_answer_one_without_is_counted(tmp_path):
+def test_unanswerable_question_is_skipped_or_noted_in_version_1(tmp_path):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": []})
-    questions, reading = read(tmp_path, content, answered=True)
-    assert [q.id for q in questions] == ["1"] and "question 2" in str(reading.skipped)
-    questions, reading = read(tmp_path, content, training=False, answered=True)
-    assert len(questions) == 2 and "question 2" in str(reading.noted)
+    questions, stats = read(tmp_path, content, all_answerable=True)
+    assert [q.id for q in questions] == ["1"] and "question 2" in str(stats.skipped)
+    questions, stats = read(tmp_path, content, training=False, all_answerable=True)
+    assert len(questions) == 2 and "question 2" in str(stats.noted)
 
 
-def test_an_id_that_is_there_twice_is_refused(tmp_path):
+def test_duplicate_id_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="2 questions with the id '1'"):
         read(tmp_path, squad(qa("1", "Ann", 0), qa("1", "Ann", 0)))
 
 
-def test_half_a_character_keeps_every_place(tmp_path):
+def test_unpaired_surrogate_keeps_character_offsets(tmp_path):
     (question,), _ = read(tmp_path, squad(qa("1", "Bob", 5), context="ab\ud83d. Bob"))
     assert question.context == "ab\ufffd. Bob" and question.context[5:8] == "Bob"
 
 
 @pytest.mark.parametrize("context, question", [(None, "q"), (CONTEXT, 5)])
-def test_what_is_no_text_is_refused_with_its_place(context, question, tmp_path):
+def test_value_that_is_not_a_string_is_an_error_with_its_place(context, question, tmp_path):
     with pytest.raises(UsageError, match="article 1, paragraph 1"):
         read(tmp_path, squad({"id": "1", "question": question, "answers": []}, context=context))
 
 
-def test_a_file_of_another_form_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="is not of SQuAD's form"):
+def test_malformed_or_missing_file_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="is not in SQuAD's format"):
         read(tmp_path, {"data": [{"paragraphs": [{}]}]})
     with pytest.raises(UsageError, match="cannot read"):
         read_questions(tmp_path / "none.json", ReadStats(""), True)
@@ -89,48 +89,52 @@ def tokenizer(letters):
     return Tokenizer(load_vocabulary(letters))
 
 
-def windows_of(tmp_path, tokenizer, content, **options):
-    questions, reading = read(tmp_path, content)
+def read_windows(tmp_path, tokenizer, content, **options):
+    questions, stats = read(tmp_path, content)
     sizes = {"seq_len": 64, "doc_stride": 16, "max_query_len": 12} | options
-    return questions, make_windows(questions, tokenizer, reading, **sizes), reading
+    return questions, make_windows(questions, tokenizer, stats, **sizes), stats
 
 
 @pytest.mark.parametrize("answer", ["Ann", "1990", "Caf\u00e9 Town", "near Bob."])
-def test_the_answer_s_tokens_give_back_its_exact_characters(tmp_path, tokenizer, answer):
+def test_answer_tokens_map_to_the_exact_characters(tmp_path, tokenizer, answer):
     content = squad(qa("1", answer, CONTEXT.index(answer)))
-    (question,), windows, _ = windows_of(tmp_path, tokenizer, content)
+    (question,), windows, _ = read_windows(tmp_path, tokenizer, content)
     starts, ends = (windows.examples.rows[f"{name}_positions"] for name in ("start", "end"))
-    inside = np.flatnonzero(starts > 0)
-    assert inside.size
-    for index in inside:
-        spans, first = windows.spans[index], windows.first_token[index]
-        assert CONTEXT[spans[starts[index] - first][0] : spans[ends[index] - first][1]] == answer
+    with_answer = np.flatnonzero(starts > 0)
+    assert with_answer.size
+    for index in with_answer:
+        spans, passage_start = windows.char_spans[index], windows.passage_start[index]
+        first, last = spans[starts[index] - passage_start], spans[ends[index] - passage_start]
+        assert CONTEXT[first[0] : last[1]] == answer
     assert (ends[starts == 0] == 0).all()
 
 
-def test_windows_overlap_and_each_passage_token_has_most_context_in_one(tmp_path, tokenizer):
-    _, windows, reading = windows_of(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
+def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tokenizer):
+    _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)))
     assert len(windows.examples) > 3 and windows.examples.lengths.max() == 64
-    told = [tuple(span) for spans, best in zip(windows.spans, windows.is_best, strict=True) for span in spans[best]]
-    everything = sorted({tuple(span) for spans in windows.spans for span in spans})
-    assert sorted(told) == everything
+    best_spans = [
+        tuple(span)
+        for spans, is_max_context in zip(windows.char_spans, windows.is_max_context, strict=True)
+        for span in spans[is_max_context]
+    ]
+    assert sorted(best_spans) == sorted({tuple(span) for spans in windows.char_spans for span in spans})
     ids = windows.examples.tokens["input_ids"]
     segments = windows.examples.tokens["segment_ids"]
-    cuts = windows.examples.offsets
-    for index, first in enumerate(windows.first_token):
-        row, segment = ids[cuts[index] : cuts[index + 1]], segments[cuts[index] : cuts[index + 1]]
-        assert row[0] == 2 and row[first - 1] == row[-1] == 3
-        assert not segment[:first].any() and segment[first:].all()
-    assert not reading.noted
+    offsets = windows.examples.offsets
+    for index, start in enumerate(windows.passage_start):
+        window = slice(offsets[index], offsets[index + 1])
+        assert ids[window][0] == 2 and ids[window][start - 1] == ids[window][-1] == 3
+        assert not segments[window][:start].any() and segments[window][start:].all()
+    assert not stats.noted
 
 
-def test_a_question_longer_than_its_share_is_cut_and_noted(tmp_path, tokenizer):
-    _, windows, reading = windows_of(tmp_path, tokenizer, squad(qa("1", "Ann", 0)), max_query_len=4)
-    assert (windows.first_token == 6).all()
-    assert reading.noted == {"cut to 4 tokens of the question": {"rows": 1, "first": "question 1"}}
+def test_long_question_is_truncated_and_noted(tmp_path, tokenizer):
+    _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)), max_query_len=4)
+    assert (windows.passage_start == 6).all()
+    assert stats.noted == {"with the question truncated to 4 tokens": {"rows": 1, "first": "question 1"}}
 
 
-def test_an_empty_passage_has_a_window_without_tokens(tmp_path, tokenizer):
+def test_empty_passage_has_one_window_without_passage_tokens(tmp_path, tokenizer):
     content = squad({"id": "1", "question": "q", "answers": [], "is_impossible": True}, context="")
-    _, windows, _ = windows_of(tmp_path, tokenizer, content)
-    assert len(windows.examples) == 1 and len(windows.spans[0]) == 0
+    _, windows, _ = read_windows(tmp_path, tokenizer, content)
+    assert len(windows.examples) == 1 and len(windows.char_spans[0]) == 0

@@ -1,4 +1,4 @@
-"""TriviaQA as questions on passages: the first answer in the first 400 tokens, and what is skipped."""
+"""Tests of TriviaQA: the earliest answer in the first 400 tokens, and skipped documents."""
 
 import json
 
@@ -11,10 +11,10 @@ from bertjax.errors import UsageError
 LATE = "word " * 399 + "Lima is late"
 
 
-def entry(name, value, aliases, *documents):
+def entry(question_id, value, aliases, *documents):
     return {
-        "QuestionId": name,
-        "Question": f"Which one is {name}?",
+        "QuestionId": question_id,
+        "Question": f"Which one is {question_id}?",
         "Answer": {"Value": value, "Aliases": list(aliases), "Type": "WikipediaEntity"},
         "EntityPages": [{"Filename": document, "Title": "t", "DocSource": "TagMe"} for document in documents],
     }
@@ -28,11 +28,11 @@ def read(tmp_path, entries, documents):
         (evidence / name).write_text(text, encoding="utf-8")
     path = tmp_path / "qa/wikipedia-train.json"
     path.write_text(json.dumps({"Data": entries, "Domain": "Wikipedia", "Version": 1.0}))
-    reading = ReadStats(str(path))
-    return read_triviaqa(path, tmp_path, reading), reading
+    stats = ReadStats(str(path))
+    return read_triviaqa(path, tmp_path, stats), stats
 
 
-def test_a_question_for_each_document_with_an_answer_at_its_first_place(tmp_path):
+def test_each_document_with_an_answer_is_a_question(tmp_path):
     entries = [
         entry("tc_1", "Lima", ["lima peru", "City of Kings"], "a.txt", "b.txt", "late.txt", "none.txt", "gone.txt"),
         entry("tc_2", "C++ (language)", ["C++"], "c.txt"),
@@ -44,9 +44,9 @@ def test_a_question_for_each_document_with_an_answer_at_its_first_place(tmp_path
         "none.txt": LATE.replace("word Lima", "word word Lima"),
         "c.txt": "It was C, then C++; later more.",
     }
-    questions, reading = read(tmp_path, entries, documents)
-    found = {question.id: question for question in questions}
-    assert {name: question.answers[0] for name, question in found.items()} == {
+    questions, stats = read(tmp_path, entries, documents)
+    by_id = {question.id: question for question in questions}
+    assert {id_: question.answers[0] for id_, question in by_id.items()} == {
         "tc_1--a.txt": "city of kings",
         "tc_1--b.txt": "Lima Peru",
         "tc_1--late.txt": "Lima",
@@ -55,33 +55,33 @@ def test_a_question_for_each_document_with_an_answer_at_its_first_place(tmp_path
     for question in questions:
         start = question.answer_start
         assert question.context[start : start + len(question.answers[0])] == question.answers[0]
-    assert set(found["tc_1--a.txt"].answers) == {"city of kings", "Lima", "lima peru", "City of Kings"}
-    # No more than 400 tokens, as they stand in the document.
-    assert found["tc_1--late.txt"].context == LATE.removesuffix(" is late")
-    assert (reading.read, reading.used) == (6, 4)
-    assert {reason: skipped["rows"] for reason, skipped in reading.skipped.items()} == {
+    assert set(by_id["tc_1--a.txt"].answers) == {"city of kings", "Lima", "lima peru", "City of Kings"}
+    # The context is the first 400 tokens, with the document's white space.
+    assert by_id["tc_1--late.txt"].context == LATE.removesuffix(" is late")
+    assert (stats.read, stats.used) == (6, 4)
+    assert {reason: skipped["rows"] for reason, skipped in stats.skipped.items()} == {
         "whose document has no answer in its first 400 tokens": 1,
         "whose document is missing": 1,
     }
 
 
 @pytest.mark.parametrize("name", ["../secret.txt", "/etc/hostname"])
-def test_a_name_leads_to_no_other_folder(tmp_path, name):
+def test_document_outside_the_evidence_folder_is_missing(tmp_path, name):
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence/secret.txt").write_text("Lima")
     (tmp_path / "evidence").rename(tmp_path / "e")
-    with pytest.raises(UsageError, match="no questions that can be used: whose document is missing"):
+    with pytest.raises(UsageError, match="no usable questions: whose document is missing"):
         read(tmp_path, [entry("1", "Lima", [], name)], {})
 
 
 @pytest.mark.parametrize(
-    ("entries", "says"),
+    ("entries", "message"),
     [
-        ([{"QuestionId": "1"}], "is not of TriviaQA's form"),
+        ([{"QuestionId": "1"}], "is not in TriviaQA's format"),
         ([entry("1", "Lima", [], "a.txt")] * 2, "has the question '1' twice"),
-        ([entry("1", "Rome", [], "a.txt")], "no questions that can be used: whose document has no answer"),
+        ([entry("1", "Rome", [], "a.txt")], "no usable questions: whose document has no answer"),
     ],
 )
-def test_what_cannot_be_used(tmp_path, entries, says):
-    with pytest.raises(UsageError, match=says):
+def test_unusable_file_is_an_error(tmp_path, entries, message):
+    with pytest.raises(UsageError, match=message):
         read(tmp_path, entries, {"a.txt": "Lima"})

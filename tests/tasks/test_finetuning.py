@@ -154,7 +154,7 @@ def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path,
     [
         (lambda path: path.write_text(path.read_text().replace("not_entailment", "no", 1)), "line 3: label is 'no'"),
         (lambda path: path.write_text("index\tsentence1\n0\ta\n"), "no column 'sentence2'"),
-        (lambda path: path.write_text("index\tsentence1\tsentence2\tlabel\n"), "no rows that can be used"),
+        (lambda path: path.write_text("index\tsentence1\tsentence2\tlabel\n"), "no usable rows"),
         (lambda path: path.unlink(), "there is no"),
     ],
 )

@@ -71,7 +71,7 @@ def test_own_data_is_evaluated_and_predicted_without_the_training_file(letters, 
     config = f"--config={EXPERIMENTS}/text.py:dev={tmp_path}/other.jsonl,quick=true"
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", config, *overrides(None)])
     said = capfd.readouterr()
-    assert "accuracy" in json.loads(said.out) and "half a character" in said.err
+    assert "accuracy" in json.loads(said.out) and "unpaired surrogates" in said.err
     paths = predict(capfd, tmp_path / "run", tmp_path / "out", f"--config.data.test_file={tmp_path}/other.jsonl")
     assert len(paths[0].read_text().splitlines()) == 2
 
@@ -100,7 +100,7 @@ def test_every_row_of_a_file_is_a_line_of_predictions(letters, tmp_path, capfd):
     dev = results["files"][1]
     assert (dev["read"], dev["used"], dev["skipped"]) == (6, 3, {})
     assert dev["noted"]["with too few fields"]["rows"] == 2
-    assert dev["noted"]["with an empty label, predicted and not scored"] == {"rows": 1, "first": "line 4"}
+    assert dev["noted"]["with an empty label, predicted but not scored"] == {"rows": 1, "first": "line 4"}
     assert results["accuracy"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
     assert results["baseline"]["accuracy"] == pytest.approx(2 / 3)
     assert sum(row["support"] for row in results["per_class"].values()) == 3
@@ -196,7 +196,10 @@ def test_labels_that_hold_the_separator_are_refused(letters, tmp_path, capfd):
     (tmp_path / "train.jsonl").write_text('{"text": "zu", "label": ["a,b", "c"]}\n')
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
-    assert "line 1: 'a,b' in label is no label; labels are texts without config.data.label_separator, ','" in error
+    assert (
+        "line 1: 'a,b' in label is not a label; labels are nonempty texts without config.data.label_separator=','"
+        in error
+    )
 
 
 def test_paths_mean_the_same_from_any_folder_whatever_is_in_their_names(tmp_path, monkeypatch):

@@ -1,1 +1,1 @@
-"""Fine-tuning examples: files of text, words and questions to rows of tokens; NumPy alone."""
+"""Fine-tuning data: text files to tokenized examples to batches, in NumPy."""

@@ -1,4 +1,4 @@
-"""Parts of a training set: a share of it to learn from, and a share cut off to be evaluated on."""
+"""Dev sets split off the training data, and random fractions of training data."""
 
 import hashlib
 from collections import Counter
@@ -7,91 +7,101 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax.data.finetuning.examples import Examples
-from bertjax.data.finetuning.tagged import Tagged
+from bertjax.data.finetuning.tagged import TaggedText
 
 
-def held_out(contents: Sequence[bytes], share: float, seed: int) -> np.ndarray:
-    """Which of N rows a share cuts off: bool [N].
+def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
+    """Selects a fraction of N rows as a dev set, bool [N].
 
-    Rows of equal content stay together, so that nothing that is trained on is evaluated. Contents are taken in the
-    order of a hash of them and the seed until they have the share of rows: which are taken depends on the contents and
-    the seed alone, not on where they stand in a file.
+    Rows with equal content are on the same side, so that no dev row is also trained on. Contents are ordered by a keyed
+    hash of `seed` and taken until the fraction is reached, so the selection does not depend on the order of the file.
     """
     key = seed.to_bytes(8, "little")
     hashes = [hashlib.blake2b(content, key=key, digest_size=16).digest() for content in contents]
     counts = Counter(hashes)
-    taken: set[bytes] = set()
+    selected: set[bytes] = set()
     rows = 0
     for content in sorted(counts):
-        # Rounded, since 0.1 * 30 is more than 3.
-        if rows >= round(share * len(contents), 6):
+        # Rounded, because 0.1 * 30 is above 3 in floating point.
+        if rows >= round(fraction * len(contents), 6):
             break
-        taken.add(content)
+        selected.add(content)
         rows += counts[content]
-    return np.array([content in taken for content in hashes], bool)
+    return np.array([content in selected for content in hashes], bool)
 
 
-def share_of(count: int, share: float) -> np.ndarray:
-    """Which of `count` rows a share of them is, at least one: int64, in order. The same for every run: drawn with 0."""
-    if share == 1:
+def sample_fraction(count: int, fraction: float) -> np.ndarray:
+    """Samples a fraction of `count` indices, at least one, ascending int64. The random seed is always 0."""
+    if fraction == 1:
         return np.arange(count)
     order = np.random.default_rng(0).permutation(count)
-    # Rounded, since 0.29 * 100 is less than 29.
-    return np.sort(order[: max(1, int(round(share * count, 6)))])
+    # Rounded, because 0.29 * 100 is below 29 in floating point.
+    return np.sort(order[: max(1, int(round(fraction * count, 6)))])
 
 
-def subset(examples: Examples, rows: np.ndarray) -> Examples:
-    """The examples of these indices, in their order."""
-    sequences = (rows[:, None] * examples.choices + np.arange(examples.choices)).reshape(-1)
+def subset(examples: Examples, indices: np.ndarray) -> Examples:
+    """Returns the examples with the given indices, in that order."""
+    group = examples.sequences_per_example
+    sequences = (indices[:, None] * group + np.arange(group)).reshape(-1)
     lengths = np.diff(examples.offsets)[sequences]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.arange(offsets[-1]) + np.repeat(examples.offsets[sequences] - offsets[:-1], lengths)
     return Examples(
         offsets,
         {name: values[tokens] for name, values in examples.tokens.items()},
-        {name: values[rows] for name, values in examples.rows.items()},
-        examples.choices,
-        tuple(examples.lines[row] for row in rows) if examples.lines else (),
+        {name: values[indices] for name, values in examples.rows.items()},
+        group,
+        tuple(examples.lines[index] for index in indices) if examples.lines else (),
     )
 
 
-def first_texts(examples: Examples) -> list[bytes]:
-    """The tokens of each example's first text, of which pairs, and choices, may have many with other second ones."""
-    ids, first = examples.tokens["input_ids"], examples.tokens["segment_ids"] == 0
-    starts, ends = (examples.offsets[place :: examples.choices][: len(examples)] for place in (0, 1))
-    return [ids[start:end][first[start:end]].tobytes() for start, end in zip(starts, ends, strict=True)]
+def first_segments(examples: Examples) -> list[bytes]:
+    """Returns the token ids of each example's first segment, which several pairs of texts or choices may share."""
+    ids, is_first = examples.tokens["input_ids"], examples.tokens["segment_ids"] == 0
+    group = examples.sequences_per_example
+    starts, ends = (examples.offsets[index::group][: len(examples)] for index in (0, 1))
+    return [ids[start:end][is_first[start:end]].tobytes() for start, end in zip(starts, ends, strict=True)]
 
 
-def units(tagged: Tagged, documents: bool) -> list[int]:
-    """Words up to the end of each document, or, where there is one alone or sentences are wanted, of each sentence."""
+def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
+    """Returns the end (exclusive) of each unit that a split keeps whole, as word indices.
+
+    Units are documents if `documents` is set and the text has more than one, else sentences.
+    """
     return tagged.document_ends if documents and len(tagged.document_ends) > 1 else tagged.sentence_ends
 
 
-def unit_texts(tagged: Tagged, ends: Sequence[int]) -> list[bytes]:
-    """The words of each unit."""
+def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
+    """Returns the words of each unit as bytes."""
     return ["\n".join(tagged.words[start:end]).encode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def subset_of_tagged(tagged: Tagged, ends: Sequence[int], chosen: np.ndarray) -> Tagged:
-    """The sentences of the chosen units, bool [units]; documents without one are gone."""
-    kept = chosen if len(ends) == len(tagged.sentence_ends) else chosen[np.searchsorted(ends, tagged.sentence_ends)]
+def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> TaggedText:
+    """Returns the sentences of the selected units; documents without a selected sentence are dropped.
+
+    Args:
+      tagged: the text to select from.
+      ends: ends of its units, from `unit_ends`.
+      mask: selected units, bool [units].
+    """
+    by_sentence = mask if len(ends) == len(tagged.sentence_ends) else mask[np.searchsorted(ends, tagged.sentence_ends)]
     words: list[str] = []
     tags: list[str] = []
     sentence_ends: list[int] = []
     document_ends: list[int] = []
     lines: list[int] = []
-    closing = {*tagged.document_ends}
-    by_row = tagged.document_ends == tagged.sentence_ends
+    original_document_ends = {*tagged.document_ends}
+    documents_are_sentences = tagged.document_ends == tagged.sentence_ends
     start = 0
-    for index, (end, wanted) in enumerate(zip(tagged.sentence_ends, kept, strict=True)):
-        if wanted:
+    for index, (end, is_selected) in enumerate(zip(tagged.sentence_ends, by_sentence, strict=True)):
+        if is_selected:
             words += tagged.words[start:end]
             tags += tagged.tags[start:end]
             sentence_ends.append(len(words))
             lines += tagged.lines[index : index + 1]
-        if by_row:
+        if documents_are_sentences:
             document_ends = sentence_ends
-        elif end in closing and len(words) > (document_ends[-1] if document_ends else 0):
+        elif end in original_document_ends and len(words) > (document_ends[-1] if document_ends else 0):
             document_ends.append(len(words))
         start = end
-    return Tagged(words, tags, sentence_ends, document_ends, tuple(lines))
+    return TaggedText(words, tags, sentence_ends, document_ends, tuple(lines))

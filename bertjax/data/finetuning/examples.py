@@ -1,8 +1,8 @@
-"""Fine-tuning examples in memory, and batches of them by length: NumPy alone, no TensorFlow.
+"""Tokenized fine-tuning examples in memory, and padded batches of them.
 
-A batch holds examples of about one length and is padded to the next multiple of `bucket` tokens, not to the maximum.
-Which examples share a batch does not depend on the padding, so a run with `bucket=0`, which pads all to the maximum,
-computes the same thing, only slower.
+A batch holds examples of similar length and is padded to the next multiple of `bucket` tokens. The assignment of
+examples to batches does not depend on the padding, so `bucket=0`, which pads every row to `seq_len`, trains the same
+model at a lower speed.
 """
 
 import dataclasses
@@ -18,54 +18,62 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """N examples of C sequences each: C is 1, or the number of choices in a multiple-choice task.
+    """N examples of C token sequences each.
 
     Attributes:
-      offsets: int64 [N * C + 1], where each sequence starts in the flat arrays, then their length.
-      tokens: name to a flat array [tokens, ...] with an entry a token: `input_ids`, `segment_ids`, perhaps labels of
-        tokens, or what a frozen encoder gives for them.
-      rows: name to an array [N, ...] with an entry an example, such as its label.
-      choices: C.
-      lines: of the file they come from, one for each example; empty where they come from none. No model sees them.
+      offsets: start of each sequence in the flat `tokens` arrays, then their total length, int64 [N * C + 1].
+      tokens: flat arrays [tokens, ...] by name: `input_ids`, `segment_ids`, and optional `token_labels` or cached
+        encoder features.
+      rows: arrays [N, ...] by name with one entry per example, such as `labels`.
+      sequences_per_example: C, for tasks that encode several texts of an example separately, such as the choices of
+        SWAG.
+      lines: line number of each example in its file; empty if the examples come from no file.
     """
 
     offsets: np.ndarray
     tokens: dict[str, np.ndarray]
     rows: dict[str, np.ndarray]
-    choices: int = 1
+    sequences_per_example: int = 1
     lines: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return (len(self.offsets) - 1) // self.choices
+        return (len(self.offsets) - 1) // self.sequences_per_example
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [N], tokens of each example's longest sequence."""
-        return np.diff(self.offsets).reshape(-1, self.choices).max(axis=1)
+        """Number of tokens in each example's longest sequence, int64 [N]."""
+        return np.diff(self.offsets).reshape(-1, self.sequences_per_example).max(axis=1)
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything a model could see."""
+        """Returns the SHA-256 of all arrays; `lines` are not included."""
         digest = hashlib.sha256(self.offsets.tobytes())
         for name, array in sorted({**self.tokens, **self.rows}.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
 
-_FILL = padding_of((*EXAMPLE, TOKEN_LABELS))
+_PADDING_VALUES = padding_of((*EXAMPLE, TOKEN_LABELS))
 
 
-def padding(name: str) -> int:
-    """What an array of a batch holds past a sequence's end, and in rows past the last example."""
-    return _FILL.get(name, 0)
+def padding_value(name: str) -> int:
+    """Returns the value of a batch array at padding tokens and in padding rows."""
+    return _PADDING_VALUES.get(name, 0)
 
 
 def make_examples(
     sequences: Iterable[dict[str, list[int]]],
     rows: dict[str, np.ndarray],
-    choices: int = 1,
+    sequences_per_example: int = 1,
     lines: Sequence[int] = (),
 ) -> Examples:
-    """Examples of encoded sequences, each a dictionary of equally long lists with `input_ids` and `segment_ids`."""
+    """Builds `Examples` from encoded sequences.
+
+    Args:
+      sequences: one dictionary per sequence with equally long lists `input_ids`, `segment_ids` and optional others.
+      rows: arrays with one entry per example, by name.
+      sequences_per_example: number of consecutive sequences that form an example.
+      lines: line number of each example in its file.
+    """
     flat: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
     offsets = [0]
     for sequence in sequences:
@@ -73,28 +81,28 @@ def make_examples(
             flat.setdefault(name, []).extend(values)
         offsets.append(len(flat["input_ids"]))
     tokens = {name: np.array(values, np.int32) for name, values in flat.items()}
-    return Examples(np.array(offsets, np.int64), tokens, rows, choices, tuple(lines))
+    return Examples(np.array(offsets, np.int64), tokens, rows, sequences_per_example, tuple(lines))
 
 
-def joined(parts: list[Examples]) -> Examples:
-    """All examples of the parts, one part after the other."""
+def concatenate(parts: list[Examples]) -> Examples:
+    """Concatenates sets of examples; line numbers are dropped."""
     starts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
     offsets = [part.offsets[:-1] + start for part, start in zip(parts, starts, strict=False)]
     return Examples(
         np.concatenate([*offsets, starts[-1:]]),
         {name: np.concatenate([part.tokens[name] for part in parts]) for name in parts[0].tokens},
         {name: np.concatenate([part.rows[name] for part in parts]) for name in parts[0].rows},
-        parts[0].choices,
+        parts[0].sequences_per_example,
     )
 
 
 def encode_pair(
     first: list[int], second: list[int] | None, seq_len: int, cls_id: int, sep_id: int
 ) -> dict[str, list[int]]:
-    """[CLS] first [SEP], or [CLS] first [SEP] second [SEP], cut to `seq_len`.
+    """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
-    Of a pair that is too long, the longer text loses its last token, again and again (`_truncate_seq_pair` of
-    google-research/bert `run_classifier.py`).
+    Inputs are truncated to `seq_len` tokens. A pair loses tokens of its longer text, as in `_truncate_seq_pair` of
+    google-research/bert `run_classifier.py`.
     """
     if second is None:
         ids = [cls_id, *first[: seq_len - 2], sep_id]
@@ -105,23 +113,42 @@ def encode_pair(
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
-    """Lengths after cutting tokens off the longer text, the second where they are equal, down to `total`."""
-    cut = max(0, a + b - total)
-    level = min(cut, abs(a - b))
-    a, b = (a - level, b) if a > b else (a, b - level)
-    rest = cut - level
+    """Returns the lengths of two texts truncated to `total` tokens: the longer loses tokens, at a tie the second."""
+    excess = max(0, a + b - total)
+    leveling = min(excess, abs(a - b))
+    a, b = (a - leveling, b) if a > b else (a, b - leveling)
+    rest = excess - leveling
     return a - rest // 2, b - (rest - rest // 2)
+
+
+def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bonus: float = 0.0) -> np.ndarray:
+    """Returns, for each of `count` positions, the index of the window with the most context around it, int64 [count].
+
+    The context of a position is its distance to the nearer end of the window. The first window wins a tie.
+
+    Args:
+      windows: start and end (exclusive) of each window; together they cover all positions.
+      length_bonus: context added per position of the window; 0.01 in `_check_is_max_context` of google-research/bert
+        `run_squad.py`.
+    """
+    best_context, best_window = np.full(count, -np.inf), np.zeros(count, np.int64)
+    for index, (start, end) in enumerate(windows):
+        positions = np.arange(start, end)
+        context = np.minimum(positions - start, end - 1 - positions) + length_bonus * (end - start)
+        better = context > best_context[start:end]
+        best_window[positions[better]], best_context[positions[better]] = index, context[better]
+    return best_window
 
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """How examples become batches.
+    """Batch size and padding.
 
     Attributes:
-      batch_size: examples of the global batch.
-      bucket: rows are padded to a multiple of this; 0 pads to `seq_len`.
-      seq_len: the maximum.
-      examples_per_row: that may share a row at most; divides `batch_size`.
+      batch_size: examples per global batch.
+      bucket: rows are padded to a multiple of this many tokens; 0 pads to `seq_len`.
+      seq_len: maximum tokens per row.
+      examples_per_row: maximum number of examples packed into a row; must divide `batch_size`.
     """
 
     batch_size: int
@@ -133,75 +160,86 @@ class Batching:
         if self.batch_size < 1:
             raise UsageError(f"data.batch_size is {self.batch_size}; it must be at least 1")
         if self.bucket < 0:
-            raise UsageError(f"data.bucket is {self.bucket}; it must be 0 (none) or more")
+            raise UsageError(f"data.bucket is {self.bucket}; it must be 0 (pad to data.seq_len) or more")
         if self.seq_len < 8:
-            raise UsageError(f"data.seq_len is {self.seq_len}; a row needs at least 8 tokens")
+            raise UsageError(f"data.seq_len is {self.seq_len}; it must be at least 8")
         if self.examples_per_row < 1 or self.batch_size % self.examples_per_row:
             raise UsageError(
                 f"data.examples_per_row is {self.examples_per_row}; it must divide data.batch_size={self.batch_size}"
             )
 
-    def padded(self, length: int) -> int:
-        """Tokens of a row of a batch whose longest example has `length`."""
+    def padded_length(self, length: int) -> int:
+        """Returns the tokens per row of a batch whose longest row has `length` tokens."""
         if not self.bucket:
             return self.seq_len
         return min(self.seq_len, max(1, -(-length // self.bucket)) * self.bucket)
 
 
-def eval_batches(examples: Examples, batching: Batching, share: DataShard) -> Iterator[dict[str, np.ndarray]]:
-    """Every example once, shortest first; `example` says which one a row is, -1 is padding."""
+def eval_batches(examples: Examples, batching: Batching, shard: DataShard) -> Iterator[dict[str, np.ndarray]]:
+    """Yields one process's rows of batches that contain every example once, shortest first."""
     order = np.argsort(examples.lengths, kind="stable")
     for start in range(0, len(order), batching.batch_size):
-        chosen = order[start : start + batching.batch_size]
-        length = batching.padded(int(examples.lengths[chosen].max()))
-        yield assemble(examples, chosen, length, batching.batch_size, share)
+        indices = order[start : start + batching.batch_size]
+        length = batching.padded_length(int(examples.lengths[indices].max()))
+        yield make_batch(examples, indices, length, batching.batch_size, shard)
 
 
-def assemble(
-    examples: Examples, chosen: np.ndarray, length: int, batch_size: int, share: DataShard
+def make_batch(
+    examples: Examples, indices: np.ndarray, length: int, batch_size: int, shard: DataShard
 ) -> dict[str, np.ndarray]:
-    """The share's rows of a batch of the chosen examples, padded to `length` tokens and `batch_size` rows.
+    """Builds one process's rows of a batch, padded to `length` tokens and `batch_size` global rows.
+
+    Args:
+      examples: all examples.
+      indices: examples of the global batch, at most `batch_size`.
+      length: tokens per sequence; longer sequences are truncated.
+      batch_size: rows of the global batch.
+      shard: rows of the global batch that this process builds.
 
     Returns:
-      int32 `input_mask` and one array for each of the examples' flat ones, [B, L, ...], or [B, C, L, ...] with several
-      choices;
-      one array [B, ...] for each of the examples' rows; `example` int32 [B]; `weights` float32 [B], 0 for padding.
+      `input_mask` int32 and each array of `examples.tokens`: [B, L, ...], or [B, C, L, ...] for C > 1 sequences per
+      example. Each array of `examples.rows`: [B, ...]. `example` int32 [B]: index of the example, -1 in padding rows.
+      `weights` float32 [B]: 1, or 0 in padding rows.
     """
-    wanted = share.rows(batch_size)
-    rows, mine = len(wanted), chosen[wanted[wanted < len(chosen)]]
-    choices = examples.choices
-    sequences = (mine[:, None] * choices + np.arange(choices)).reshape(-1)
+    shard_rows = shard.rows(batch_size)
+    rows, shard_indices = len(shard_rows), indices[shard_rows[shard_rows < len(indices)]]
+    group = examples.sequences_per_example
+    sequences = (shard_indices[:, None] * group + np.arange(group)).reshape(-1)
     starts = examples.offsets[sequences]
     lengths = np.minimum(examples.offsets[sequences + 1] - starts, length)
     columns = np.arange(length)
-    inside = columns < lengths[:, None]  # [B * C, L]
-    positions = np.where(inside, starts[:, None] + columns, 0)
-    shape = (rows, choices, length) if choices > 1 else (rows, length)
+    mask = columns < lengths[:, None]  # [B * C, L]
+    positions = np.where(mask, starts[:, None] + columns, 0)
+    shape = (rows, group, length) if group > 1 else (rows, length)
 
-    def padded(values: np.ndarray, count: int, fill: int = 0) -> np.ndarray:
-        return np.concatenate([values, np.full((count - len(values), *values.shape[1:]), fill, values.dtype)])
+    def pad_rows(values: np.ndarray, count: int, value: int = 0) -> np.ndarray:
+        return np.concatenate([values, np.full((count - len(values), *values.shape[1:]), value, values.dtype)])
 
-    batch = {"input_mask": padded(inside.astype(np.int32), rows * choices).reshape(shape)}
+    batch = {"input_mask": pad_rows(mask.astype(np.int32), rows * group).reshape(shape)}
     for name, flat in examples.tokens.items():
-        fill, inner = padding(name), flat.shape[1:]
-        values = np.where(inside.reshape(*inside.shape, *(1 for _ in inner)), flat[positions], fill)
-        batch[name] = padded(values.astype(flat.dtype), rows * choices, fill).reshape(*shape, *inner)
+        value, inner = padding_value(name), flat.shape[1:]
+        padded = np.where(mask.reshape(*mask.shape, *(1 for _ in inner)), flat[positions], value)
+        batch[name] = pad_rows(padded.astype(flat.dtype), rows * group, value).reshape(*shape, *inner)
     for name, values in examples.rows.items():
-        batch[name] = padded(values[mine], rows)
-    batch["example"] = padded(mine.astype(np.int32), rows, padding("example"))
-    batch["weights"] = padded(np.ones(len(mine), np.float32), rows)
+        batch[name] = pad_rows(values[shard_indices], rows)
+    batch["example"] = pad_rows(shard_indices.astype(np.int32), rows, padding_value("example"))
+    batch["weights"] = pad_rows(np.ones(len(shard_indices), np.float32), rows)
     return batch
 
 
-def in_input_order(outputs: list[dict[str, np.ndarray]], examples: int) -> dict[str, list[np.ndarray]]:
-    """What batches of `eval_batches` gave, by name, an array for each example, padding rows dropped.
+def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str, list[np.ndarray]]:
+    """Reorders per-batch outputs of `eval_batches` to the order of the examples and drops padding rows.
 
-    Raises:
-      AssertionError: an example was evaluated twice or not at all.
+    Args:
+      outputs: arrays [B, ...] by name for each batch; `example` has the index of each row's example.
+      count: number of examples.
+
+    Returns:
+      One array per example for each name except `example`.
     """
     names = [name for name in outputs[0] if name != "example"] if outputs else []
-    ordered: dict[str, list] = {name: [None] * examples for name in names}
-    seen = np.zeros(examples, np.int64)
+    ordered: dict[str, list] = {name: [None] * count for name in names}
+    seen = np.zeros(count, np.int64)
     for output in outputs:
         for row, example in enumerate(output["example"]):
             if example >= 0:

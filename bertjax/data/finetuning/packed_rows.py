@@ -1,25 +1,27 @@
-"""Several short examples side by side in one training row: which, and what the batch then holds; NumPy alone."""
+"""Packing of several short examples into one training row."""
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import Batching, Examples, padding
+from bertjax.data.finetuning.examples import Batching, Examples, padding_value
 from bertjax.data.shard import DataShard
 
-NOBODY = -1
+# Index in slots without an example; must be -1, as it also indexes the last element of a list.
+NO_EXAMPLE = -1
 
 
-def arranged(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
-    """Puts the examples of a batch into as few positions as go.
+def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
+    """Packs the examples of a batch into rows, with as few positions as possible.
 
-    All rows have room for as many examples as the others, so that their number is known beforehand and splits over
-    devices: the longest are dealt out first, forth and back, and each row is padded as the fullest is.
+    All rows have the same number of slots, so that the number of rows is fixed and divides over devices. Examples are
+    dealt to rows longest first, in alternating direction, and all rows are padded to the length of the fullest. Of the
+    numbers of slots that divide the batch, the one with the fewest positions is chosen.
 
     Args:
-      lengths: int64 [n], tokens of the batch's examples.
-      batching: of a batch; at most `examples_per_row` share a row, and one that is longer than `seq_len` none.
+      lengths: tokens of each example, int64 [n].
+      batching: batch size and limits. An example longer than `seq_len` is never packed with others.
 
     Returns:
-      int64 [rows, K], places in `lengths`, NOBODY where a row has fewer; and the tokens of a row.
+      Index into `lengths` for each slot, int64 [rows, K], `NO_EXAMPLE` in unused slots; and the tokens per row.
     """
     best = None
     order = np.argsort(-lengths, kind="stable")
@@ -27,56 +29,56 @@ def arranged(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
         if batching.examples_per_row % count:
             continue
         rows = batching.batch_size // count
-        places = np.full(rows * count, NOBODY)
-        places[: len(order)] = order
-        dealt = places.reshape(count, rows)
+        slots = np.full(rows * count, NO_EXAMPLE)
+        slots[: len(order)] = order
+        dealt = slots.reshape(count, rows)
         dealt[1::2] = dealt[1::2, ::-1]
-        totals = np.where(dealt == NOBODY, 0, lengths[dealt]).sum(axis=0)
-        tokens = batching.padded(int(totals.max()))
+        totals = np.where(dealt == NO_EXAMPLE, 0, lengths[dealt]).sum(axis=0)
+        length = batching.padded_length(int(totals.max()))
         if count > 1 and totals.max() > batching.seq_len:
             continue
-        if best is None or rows * tokens < best[0].shape[0] * best[1]:
-            best = np.ascontiguousarray(dealt.T), tokens
+        if best is None or rows * length < best[0].shape[0] * best[1]:
+            best = np.ascontiguousarray(dealt.T), length
     return best
 
 
-def assemble_shared(examples: Examples, chosen: np.ndarray, length: int, share: DataShard) -> dict[str, np.ndarray]:
-    """The share's rows of a batch whose rows hold several examples.
+def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shard: DataShard) -> dict[str, np.ndarray]:
+    """Builds one process's rows of a batch with several examples per row.
 
     Args:
-      examples: of one sequence each.
-      chosen: int64 [rows, K], the examples of each row, NOBODY where there are fewer.
-      length: tokens of a row.
-      share: of one process.
+      examples: all examples, with one sequence each.
+      indices: examples of each row of the global batch, int64 [rows, K], `NO_EXAMPLE` in unused slots.
+      length: tokens per row.
+      shard: rows of the global batch that this process builds.
 
     Returns:
-      int32 [B, L] `sequence_ids`, 1 to K and 0 for padding, `position_ids`, and one array for each of the examples'
-      flat ones; one array [B, K, ...] for each of the examples' rows; `example` int32 and `weights` float32 [B, K], 0
-      where there is none. Examples whose tokens have labels have `weights` [B] instead.
+      `sequence_ids` int32 [B, L]: 1 to K for tokens of the row's examples, 0 for padding. `position_ids` int32 [B, L].
+      Each array of `examples.tokens`: [B, L, ...]. Each array of `examples.rows`: [B, K, ...]. `example` int32 [B, K],
+      -1 in unused slots. `weights` float32 [B, K], 0 in unused slots; [B] if the examples have `token_labels`.
     """
-    chosen = chosen[share.rows(len(chosen))]
-    rows, most = chosen.shape
-    there = chosen != NOBODY
-    starts = np.where(there, examples.offsets[chosen], 0)
-    lengths = np.where(there, examples.offsets[chosen + 1] - starts, 0)
-    if most == 1:
-        # What is longer than a row is cut; where several share it, all of them fit.
+    indices = indices[shard.rows(len(indices))]
+    rows, slots = indices.shape
+    used = indices != NO_EXAMPLE
+    starts = np.where(used, examples.offsets[indices], 0)
+    lengths = np.where(used, examples.offsets[indices + 1] - starts, 0)
+    if slots == 1:
+        # Only rows with a single slot can hold an example that is longer than the row.
         lengths = np.minimum(lengths, length)
-    firsts = np.cumsum(lengths, axis=1) - lengths
+    row_starts = np.cumsum(lengths, axis=1) - lengths
     columns = np.arange(length)
     sequence_ids, position_ids, source = (np.zeros((rows, length), np.int64) for _ in range(3))
-    for place in range(most):
-        first = firsts[:, place, None]
-        inside = (columns >= first) & (columns < first + lengths[:, place, None])
-        sequence_ids[inside] = place + 1
-        position_ids = np.where(inside, columns - first, position_ids)
-        source = np.where(inside, starts[:, place, None] + columns - first, source)
+    for slot in range(slots):
+        row_start = row_starts[:, slot, None]
+        mask = (columns >= row_start) & (columns < row_start + lengths[:, slot, None])
+        sequence_ids[mask] = slot + 1
+        position_ids = np.where(mask, columns - row_start, position_ids)
+        source = np.where(mask, starts[:, slot, None] + columns - row_start, source)
     batch = {"sequence_ids": sequence_ids.astype(np.int32), "position_ids": position_ids.astype(np.int32)}
     for name, flat in examples.tokens.items():
-        batch[name] = np.where(sequence_ids > 0, flat[source], padding(name)).astype(flat.dtype)
+        batch[name] = np.where(sequence_ids > 0, flat[source], padding_value(name)).astype(flat.dtype)
     for name, values in examples.rows.items():
-        inner = there.reshape(*there.shape, *(1 for _ in values.shape[1:]))
-        batch[name] = np.where(inner, values[chosen], 0).astype(values.dtype)
-    batch["example"] = np.where(there, chosen, padding("example")).astype(np.int32)
-    batch["weights"] = (there.any(axis=1) if "token_labels" in batch else there).astype(np.float32)
+        slot_mask = used.reshape(*used.shape, *(1 for _ in values.shape[1:]))
+        batch[name] = np.where(slot_mask, values[indices], 0).astype(values.dtype)
+    batch["example"] = np.where(used, indices, padding_value("example")).astype(np.int32)
+    batch["weights"] = (used.any(axis=1) if "token_labels" in batch else used).astype(np.float32)
     return batch

@@ -1,7 +1,7 @@
-"""Questions on passages, cut into overlapping windows, and the characters each token covers (SQuAD's form).
+"""SQuAD questions and their tokenization into overlapping windows.
 
-A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage longer than a window is read in several, each
-starting `doc_stride` tokens after the one before (google-research/bert `run_squad.py`).
+A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit one window is split into
+several; each starts `doc_stride` tokens after the previous one, as in google-research/bert `run_squad.py`.
 """
 
 import dataclasses
@@ -15,27 +15,26 @@ import numpy as np
 
 from bertjax.data.corpus.offsets import encode_with_offsets
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.context import most_context
-from bertjax.data.finetuning.examples import Examples, make_examples
-from bertjax.data.finetuning.tables import ReadStats, whole_characters
+from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
+from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 from bertjax.utils.terminal import progress_bar
 
-# Context that a token gets for each token of its window (`_check_is_max_context` of `run_squad.py`).
+# Bonus per token of a window in `_check_is_max_context` of `run_squad.py`.
 _LENGTH_BONUS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question.
+    """A question about a passage.
 
     Attributes:
-      id: of the data set.
+      id: unique id from the dataset.
       text: the question.
-      context: the passage that may hold its answer.
-      answers: texts people gave; none where the question has no answer, or the file tells none.
-      answer_start: first character of the first answer in the context, -1 where there is none.
+      context: the passage.
+      answers: reference answers; empty for unanswerable questions and unlabeled files.
+      answer_start: character offset of the first answer in `context`, -1 if there are no answers.
     """
 
     id: str
@@ -50,85 +49,84 @@ class Windows:
     """The windows of all questions.
 
     Attributes:
-      examples: one window each, with `start_positions` and `end_positions`, int32 tokens of the row, 0 and 0 ([CLS])
-        where the window does not hold the answer.
-      question: int64 [windows], which question a window belongs to.
-      first_token: int64 [windows], row position of the passage's first token in the window.
-      spans: for each window, int64 [tokens, 2], first character and the one after the last, of its passage tokens.
-      is_best: for each window, bool [tokens]: no other window has more context around the token.
+      examples: one example per window, with `start_positions` and `end_positions`, the token positions of the answer,
+        int32 [windows]; both are 0, the position of [CLS], if the window does not contain the answer.
+      question_index: index of each window's question, int64 [windows].
+      passage_start: position of the first passage token in each window, int64 [windows].
+      char_spans: for each window, start and end (exclusive) characters of its passage tokens, int64 [tokens, 2].
+      is_max_context: for each window, whether no other window has more context around the token, bool [tokens].
     """
 
     examples: Examples
-    question: np.ndarray
-    first_token: np.ndarray
-    spans: list[np.ndarray]
-    is_best: list[np.ndarray]
+    question_index: np.ndarray
+    passage_start: np.ndarray
+    char_spans: list[np.ndarray]
+    is_max_context: list[np.ndarray]
 
 
-def read_questions(path: Path, reading: ReadStats, training: bool, answered: bool = False) -> list[Question]:
-    """The questions of a SQuAD file, 1.1 or 2.0.
+def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable: bool = False) -> list[Question]:
+    """Reads a SQuAD file, version 1.1 or 2.0.
 
     Args:
-      path: `.json`, or `.json.xz`.
-      reading: counts questions; for training, those whose answer is not in its context are skipped.
-      training: an answer's place is needed.
-      answered: every question has an answer, as in SQuAD 1.1; one without is skipped for training, else noted.
+      path: a `.json` or `.json.xz` file.
+      stats: questions are counted.
+      training: skip questions whose answer is not at its offset in the context.
+      all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without one are skipped for
+        training and noted otherwise.
 
     Raises:
-      UsageError: the file is missing, is not of SQuAD's form, or has an id twice.
+      UsageError: the file is missing or malformed, has an id twice, or has no usable questions.
     """
     try:
         with open_regular(path) as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
             content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
         questions = [
-            _question(qa, paragraph["context"], f"article {i}, paragraph {j}")
+            _parse_question(entry, paragraph["context"], f"article {i}, paragraph {j}")
             for i, article in enumerate(content["data"], 1)
             for j, paragraph in enumerate(article["paragraphs"], 1)
-            for qa in paragraph["qas"]
+            for entry in paragraph["qas"]
         ]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
-        raise UsageError(f"{path} is not of SQuAD's form ({type(error).__name__}: {error})") from error
-    reading.read += len(questions)
+        raise UsageError(f"{path} is not in SQuAD's format ({type(error).__name__}: {error})") from error
+    stats.read += len(questions)
     ids = Counter(question.id for question in questions)
-    twice = next((name for name, count in ids.items() if count > 1), None)
-    if twice is not None:
-        raise UsageError(
-            f"{path} has {ids[twice]} questions with the id {quoted(twice)}; predictions are told apart by it"
-        )
-    kept = []
+    duplicate = next((id_ for id_, count in ids.items() if count > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"{path} has {ids[duplicate]} questions with the id {quoted(duplicate)}; ids must be unique")
+    usable = []
     for question in questions:
-        if not question.answers and answered:
-            place = f"question {question.id}"
+        place = f"question {question.id}"
+        if not question.answers and all_answerable:
             if training:
-                reading.skip("without an answer (give version=2.0 to learn from them)", place)
+                stats.skip("without an answer (version=2.0 trains on them)", place)
                 continue
-            reading.note("without an answer, which 1.1 scores 0", place)
-        if training and question.answers and not _is_there(question):
-            reading.skip("whose answer is not in its context", f"question {question.id}")
+            stats.note("without an answer, scored 0 by version 1.1", place)
+        if training and question.answers and not _has_answer_at_offset(question):
+            stats.skip("whose answer is not in its context", place)
             continue
         if not question.text.strip():
-            reading.note("with an empty question", f"question {question.id}")
-        kept.append(question)
-    reading.used += len(kept)
-    if not kept:
-        why = f": {', '.join(reading.skipped)}" if reading.skipped else ""
-        raise UsageError(f"{path} has no questions that can be used{why}")
-    return kept
+            stats.note("with an empty question", place)
+        usable.append(question)
+    stats.used += len(usable)
+    if not usable:
+        reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
+        raise UsageError(f"{path} has no usable questions{reasons}")
+    return usable
 
 
-def _question(qa: dict[str, Any], context: Any, place: str) -> Question:
-    if not isinstance(context, str) or not isinstance(qa["question"], str):
-        raise TypeError(f"in {place} a question or its context is no text")
-    answers = () if qa.get("is_impossible") else tuple(answer["text"] for answer in qa.get("answers", ()))
-    start = int(qa["answers"][0]["answer_start"]) if answers else -1
-    # Each half of a broken character is one replacement, so that places stay what they are.
-    texts = (whole_characters(text) for text in (str(qa["id"]), qa["question"], context))
-    return Question(*texts, tuple(whole_characters(answer) for answer in answers), start)
+def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question:
+    if not isinstance(context, str) or not isinstance(entry["question"], str):
+        raise TypeError(f"a question or context in {place} is not a string")
+    answers = () if entry.get("is_impossible") else tuple(answer["text"] for answer in entry.get("answers", ()))
+    start = int(entry["answers"][0]["answer_start"]) if answers else -1
+    # One replacement character per surrogate, so that character offsets stay valid.
+    texts = (replace_surrogates(text) for text in (str(entry["id"]), entry["question"], context))
+    return Question(*texts, tuple(replace_surrogates(answer) for answer in answers), start)
 
 
-def _is_there(question: Question) -> bool:
+def _has_answer_at_offset(question: Question) -> bool:
     start, answer = question.answer_start, question.answers[0]
     return bool(answer.strip()) and start >= 0 and question.context[start : start + len(answer)] == answer
 
@@ -136,69 +134,78 @@ def _is_there(question: Question) -> bool:
 def make_windows(
     questions: list[Question],
     tokenizer: Tokenizer,
-    reading: ReadStats,
+    stats: ReadStats,
     *,
     seq_len: int,
     doc_stride: int,
     max_query_len: int,
 ) -> Windows:
-    """Tokenises questions and passages, and cuts the windows.
+    """Tokenizes questions and passages and splits them into windows.
 
     Args:
-      reading: gains notes of questions that are cut to `max_query_len` tokens.
+      questions: the questions.
+      tokenizer: the model's tokenizer.
+      stats: questions truncated to `max_query_len` are noted.
+      seq_len: maximum tokens per window.
+      doc_stride: passage tokens between the starts of consecutive windows.
+      max_query_len: maximum tokens of a question.
     """
     vocabulary = tokenizer.vocabulary
     passages: dict[str, tuple[list[int], np.ndarray]] = {}
-    rows, owner, first, spans, is_best = [], [], [], [], []
-    starts, ends = [], []
+    sequences, question_index, passage_start, char_spans, is_max_context = [], [], [], [], []
+    start_positions, end_positions = [], []
     with progress_bar("questions", len(questions), " questions", after_seconds=3) as bar:
         for index, question in enumerate(questions):
             bar.update()
             query = tokenizer.encode(question.text)
             if len(query) > max_query_len:
-                reading.note(f"cut to {max_query_len} tokens of the question", f"question {question.id}")
+                stats.note(f"with the question truncated to {max_query_len} tokens", f"question {question.id}")
                 query = query[:max_query_len]
             if question.context not in passages:
                 passages[question.context] = encode_with_offsets(tokenizer, question.context)
-            ids, characters = passages[question.context]
-            answer = _answer_tokens(question, characters)
-            parts = _parts(len(ids), seq_len - len(query) - 3, doc_stride)
-            best = most_context(parts, len(ids), _LENGTH_BONUS)
+            ids, spans = passages[question.context]
+            answer = _answer_tokens(question, spans)
+            windows = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)
+            best_window = max_context_window(windows, len(ids), _LENGTH_BONUS)
             head = [vocabulary.cls_id, *query, vocabulary.sep_id]
-            for part, (begin, end) in enumerate(parts):
+            for window, (begin, end) in enumerate(windows):
                 passage = [*ids[begin:end], vocabulary.sep_id]
-                rows.append(
+                sequences.append(
                     {
                         "input_ids": [*head, *passage],
                         "segment_ids": [0] * len(head) + [1] * len(passage),
                     }
                 )
-                owner.append(index)
-                first.append(len(head))
-                spans.append(characters[begin:end])
-                is_best.append(best[begin:end] == part)
-                inside = answer and begin <= answer[0] and answer[1] < end
-                starts.append(answer[0] - begin + len(head) if inside else 0)
-                ends.append(answer[1] - begin + len(head) if inside else 0)
-    positions = {"start_positions": np.array(starts, np.int32), "end_positions": np.array(ends, np.int32)}
-    return Windows(make_examples(rows, positions), np.array(owner), np.array(first), spans, is_best)
+                question_index.append(index)
+                passage_start.append(len(head))
+                char_spans.append(spans[begin:end])
+                is_max_context.append(best_window[begin:end] == window)
+                has_answer = answer and begin <= answer[0] and answer[1] < end
+                start_positions.append(answer[0] - begin + len(head) if has_answer else 0)
+                end_positions.append(answer[1] - begin + len(head) if has_answer else 0)
+    positions = {
+        "start_positions": np.array(start_positions, np.int32),
+        "end_positions": np.array(end_positions, np.int32),
+    }
+    examples = make_examples(sequences, positions)
+    return Windows(examples, np.array(question_index), np.array(passage_start), char_spans, is_max_context)
 
 
-def _answer_tokens(question: Question, characters: np.ndarray) -> tuple[int, int] | None:
-    """First and last passage token of the first answer: all that share a character with it."""
-    if not question.answers or not len(characters):
+def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
+    """First and last passage token that share a character with the first answer."""
+    if not question.answers or not len(spans):
         return None
     start, end = question.answer_start, question.answer_start + len(question.answers[0])
-    touched = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < end))
-    return (int(touched[0]), int(touched[-1])) if touched.size else None
+    overlapping = np.flatnonzero((spans[:, 1] > start) & (spans[:, 0] < end))
+    return (int(overlapping[0]), int(overlapping[-1])) if overlapping.size else None
 
 
-def _parts(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    parts = []
+def _stride_windows(tokens: int, max_tokens: int, stride: int) -> list[tuple[int, int]]:
+    windows = []
     begin = 0
     while True:
-        end = min(tokens, begin + room)
-        parts.append((begin, end))
+        end = min(tokens, begin + max_tokens)
+        windows.append((begin, end))
         if end == tokens:
-            return parts
+            return windows
         begin += min(end - begin, stride)

@@ -1,4 +1,4 @@
-"""Rows of TSV, CSV and JSON Lines files, every one of them accounted for."""
+"""Readers of TSV, CSV and JSON Lines files that count every skipped or irregular row."""
 
 import csv
 import dataclasses
@@ -21,13 +21,15 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """What became of the rows of one file.
+    """Row counts of one file.
 
     Attributes:
-      file: its path.
-      read, used: rows.
-      columns: which of the file's are read and which are not, where it has any.
-      skipped, noted: reason to how many rows, and where the first one is; skipped rows are not used, noted ones are.
+      file: path of the file.
+      read: number of rows in the file.
+      used: number of rows that became examples.
+      columns: columns that are read and columns that are ignored, as text.
+      skipped: rows left out: reason -> `rows`, their number, and `first`, the place of the first one.
+      noted: rows used despite an irregularity, in the same form.
     """
 
     file: str
@@ -38,34 +40,34 @@ class ReadStats:
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
-        """Counts a row that is left out; `place` is its line, or the id it has."""
+        """Counts a row that is left out; `place` is its line number or id."""
         _count(self.skipped, reason, place)
 
     def note(self, reason: str, place: int | str) -> None:
-        """Counts a row that is taken all the same."""
+        """Counts a row that is used despite an irregularity."""
         _count(self.noted, reason, place)
 
     def summary(self) -> str:
-        """One line for a person."""
+        """Formats the counts as one line."""
         parts = [f"{self.file}: {self.read:,} rows read, {self.used:,} used", *filter(None, [self.columns])]
-        for verb, found in (("skipped ", self.skipped), ("", self.noted)):
-            parts += [f"{entry['rows']:,} {verb}{reason} (first: {entry['first']})" for reason, entry in found.items()]
+        for verb, counts in (("skipped ", self.skipped), ("", self.noted)):
+            parts += [f"{entry['rows']:,} {verb}{reason} (first: {entry['first']})" for reason, entry in counts.items()]
         return ", ".join(parts)
 
 
-def _count(found: dict[str, dict[str, Any]], reason: str, place: int | str) -> None:
+def _count(counts: dict[str, dict[str, Any]], reason: str, place: int | str) -> None:
     first = f"line {place}" if isinstance(place, int) else place
-    found.setdefault(reason, {"rows": 0, "first": first})["rows"] += 1
+    counts.setdefault(reason, {"rows": 0, "first": first})["rows"] += 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row of a file.
+    """A row of a table.
 
     Attributes:
-      line: that it starts at, from 1.
-      fields: by column name; a list only where JSON has one.
-      is_short: a wanted column is missing, and "" stands for it.
+      line: line number at which the row starts, from 1.
+      fields: values by column name; strings, or lists from JSON Lines.
+      is_short: whether a required column is missing in this row and replaced by "".
     """
 
     line: int
@@ -76,31 +78,29 @@ class Row:
 def read_table(
     path: str | Path,
     columns: Sequence[str],
-    reading: ReadStats,
+    stats: ReadStats,
     *,
     optional: Sequence[str] = (),
-    form: str = "tsv",
+    file_format: str = "tsv",
     header: bool | Sequence[str] = True,
     keep_short: bool = False,
 ) -> Iterator[Row]:
-    """The rows of a file that have all wanted columns; `reading` tells of those that have not.
+    """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
 
-    UTF-8; a byte-order mark and Windows line ends are taken off. In TSV a quote is literal text, as in GLUE's files; in
-    CSV it quotes.
+    Quotes are literal in TSV, as in GLUE's files, and quote fields in CSV.
 
     Args:
       path: the file.
-      columns: that must be there.
-      reading: counts `read` and `skipped`; `used` is the caller's.
-      optional: columns that are read where they are there.
-      form: `tsv`, `csv` or `jsonl`.
-      header: True if the first line names the columns, else their names.
-      keep_short: whether a row that lacks a wanted column is kept with an empty one, as predictions need, which are
-        told apart by their number; else it is skipped. Either is counted.
+      columns: required columns.
+      stats: `read`, `skipped` and `noted` are updated; `used` is left to the caller.
+      optional: columns that are read if the file has them.
+      file_format: `tsv`, `csv` or `jsonl`.
+      header: True if the first line has the column names, else the names.
+      keep_short: keep rows that lack a required column and fill it with "", so that predictions stay aligned with the
+        rows of the file (default: skip them). Both cases are counted.
 
     Raises:
-      UsageError: the file or a column is missing, the file is empty or UTF-16, a line is not JSON, or a quote never
-        closes; with file and line.
+      UsageError: the file or a column is missing, or the file is empty or malformed. The message has file and line.
     """
     path = Path(path)
     try:
@@ -111,30 +111,29 @@ def read_table(
     text = with_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty")
-    if form == "jsonl":
+    if file_format == "jsonl":
         rows = _json_rows(path, text, columns, optional)
     else:
-        split = _tsv_rows(text) if form == "tsv" else _csv_rows(path, text)
-        rows = _split_rows(path, split, columns, optional, header, reading)
+        split_rows = _tsv_rows(text) if file_format == "tsv" else _csv_rows(path, text)
+        rows = _select_columns(path, split_rows, columns, optional, header, stats)
     for line, fields in rows:
-        reading.read += 1
+        stats.read += 1
         is_short = None in fields.values()
         if is_short:
             if not keep_short:
-                reading.skip(_SHORT, line)
+                stats.skip(_SHORT, line)
                 continue
-            reading.note(_SHORT, line)
-        cleaned = {name: _clean(field or "", reading, line) for name, field in fields.items()}
-        yield Row(line, cleaned, is_short)
+            stats.note(_SHORT, line)
+        yield Row(line, {name: _clean(field or "", stats, line) for name, field in fields.items()}, is_short)
 
 
-def _split_rows(
+def _select_columns(
     path: Path,
     rows: Iterator[tuple[int, list[str]]],
     columns: Sequence[str],
     optional: Sequence[str],
     header: bool | Sequence[str],
-    reading: ReadStats,
+    stats: ReadStats,
 ) -> Iterator[tuple[int, dict[str, str | None]]]:
     if header is True:
         _, names = next(rows)
@@ -143,21 +142,21 @@ def _split_rows(
     missing = [column for column in columns if column not in names]
     if missing:
         raise UsageError(f"{path} has no column {missing[0]!r}; its columns are {listed(names) or '(none)'}")
-    twice = [column for column in columns if names.count(column) > 1]
-    if twice:
-        raise UsageError(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; give them names of their own")
-    wanted = [*columns, *(name for name in optional if name in names)]
-    unread = [name for name in names if name not in wanted]
-    reading.columns = f"columns {', '.join(wanted)}" + (f" (not read: {listed(unread)})" if unread else "")
-    indices = {name: names.index(name) for name in wanted}
+    duplicates = [column for column in columns if names.count(column) > 1]
+    if duplicates:
+        raise UsageError(f"{path} has {names.count(duplicates[0])} columns {duplicates[0]!r}; rename all but one")
+    selected = [*columns, *(name for name in optional if name in names)]
+    ignored = [name for name in names if name not in selected]
+    stats.columns = f"columns {', '.join(selected)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    indices = {name: names.index(name) for name in selected}
     for line, fields in rows:
         if len(fields) > len(names):
-            reading.note(_LONG, line)
+            stats.note(_LONG, line)
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}
 
 
 def _lines(text: str) -> list[str]:
-    """The lines, but for blank ones at the end."""
+    """Splits text into lines without blank lines at the end."""
     return text.rstrip("\r\n").split("\n")
 
 
@@ -175,8 +174,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            what = "a quote opens here and never closes" if "unexpected end" in str(error) else str(error)
-            raise UsageError(f"{path} line {line}: {what}") from error
+            reason = "the quote opened here is never closed" if "unexpected end" in str(error) else str(error)
+            raise UsageError(f"{path} line {line}: {reason}") from error
         yield line, fields or [""]
         line = reader.line_num + 1
 
@@ -191,41 +190,41 @@ def _json_rows(
             raise UsageError(f"{path} line {line} is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise UsageError(f"{path} line {line} is not a JSON object")
-        wanted = [*columns, *(name for name in optional if name in fields)]
-        nested = [column for column in wanted if isinstance(fields.get(column), dict)]
+        selected = [*columns, *(name for name in optional if name in fields)]
+        nested = [column for column in selected if isinstance(fields.get(column), dict)]
         if nested:
-            raise UsageError(f"{path} line {line}: {nested[0]} is an object, not a text or a list of words")
-        yield line, {column: _text(fields.get(column)) for column in wanted}
+            raise UsageError(f"{path} line {line}: {nested[0]} is an object; it must be a text or a list of words")
+        yield line, {column: _as_text(fields.get(column)) for column in selected}
 
 
-def _text(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, list)) else json.dumps(value)
 
 
-def _clean(field: Any, reading: ReadStats, line: int) -> Any:
+def _clean(field: Any, stats: ReadStats, line: int) -> Any:
     if not isinstance(field, str) or field.isascii():
         return field
     try:
-        return decoded(field.encode("utf-8", "surrogateescape"), reading, line)
+        return decode_utf8(field.encode("utf-8", "surrogateescape"), stats, line)
     except UnicodeEncodeError:
-        reading.note("with half a character, as broken JSON has them", line)
-        return whole_characters(field)
+        stats.note("with unpaired surrogates, replaced by U+FFFD", line)
+        return replace_surrogates(field)
 
 
-def whole_characters(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair, which no file can hold; as long as before."""
+def replace_surrogates(text: str) -> str:
+    """Replaces each unpaired surrogate, which UTF-8 cannot encode, by U+FFFD; the length stays the same."""
     return _SURROGATES.sub("\ufffd", text)
 
 
-def one_line(text: str) -> str:
-    r"""The text with `\t`, `\r` and `\n` for its tabs and line ends, and `\\` for a backslash, as a field of a line."""
-    return re.sub(r"[\\\t\r\n]", lambda found: _ESCAPES[found[0]], text)
+def escape_line(text: str) -> str:
+    r"""Escapes tabs, line breaks and backslashes as `\t`, `\r`, `\n` and `\\`."""
+    return re.sub(r"[\\\t\r\n]", lambda match: _ESCAPES[match[0]], text)
 
 
-def decoded(text: bytes, reading: ReadStats, line: int) -> str:
-    """UTF-8 to text; what is none becomes U+FFFD, and is noted."""
+def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
+    """Decodes UTF-8, replaces invalid bytes by U+FFFD and notes them."""
     try:
         return text.decode()
     except UnicodeDecodeError:
-        reading.note("with bytes that are not UTF-8", line)
+        stats.note("with bytes that are not UTF-8", line)
         return text.decode("utf-8", "replace")

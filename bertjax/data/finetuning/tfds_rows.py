@@ -1,4 +1,4 @@
-"""Rows of a TensorFlow Datasets split, in the form `tables.read_table` gives. TensorFlow is imported only here."""
+"""Rows of TensorFlow Datasets splits, in the form of `tables.read_table`; kept apart because it imports TensorFlow."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,25 +16,25 @@ def read_tfds(
     name: str,
     split: str,
     columns: Mapping[str, str],
-    reading: ReadStats,
+    stats: ReadStats,
     *,
     optional: Mapping[str, str] = MappingProxyType({}),
     named_labels: bool = True,
 ) -> Iterator[Row]:
-    """The rows of a split in the order stored; the dataset is downloaded where it is not there.
+    """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
     Args:
-      name: such as `glue/mrpc`, perhaps with a data directory before it, `DIR:glue/mrpc`, or with a namespace of TFDS,
+      name: dataset and config, such as `glue/mrpc`; with a data directory, `DIR:glue/mrpc`; or with a TFDS namespace,
         `huggingface:swag/regular`.
-      split: of the dataset.
-      columns: column of a row to feature of the dataset.
-      reading: counts `read`.
-      optional: the same, of what is read where it is there.
-      named_labels: classes by name, or by number.
+      split: name of the split.
+      columns: column name -> feature of the dataset.
+      stats: `read` is updated.
+      optional: further columns, read if the dataset has their feature.
+      named_labels: return class labels as names (default) or as numbers.
 
     Raises:
-      UsageError: no such dataset, split or feature.
-      BertjaxError: the dataset cannot be had or read.
+      UsageError: the dataset, split or feature does not exist.
+      BertjaxError: the dataset cannot be downloaded or read.
     """
     directory, _, dataset = name.rpartition(":")
     if directory and not os.path.isabs(directory) and not os.path.isdir(directory) and "://" not in directory:
@@ -43,13 +43,13 @@ def read_tfds(
     features = builder.info.features
     missing = [feature for feature in columns.values() if feature not in features]
     if missing:
-        raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; it has {listed(features)}")
+        raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; its features are {listed(features)}")
     columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
     with reading_dataset(dataset, split):
         if not builder.is_prepared():
             builder.download_and_prepare()
         for line, example in enumerate(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator(), 1):
-            reading.read += 1
+            stats.read += 1
             fields = {}
             for column, feature in columns.items():
                 value = example[feature]

@@ -1,41 +1,42 @@
-"""TriviaQA's Wikipedia part as questions on passages, for a fine-tuning before SQuAD's (section 4.2 of the paper)."""
+"""Reader of TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper)."""
 
 import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from bertjax.data.finetuning.questions import Question
-from bertjax.data.finetuning.tables import ReadStats, whole_characters
+from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 
-# Footnote of section 4.2; tokens are taken to be what stands between white space.
-_FIRST_TOKENS = 400
+# Footnote of section 4.2. The paper does not define its tokens; here they are separated by white space.
+_MAX_TOKENS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
-_MOST_BYTES = 1 << 24
+_MAX_DOCUMENT_BYTES = 1 << 24
 
 
-def read_triviaqa(path: Path, folder: Path, reading: ReadStats) -> list[Question]:
-    """A question for each document that has an answer in its first 400 tokens, the first one that is there.
+def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
+    """Reads one question per evidence document that has an answer in its first 400 tokens.
+
+    The answer is the earliest match of any alias, ignoring case.
 
     Args:
-      path: such as `qa/wikipedia-train.json`.
-      folder: of the whole data set, with `evidence/wikipedia`.
-      reading: counts documents; those that are missing or without an answer are skipped.
+      path: question file, such as `qa/wikipedia-train.json`.
+      folder: root of the dataset, with `evidence/wikipedia`.
+      stats: documents are counted; missing ones and those without an answer are skipped.
 
     Raises:
-      UsageError: the file is missing, is not of TriviaQA's form, or no document can be used.
+      UsageError: the file is missing or malformed, or no document can be used.
     """
     try:
         with open_regular(path) as file:
             content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
-        asked = [
+        entries = [
             (
                 str(entry["QuestionId"]),
-                whole_characters(entry["Question"]),
-                tuple(whole_characters(name) for name in (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])),
+                replace_surrogates(entry["Question"]),
+                tuple(replace_surrogates(name) for name in (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])),
                 [str(page["Filename"]) for page in entry["EntityPages"]],
             )
             for entry in content["Data"]
@@ -43,57 +44,56 @@ def read_triviaqa(path: Path, folder: Path, reading: ReadStats) -> list[Question
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path} is not of TriviaQA's form ({type(error).__name__}: {error})") from error
-    twice = next((name for name, count in Counter(name for name, *_ in asked).items() if count > 1), None)
-    if twice is not None:
-        raise UsageError(f"{path} has the question {quoted(twice)} twice")
-    kept = []
-    for name, text, answers, documents in asked:
+        raise UsageError(f"{path} is not in TriviaQA's format ({type(error).__name__}: {error})") from error
+    duplicate = next((id_ for id_, count in Counter(id_ for id_, *_ in entries).items() if count > 1), None)
+    if duplicate is not None:
+        raise UsageError(f"{path} has the question {quoted(duplicate)} twice; ids must be unique")
+    questions = []
+    for question_id, text, answers, documents in entries:
         for document in dict.fromkeys(documents):
-            reading.read += 1
-            if found := _question(name, text, answers, document, folder, reading):
-                kept.append(found)
-    reading.used += len(kept)
-    if not kept:
-        why = f": {', '.join(reading.skipped)}" if reading.skipped else ""
-        raise UsageError(f"{path} has no questions that can be used{why}; evidence is read from {folder / _EVIDENCE}")
-    return kept
+            stats.read += 1
+            if question := _read_question(question_id, text, answers, document, folder, stats):
+                questions.append(question)
+    stats.used += len(questions)
+    if not questions:
+        reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
+        raise UsageError(f"{path} has no usable questions{reasons}; documents are read from {folder / _EVIDENCE}")
+    return questions
 
 
-def _question(
-    name: str, text: str, answers: tuple[str, ...], document: str, folder: Path, reading: ReadStats
+def _read_question(
+    question_id: str, text: str, answers: tuple[str, ...], document: str, folder: Path, stats: ReadStats
 ) -> Question | None:
-    place = f"question {name}, {document}"
-    parts = Path(document).parts
+    place = f"question {question_id}, {document}"
     try:
-        # A name from a file leads to no other folder.
-        if ".." in parts or Path(document).is_absolute():
-            raise OSError("its name leads elsewhere")
+        # File names of the dataset must not lead outside the evidence folder.
+        if ".." in Path(document).parts or Path(document).is_absolute():
+            raise OSError("the document is outside the evidence folder")
         file_path = folder / _EVIDENCE / document
         with open_regular(file_path) as file:
-            whole = read_stream(file, file_path, _MOST_BYTES).decode("utf-8", errors="replace")
+            content = read_stream(file, file_path, _MAX_DOCUMENT_BYTES).decode("utf-8", errors="replace")
     except OSError:
-        reading.skip("whose document is missing", place)
+        stats.skip("whose document is missing", place)
         return None
-    context = _first_tokens(whole)
-    found = _first(answers, context)
-    if found is None:
-        reading.skip(f"whose document has no answer in its first {_FIRST_TOKENS} tokens", place)
+    context = _first_tokens(content)
+    span = _find_answer(answers, context)
+    if span is None:
+        stats.skip(f"whose document has no answer in its first {_MAX_TOKENS} tokens", place)
         return None
-    there = context[found[0] : found[1]]
-    return Question(f"{name}--{document}", text, context, tuple(dict.fromkeys((there, *answers))), found[0])
+    match = context[span[0] : span[1]]
+    return Question(f"{question_id}--{document}", text, context, tuple(dict.fromkeys((match, *answers))), span[0])
 
 
 def _first_tokens(text: str) -> str:
-    ends = [match.end() for _, match in zip(range(_FIRST_TOKENS), re.finditer(r"\S+", text), strict=False)]
+    ends = [match.end() for _, match in zip(range(_MAX_TOKENS), re.finditer(r"\S+", text), strict=False)]
     return text[: ends[-1]] if ends else ""
 
 
-def _first(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:
-    """Where the first of the answers begins and ends, whatever its case; of those at one place the longest."""
-    found: Any = [
+def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:
+    """The character span of the earliest answer, ignoring case; the longest if several start there."""
+    spans = [
         match.span()
         for answer in dict.fromkeys(answers)
         if answer.strip() and (match := re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", context, re.IGNORECASE))
     ]
-    return min(found, key=lambda span: (span[0], -span[1]), default=None)
+    return min(spans, key=lambda span: (span[0], -span[1]), default=None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
-from bertjax.data.finetuning.labelled_text import Target, encode_rows
+from bertjax.data.finetuning.labeled_text import Target, encode_rows
 from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
 from bertjax.errors import UsageError
@@ -129,7 +129,7 @@ def read_split(
     rows = _collect_ids(rows, None if spec.labels or not has_labels else spec.label, ids, stats)
     target = Target(spec.label, spec.labels)
     examples = encode_rows(
-        rows, spec.texts, target, tokenizer, data.seq_len, stats, labelled=has_labels, training=training
+        rows, spec.texts, target, tokenizer, data.seq_len, stats, labeled=has_labels, training=training
     )
     read_columns = functools.partial(_read_columns, data.path, spec, split)
     return EvaluationSet(examples, [] if has_labels else ids, read_columns)

@@ -58,7 +58,7 @@ def best_answers(
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
     null_scores = np.full(len(questions), np.inf)
-    for index, question in enumerate(windows.question):
+    for index, question in enumerate(windows.question_index):
         start, end = logits["start"][index], logits["end"][index]
         null_scores[question] = min(null_scores[question], float(start[0] + end[0]))
         spans[question] += _window_spans(data, windows, index, start, end)
@@ -79,11 +79,11 @@ def _window_spans(
     data: "SquadData", windows: Windows, index: int, start: np.ndarray, end: np.ndarray
 ) -> list[tuple[float, int, int]]:
     """Returns score, first character and end of the best spans of a window."""
-    characters, first = windows.spans[index], windows.first_token[index]
+    characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
     starts, ends = (np.argsort(-scores, kind="stable")[: data.n_best] for scores in (start, end))
     length = ends[None, :] - starts[:, None] + 1
-    allowed = (length >= 1) & (length <= data.max_answer_len) & windows.is_best[index][starts][:, None]
+    allowed = (length >= 1) & (length <= data.max_answer_len) & windows.is_max_context[index][starts][:, None]
     return [
         (float(start[starts[i]] + end[ends[j]]), int(characters[starts[i], 0]), int(characters[ends[j], 1]))
         for i, j in zip(*np.nonzero(allowed), strict=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertjax.data.finetuning.dev_split import first_texts, held_out, share_of, subset
+from bertjax.data.finetuning.dev_split import first_segments, sample_fraction, select_dev_rows, subset
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import UsageError
@@ -44,9 +44,9 @@ def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
     Returns:
       Training examples, and dev examples or None.
     """
-    dev_mask = dev_rows(data, first_texts(examples), read_stats) if data.dev_share else np.zeros(len(examples), bool)
+    dev_mask = dev_rows(data, first_segments(examples), read_stats) if data.dev_share else np.zeros(len(examples), bool)
     rest = np.flatnonzero(~dev_mask)
-    train = subset(examples, rest[share_of(len(rest), data.train_share)])
+    train = subset(examples, rest[sample_fraction(len(rest), data.train_share)])
     dev = subset(examples, np.flatnonzero(dev_mask)) if data.dev_share else None
     record_division(data, read_stats, len(train), None if dev is None else len(dev))
     return train, dev
@@ -58,7 +58,7 @@ def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[R
     Raises:
       UsageError: no training rows are left.
     """
-    mask = held_out(contents, data.dev_share, data.dev_seed)
+    mask = select_dev_rows(contents, data.dev_share, data.dev_seed)
     if mask.all():
         raise UsageError(
             f"config.data.dev_share={data.dev_share} leaves no training rows of {read_stats[-1].file}, which has "

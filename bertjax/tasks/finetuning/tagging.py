@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bertjax.data.finetuning.dev_split import share_of, subset_of_tagged, unit_texts, units
+from bertjax.data.finetuning.dev_split import sample_fraction, tagged_subset, unit_ends, unit_texts
 from bertjax.data.finetuning.examples import Examples, in_input_order
 from bertjax.data.finetuning.tables import Row
-from bertjax.data.finetuning.tagged import OUTSIDE, Tagged, make_rows, of_words
+from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
 from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS, Schema
 from bertjax.metrics.entities import entity_scores, has_entities
 from bertjax.metrics.report import ClassReport, class_report, entity_report
@@ -77,7 +77,7 @@ class TaggingTask(FinetuningTask):
     output_name: str
     by_document: bool = False
 
-    def read_words(self, split: str) -> Tagged:
+    def read_words(self, split: str) -> TaggedText:
         """Reads the words of "train", "dev" or "test", with or without tags, and appends to `read_stats`."""
         raise NotImplementedError
 
@@ -104,8 +104,8 @@ class TaggingTask(FinetuningTask):
     def load(self, train: bool) -> None:
         data = self.config.data
         labels = saved_labels(data.labels)
-        self._train_words: Tagged | None = None
-        self._words: Tagged | None = None
+        self._train_words: TaggedText | None = None
+        self._words: TaggedText | None = None
         if train or labels is None or self.split == splits.HELD_OUT:
             words = self.read_words("train")
             # The tags of the whole file, so that a share of it has the same ones.
@@ -116,10 +116,10 @@ class TaggingTask(FinetuningTask):
         if self.split in SPLITS:
             self._words = self.read_words(self.split)
         if self._words is not None:
-            rows = self._make_rows(self._words, self.read_stats[-1].file)
-            self.eval_examples, self._row_of_word, self._positions = rows
+            rows = self._encode(self._words, self.read_stats[-1].file)
+            self.eval_examples, self._example_of_word, self._positions = rows
         if train:
-            self.train_examples = self._make_rows(self._train_words, train_file)[0]
+            self.train_examples = self._encode(self._train_words, train_file)[0]
         self.default_metric = "f1" if has_entities(labels) else "word_accuracy"
 
     def is_labeled(self) -> bool:
@@ -159,7 +159,7 @@ class TaggingTask(FinetuningTask):
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
             row_logits = in_input_order(outputs, len(self._positions))["logits"]
-            logits = of_words(self._row_of_word, self._positions, row_logits)
+            logits = gather_words(self._example_of_word, self._positions, row_logits)
             start = 0
             for end in self._words.sentence_ends:
                 yield tags_record(self._words.words[start:end], self.labels, logits[start:end], include_logits)
@@ -167,21 +167,21 @@ class TaggingTask(FinetuningTask):
 
         return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns())]
 
-    def _make_rows(self, words: Tagged, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
-        return make_rows(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
+    def _encode(self, words: TaggedText, file: str) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
+        return encode_tagged(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
 
-    def _divide(self, words: Tagged) -> tuple[Tagged, Tagged | None]:
+    def _divide(self, words: TaggedText) -> tuple[TaggedText, TaggedText | None]:
         """Divides the training words into train and dev, by documents if there are several."""
         data, train, dev = self.config.data, words, None
         if data.dev_share:
-            ends = units(words, documents=True)
+            ends = unit_ends(words, documents=True)
             dev_mask = splits.dev_rows(data, unit_texts(words, ends), self.read_stats)
-            train, dev = subset_of_tagged(words, ends, ~dev_mask), subset_of_tagged(words, ends, dev_mask)
+            train, dev = tagged_subset(words, ends, ~dev_mask), tagged_subset(words, ends, dev_mask)
         if data.train_share < 1:
-            ends = units(train, self.by_document)
+            ends = unit_ends(train, self.by_document)
             chosen = np.zeros(len(ends), bool)
-            chosen[share_of(len(ends), data.train_share)] = True
-            train = subset_of_tagged(train, ends, chosen)
+            chosen[sample_fraction(len(ends), data.train_share)] = True
+            train = tagged_subset(train, ends, chosen)
         dev_sentences = None if dev is None else len(dev.sentence_ends)
         splits.record_division(data, self.read_stats, len(train.sentence_ends), dev_sentences)
         return train, dev
@@ -190,8 +190,8 @@ class TaggingTask(FinetuningTask):
         """Returns the predicted tag of each word, in the order of the file."""
         arrays = in_input_order(outputs, len(self._positions))
         if "tags" in arrays:
-            return [self.labels[tag] for tag in of_words(self._row_of_word, self._positions, arrays["tags"])]
-        logits = of_words(self._row_of_word, self._positions, arrays["logits"])
+            return [self.labels[tag] for tag in gather_words(self._example_of_word, self._positions, arrays["tags"])]
+        logits = gather_words(self._example_of_word, self._positions, arrays["logits"])
         return [self.labels[word_logits.argmax()] for word_logits in logits]
 
     def _labeled_sentences(self, predicted: list[str]) -> tuple[list[list[str]], list[list[str]]]:
@@ -207,13 +207,13 @@ class TaggingTask(FinetuningTask):
         return entity_scores(*self._labeled_sentences(predicted))
 
 
-def _sorted_tags(words: Tagged) -> list[str]:
+def _sorted_tags(words: TaggedText) -> list[str]:
     """Returns the tags in the order of their ids: O first, which always exists if tags mark entities."""
     tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags) else [])}
     return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 
 
-def _most_frequent_tags(train: Tagged, words: Tagged) -> list[str]:
+def _most_frequent_tags(train: TaggedText, words: TaggedText) -> list[str]:
     """Returns the most frequent training tag of each word, and of all words for an unseen one."""
     counts: dict[str, Counter[str]] = {}
     for word, tag in zip(train.words, train.tags, strict=True):

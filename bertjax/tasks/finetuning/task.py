@@ -13,7 +13,7 @@ from bertjax.config.run import DEFAULT_VOCAB_SIZE
 from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.corpus.vocabulary_files import open_vocabulary, vocabulary_files
 from bertjax.data.finetuning import examples as examples_module
-from bertjax.data.finetuning.epoch_order import TrainPlan, train_batches
+from bertjax.data.finetuning.epoch_order import EpochOrder, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples
 from bertjax.data.finetuning.formatting import format_row
 from bertjax.data.finetuning.tables import ReadStats
@@ -139,7 +139,7 @@ class FinetuningTask(task.Task):
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.train_examples is None:
             return super().train_batches(start_step, shard)
-        return train_batches(self.train_examples, self._batching, self._plan, self.total_steps, start_step, shard)
+        return train_batches(self.train_examples, self._batching, self._order, self.total_steps, start_step, shard)
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:
@@ -154,7 +154,7 @@ class FinetuningTask(task.Task):
             return self._cost(step * data.batch_size, data.seq_len)
         total = StepCost()
         if self.train_examples is not None:
-            for (rows, length), steps in self._plan.shapes(step).items():
+            for (rows, length), steps in self._order.shape_counts(step).items():
                 total += self._cost(steps * rows, length)
         return total
 
@@ -162,15 +162,19 @@ class FinetuningTask(task.Task):
         if self.config.has_data:
             if self.train_examples is None:
                 raise UsageError(self.missing_data)
-            step = self._plan.usual_step()
-            return next(train_batches(self.train_examples, self._batching, self._plan, step + 1, step, SINGLE_SHARD))
+            step = self._order.typical_step()
+            return next(train_batches(self.train_examples, self._batching, self._order, step + 1, step, SINGLE_SHARD))
         config = self.objective.model.config
-        sizes = {"length": self.config.data.seq_len, "choices": self.sequences_per_example, "labels": len(self.labels)}
+        sizes = {
+            "length": self.config.data.seq_len,
+            "sequences_per_example": self.sequences_per_example,
+            "labels": len(self.labels),
+        }
         sizes |= {"pieces": config.vocab_size, "segments": config.type_vocab_size, "classes": 2, "two": 2}
         return synthetic_batch(self.objective.schema, self.config.data.batch_size, **sizes)
 
     def typical_step(self) -> int:
-        return 0 if self.train_examples is None else self._plan.usual_step()
+        return 0 if self.train_examples is None else self._order.typical_step()
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return format_row(batch, row, vocabulary=self.vocabulary)
@@ -218,8 +222,8 @@ class FinetuningTask(task.Task):
             self.eval_every = self.checkpoint_every = 1
             return
         self._batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
-        self._plan = TrainPlan(self.train_examples, self._batching, config.seed)
-        steps_per_epoch = self._plan.steps_per_epoch
+        self._order = EpochOrder(self.train_examples, self._batching, config.seed)
+        steps_per_epoch = self._order.steps_per_epoch
         self.total_steps = config.steps or config.epochs * steps_per_epoch
         # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup = config.optimizer.warmup_steps
@@ -287,7 +291,7 @@ class FinetuningTask(task.Task):
     def _class_counts(self) -> list[str]:
         """Formats the classes with their number of training rows, so that a typo in a label shows."""
         examples = self.train_examples
-        if not self.labels or examples is None or "labels" not in examples.rows or examples.choices > 1:
+        if not self.labels or examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return []
         labels = examples.rows["labels"]
         counts = labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.labels))

@@ -1,0 +1,157 @@
+"""Tokenization of table rows with one or two texts and a label."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.tables import ReadStats, Row
+from bertjax.errors import UsageError, listed, quoted
+
+_UNLABELED = "with an empty label"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The label of a table's rows.
+
+    Attributes:
+      column: column with the label.
+      labels: class names in the order of their ids; empty for regression.
+      separator: separator of the labels in a multi-label column; "" for exactly one label per row.
+    """
+
+    column: str
+    labels: Sequence[str]
+    separator: str = ""
+
+    def to_array(self, values: Sequence[Any]) -> np.ndarray:
+        """Converts labels from `read` to an array.
+
+        Returns:
+          int32 [N] class ids, int32 [N, K] for multi-label data, or float32 [N] for regression. Rows without a label
+          have -1, or NaN for regression.
+        """
+        values = [self._missing_label if value is None else value for value in values]
+        return np.array(values, np.int32 if self.labels else np.float32)
+
+    @property
+    def _missing_label(self) -> Any:
+        return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
+
+    def read(self, row: Row, stats: ReadStats) -> Any:
+        """Returns a row's class id, 0/1 list of K labels or number; None if it has no label.
+
+        Raises:
+          UsageError: the label is not a known class or not a number.
+        """
+        if self.separator:
+            names = read_labels(row, self.column, self.separator, stats)
+            ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}
+            return [int(index in ids) for index in range(len(self.labels))]
+        label = read_label(row, self.column, stats)
+        if not label:
+            return None
+        if self.labels:
+            return _class_id(label, self.labels, self.column, row.line, stats.file)
+        return _number(label, self.column, row.line, stats.file)
+
+
+def encode_rows(
+    rows: Iterable[Row],
+    texts: Sequence[str],
+    target: Target,
+    tokenizer: Tokenizer,
+    seq_len: int,
+    stats: ReadStats,
+    *,
+    labeled: bool,
+    training: bool,
+) -> Examples:
+    """Tokenizes the rows of one file.
+
+    Args:
+      rows: rows of the file.
+      texts: the one or two columns with text.
+      target: the label column.
+      tokenizer: the model's tokenizer.
+      seq_len: maximum tokens per example; longer ones are truncated.
+      stats: `used`, `skipped` and `noted` are updated.
+      labeled: whether the file has labels.
+      training: skip rows without a label. Otherwise they are kept and not scored, so that predictions stay aligned
+        with the rows of the file.
+
+    Returns:
+      Examples with `labels` from `Target.to_array`.
+
+    Raises:
+      UsageError: a label is not a known class or not a number, or the file has no usable rows.
+    """
+    vocabulary = tokenizer.vocabulary
+    sequences, labels, lines = [], [], []
+    special_tokens = 1 + len(texts)
+    for row in rows:
+        label = target.read(row, stats) if labeled and not row.is_short else None
+        if labeled and label is None and not row.is_short:
+            if training:
+                stats.skip(_UNLABELED, row.line)
+                continue
+            stats.note(f"{_UNLABELED}, predicted but not scored", row.line)
+        for column in texts:
+            if not isinstance(row.fields[column], str):
+                raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a text")
+        ids = [tokenizer.encode(row.fields[column]) for column in texts]
+        if not all(ids):
+            stats.note("with an empty text", row.line)
+        if sum(map(len, ids)) + special_tokens > seq_len:
+            stats.note(f"truncated to {seq_len} tokens", row.line)
+        second = ids[1] if len(ids) > 1 else None
+        sequences.append(encode_pair(ids[0], second, seq_len, vocabulary.cls_id, vocabulary.sep_id))
+        labels.append(label)
+        lines.append(row.line)
+    stats.used = len(sequences) - (labels.count(None) if labeled else 0)
+    if not sequences:
+        raise UsageError(f"{stats.file} has no usable rows")
+    return make_examples(sequences, {"labels": target.to_array(labels)}, lines=lines)
+
+
+def read_label(row: Row, column: str, stats: ReadStats) -> str:
+    """Returns the label of a row without surrounding white space, "" if it is empty."""
+    label = row.fields[column]
+    if not isinstance(label, str):
+        raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be one label")
+    return label.strip()
+
+
+def read_labels(row: Row, column: str, separator: str, stats: ReadStats) -> list[str]:
+    """Returns the labels of a multi-label row, from a JSON list or a string with separators."""
+    value = row.fields[column]
+    if isinstance(value, str):
+        return [label.strip() for label in value.split(separator) if label.strip()]
+    for item in value:
+        if not isinstance(item, (str, int, float)) or separator in str(item) or not str(item).strip():
+            raise UsageError(
+                f"{stats.file} line {row.line}: {quoted(item)} in {column} is not a label; labels are nonempty texts "
+                f"without config.data.label_separator={separator!r}"
+            )
+    return [str(item).strip() for item in value]
+
+
+def _class_id(value: str, labels: Sequence[str], column: str, line: int, file: str) -> int:
+    try:
+        return labels.index(value)
+    except ValueError:
+        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}; known labels: {listed(labels)}") from None
+
+
+def _number(value: str, column: str, line: int, file: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
+        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}, not a number")
+    return number
