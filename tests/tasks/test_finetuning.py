@@ -225,7 +225,7 @@ def test_a_model_is_described_and_timed_without_data(experiment, capfd):
 @pytest.mark.slow
 def test_texts_of_any_length_are_answered_whatever_attention_the_run_had(glue, letters, tmp_path, capfd):
     fields = {"steps": 1, "model__attention": "splash", "data__seq_len": 128, "data__bucket": 0}
-    train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, **fields, model__max_positions=128)
+    train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, **fields, model__max_position_embeddings=128)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["attention"] == "splash"
     capfd.readouterr()
     cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", "ba ke"])
