@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bertjax.data.finetuning.dev_split import (
-    dev_mask,
     first_segments,
     sample_fraction,
+    select_dev_rows,
     subset,
     tagged_subset,
     unit_ends,
@@ -20,28 +20,28 @@ def texts(count):
     return [f"text {index}".encode() for index in range(count)]
 
 
-def test_dev_mask_depends_on_contents_and_seed_and_not_on_their_order():
+def test_select_dev_rows_depends_on_contents_and_seed_and_not_on_their_order():
     contents = texts(200)
-    mask = dev_mask(contents, 0.1, 3)
+    mask = select_dev_rows(contents, 0.1, 3)
     assert mask.sum() == 20
     order = np.random.default_rng(0).permutation(200)
-    np.testing.assert_array_equal(dev_mask([contents[i] for i in order], 0.1, 3), mask[order])
-    assert (dev_mask(contents, 0.1, 4) != mask).any()
+    np.testing.assert_array_equal(select_dev_rows([contents[i] for i in order], 0.1, 3), mask[order])
+    assert (select_dev_rows(contents, 0.1, 4) != mask).any()
     # An appended row changes the selection of the others by at most one swap.
-    assert (dev_mask([*contents, b"more"], 0.1, 3)[:200] != mask).sum() <= 2
+    assert (select_dev_rows([*contents, b"more"], 0.1, 3)[:200] != mask).sum() <= 2
 
 
 def test_equal_rows_are_on_the_same_side():
     contents = texts(20) * 5
-    mask = dev_mask(contents, 0.3, 0)
+    mask = select_dev_rows(contents, 0.3, 0)
     assert mask.sum() == 30
     dev, training = ({c for c, m in zip(contents, mask, strict=True) if m == side} for side in (True, False))
     assert not dev & training
 
 
 @pytest.mark.parametrize("fraction, rows", [(0.1, 3), (0.5, 15), (0.001, 1), (0.99, 30)])
-def test_dev_mask_selects_the_fraction(fraction, rows):
-    assert dev_mask(texts(30), fraction, 0).sum() == rows
+def test_select_dev_rows_takes_the_fraction(fraction, rows):
+    assert select_dev_rows(texts(30), fraction, 0).sum() == rows
 
 
 def test_sample_fraction_is_deterministic_and_at_least_one():
