@@ -1,4 +1,4 @@
-"""What several tests of fine-tuning read."""
+"""Fixtures of the fine-tuning tests."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def glue(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def cola(glue, letters, tmp_path_factory) -> Path:
-    """The workdir of a finished run that has learnt its task; tests must not change it."""
+    """Returns the workdir of a finished CoLA run; tests must not change it."""
     workdir = tmp_path_factory.mktemp("cola") / "run"
     train(f"glue.py:task=cola,path={glue}", workdir, letters, steps=0, epochs=10)
     return workdir

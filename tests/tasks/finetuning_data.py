@@ -1,4 +1,4 @@
-"""Small files in the forms of the data sets, whose labels a model can learn."""
+"""Small synthetic datasets with learnable labels, in the official file formats."""
 
 import json
 import random
@@ -17,7 +17,7 @@ def write_tsv(path: Path, header: list[str], rows: list[list[str]]) -> None:
 
 
 def glue_files(folder: Path, seed: int = 0) -> Path:
-    """CoLA (no header), RTE (named labels), STS-B (numbers) and MNLI (two dev and test sets)."""
+    """Writes CoLA (no header), RTE (named labels), STS-B (numbers), MNLI (two dev and test sets) and AX."""
     rng = random.Random(seed)
 
     def cola(count):
@@ -55,7 +55,7 @@ def glue_files(folder: Path, seed: int = 0) -> Path:
 
 
 def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
-    """The answer to each question is the word after the one that is asked for."""
+    """Writes SQuAD files in which the answer is the word after the word in the question."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 24), ("dev", 10)):
@@ -78,7 +78,7 @@ def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
 
 
 def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
-    """The answer is the one word that begins with z, and ends with q; where there is none, there is no answer."""
+    """Writes SQuAD files in which the answer is the word z...q; unanswerable questions have no such word."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 64), ("dev", 12)):
@@ -99,7 +99,7 @@ def learnable_squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> 
 
 
 def conll_files(folder: Path, seed: int = 0) -> Path:
-    """Words on z are persons."""
+    """Writes CoNLL files in which words that start with z are persons."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for name, documents in (("eng.train", 6), ("eng.testa", 3), ("eng.testb", 2)):
@@ -116,7 +116,7 @@ def conll_files(folder: Path, seed: int = 0) -> Path:
 
 
 def swag_files(folder: Path, seed: int = 0) -> Path:
-    """The right ending begins with zu."""
+    """Writes SWAG files in which the correct ending starts with zu."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     header = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
@@ -132,7 +132,7 @@ def swag_files(folder: Path, seed: int = 0) -> Path:
 
 
 def text_files(folder: Path, seed: int = 0) -> Path:
-    """One class or another by the first word, in all forms: train.csv, dev.jsonl, test.tsv."""
+    """Writes train.csv, dev.jsonl and test.tsv, in which the first word decides the class."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [(sentence(rng, "zu" if index % 2 else "pa"), ("no", "yes")[index % 2]) for index in range(40)]

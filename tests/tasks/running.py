@@ -1,4 +1,4 @@
-"""Runs of commands on models of one layer."""
+"""Helpers that run commands on one-layer models."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path
 
 
 def records(path: Path) -> list[dict]:
-    """The objects of a file of predictions, whose probabilities are checked on the way."""
+    """Reads a JSON Lines file of predictions and checks that probabilities sum to 1."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
     for record in found:
         for told in record["probabilities"] if "words" in record else [record.get("probabilities")]:

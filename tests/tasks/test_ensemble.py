@@ -1,4 +1,4 @@
-"""An ensemble says what the mean of its members' logits says, for every kind of output."""
+"""Tests that an ensemble averages logits, for every kind of output."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def logits_of(record) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["classes", *(pytest.param(one, marks=pytest.mark.slow) for one in ("spans", "tags"))])
-def test_it_says_what_the_mean_of_the_logits_says(kind, letters, tmp_path, capfd):
+def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, capfd):
     both = members(kind, tmp_path, letters)
     capfd.readouterr()
     cli.main(["ensemble", *both, f"--output={tmp_path}/both"])
@@ -91,7 +91,7 @@ def test_it_says_what_the_mean_of_the_logits_says(kind, letters, tmp_path, capfd
 
 
 @pytest.mark.slow
-def test_members_that_do_not_fit_are_refused(cola, glue, letters, tmp_path, capfd):
+def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_path, capfd):
     command = ["ensemble", f"--output={tmp_path}/both", f"--checkpoint={cola}"]
     assert "two checkpoints at least" in refused(capfd, *command)
     shutil.copytree(cola, tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""Runs whose examples share rows learn what runs with one a row learn."""
+"""Tests that packed training rows do not change the losses of a run."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def metrics(workdir: Path) -> list[dict]:
 @pytest.mark.parametrize(
     "task", [*(pytest.param(task, marks=pytest.mark.slow) for task in ("cola", "stsb", "multilabel")), "ner"]
 )
-def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_path, task):
+def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, task):
     rows = [
         {"text": text, "label": labels} for text, labels in (("ba ke", ["a"]), ("lo", ["a", "b"]), ("mi ro na", []))
     ]
@@ -58,13 +58,13 @@ def test_losses_and_metrics_are_those_of_one_example_a_row(glue, letters, tmp_pa
         ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "a row of swag is four"),
     ],
 )
-def test_what_cannot_share_rows_is_refused(capfd, letters, tmp_path, experiment, fields, says):
+def test_invalid_examples_per_row_is_an_error(capfd, letters, tmp_path, experiment, fields, says):
     given = overrides(letters, **{"model__attention_probs_dropout_prob": 0.0, **fields})
     assert says in refused(capfd, "train", f"--config={EXPERIMENTS}/{experiment}", f"--workdir={tmp_path}/run", *given)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_row_is_shown_with_all_its_examples(glue, letters, capfd):
+def test_inspect_shows_all_examples_of_a_packed_row(glue, letters, capfd):
     from bertjax.cli import main as cli
 
     given = overrides(letters, data__examples_per_row=4, data__batch_size=8, data__bucket=8)

@@ -1,4 +1,4 @@
-"""What holds for every fine-tuning task: the loop, checkpoints, data and what is refused."""
+"""Tests shared by all fine-tuning tasks: training, checkpoints, data and errors."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.init_from import adopt
 
 
-def test_the_best_checkpoint_is_kept_beside_the_last_and_is_the_one_that_is_used(cola, capfd):
+def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
     results = json.loads((cola / "results.json").read_text())
     kept = {int(child.name) for child in (cola / "checkpoints").iterdir()}
     assert {results["step"], 80} == kept
@@ -29,7 +29,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last_and_is_the_one_that_is_used
     assert json.loads(capfd.readouterr().out)["matthews"] == pytest.approx(results["matthews"])
 
 
-def test_padding_to_the_maximum_gives_the_same_metrics(cola, capfd):
+def test_padding_does_not_change_metrics(cola, capfd):
     found = []
     for bucket in (32, 0):
         capfd.readouterr()
@@ -42,7 +42,7 @@ def test_padding_to_the_maximum_gives_the_same_metrics(cola, capfd):
         assert value == pytest.approx(found[1][name], rel=1e-6), name
 
 
-def test_a_run_from_a_checkpoint_takes_all_but_the_output_layer_and_says_so(cola, glue, letters, tmp_path, capfd):
+def test_init_from_restores_all_but_the_output_layer(cola, glue, letters, tmp_path, capfd):
     # The head of one task is not that of another, even where the shapes agree.
     capfd.readouterr()
     cli.main(
@@ -61,7 +61,7 @@ def test_a_run_from_a_checkpoint_takes_all_but_the_output_layer_and_says_so(cola
     assert (tmp_path / "rte" / "vocab.txt").read_text() == letters.read_text()
 
 
-def test_a_head_that_was_never_trained_is_refused(corpus, glue, tmp_path, capfd):
+def test_pretraining_checkpoint_without_output_layer_is_an_error(corpus, glue, tmp_path, capfd):
     pretrained = tmp_path / "pretrained"
     tiny = f"{EXPERIMENTS}/pretrain.py:size=L1_H16,quick=true,corpus={corpus},seq_len=16"
     cli.main(["train", f"--config={tiny}", f"--workdir={pretrained}", "--config.steps=1"])
@@ -73,7 +73,7 @@ def test_a_head_that_was_never_trained_is_refused(corpus, glue, tmp_path, capfd)
         assert "has no parameters classifier/bias, classifier/kernel" in error
 
 
-def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, tmp_path, capfd):
+def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, capfd):
     for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_not_taken_for_one_of_another_task(cola, glue, letters, 
     )
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path):
+def test_resumed_run_equals_an_uninterrupted_run(glue, letters, tmp_path):
     given = overrides(letters, steps=6, log_every=2, checkpoint_every=4, eval_every=3, model__hidden_dropout_prob=0.1)
     config = parse_config(
         experiment_config(f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", given)
@@ -106,14 +106,14 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(glue, letters, tmp_path
     assert saved_fingerprint(find_checkpoint(whole)) == saved_fingerprint(find_checkpoint(cut))
 
 
-def test_what_is_printed_last_is_the_best_checkpoint_s(cola, glue, letters, tmp_path, capfd):
+def test_last_output_line_is_the_best_checkpoint(cola, glue, letters, tmp_path, capfd):
     capfd.readouterr()
     results = train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, steps=0, epochs=7)
     printed = json.loads(capfd.readouterr().out)
     assert printed["matthews"] == results["matthews"] and printed["checkpoint"].endswith(results["checkpoint"])
 
 
-def test_a_config_with_data_is_described_and_timed_as_it_is_trained(glue, letters, capfd):
+def test_describe_and_bench_use_the_data_of_the_config(glue, letters, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true"
     capfd.readouterr()
     cli.main(["describe", config, *overrides(letters)])
@@ -121,7 +121,7 @@ def test_a_config_with_data_is_described_and_timed_as_it_is_trained(glue, letter
     cli.main(["bench", "step", config, "--steps=1", *overrides(letters)])
 
 
-def test_another_model_than_the_checkpoint_s_is_refused(cola, glue, tmp_path, capfd):
+def test_model_config_that_differs_from_the_checkpoint_is_an_error(cola, glue, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},quick=true"
     arguments = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={cola}", *overrides(None)]
     error = refused(capfd, *arguments, "--config.model.hidden_act=relu")
@@ -133,7 +133,7 @@ def test_another_model_than_the_checkpoint_s_is_refused(cola, glue, tmp_path, ca
     assert adopt(config, find_checkpoint(cola)).model.pad_vocab_to_multiple_of == 128
 
 
-def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path, capfd):
+def test_initial_parameters_are_reported(cola, glue, letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
     command = ["train", config, f"--workdir={tmp_path / 'run'}", *overrides(None)]
     cli.main([*command, f"--init_from={cola}"])
@@ -158,7 +158,7 @@ def test_the_parameters_a_run_began_with_are_told(cola, glue, letters, tmp_path,
         (lambda path: path.unlink(), "there is no"),
     ],
 )
-def test_files_of_another_form_are_refused_in_a_line(spoil, says, letters, tmp_path, capfd):
+def test_malformed_files_are_one_line_errors(spoil, says, letters, tmp_path, capfd):
     files = glue_files(tmp_path / "glue")
     spoil(files / "RTE" / "dev.tsv")
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={files},size=L1_H16,quick=true"
@@ -186,7 +186,7 @@ def test_files_of_another_form_are_refused_in_a_line(spoil, says, letters, tmp_p
         ),
     ],
 )
-def test_wrong_use_is_refused_in_a_line(arguments, says, glue, letters, tmp_path, capfd):
+def test_wrong_use_is_a_one_line_error(arguments, says, glue, letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     given = [
         item
@@ -197,7 +197,7 @@ def test_wrong_use_is_refused_in_a_line(arguments, says, glue, letters, tmp_path
 
 
 @pytest.mark.parametrize("task, shown", [("cola", "A: [CLS] "), ("rte", "B: ")])
-def test_examples_are_shown_as_the_model_sees_them(task, shown, glue, letters, capfd):
+def test_inspect_shows_examples_as_word_pieces(task, shown, glue, letters, capfd):
     capfd.readouterr()
     config = f"--config={EXPERIMENTS}/glue.py:task={task},path={glue},size=L1_H16,quick=true"
     cli.main(["inspect", config, "--rows=2", *overrides(letters)])
@@ -206,7 +206,7 @@ def test_examples_are_shown_as_the_model_sees_them(task, shown, glue, letters, c
     assert "labels " in text and "[SEP]" in text and "weights 1." in text
 
 
-def test_neither_size_nor_checkpoint_is_refused(glue, tmp_path, capfd):
+def test_training_without_size_and_checkpoint_is_an_error(glue, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue}"
     assert "fine-tuning starts from a checkpoint" in refused(capfd, "train", config, f"--workdir={tmp_path}")
 
@@ -214,7 +214,7 @@ def test_neither_size_nor_checkpoint_is_refused(glue, tmp_path, capfd):
 @pytest.mark.parametrize(
     "experiment", ["glue", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ner", "squad", "swag", "text"))]
 )
-def test_a_model_is_described_and_timed_without_data(experiment, capfd):
+def test_describe_and_bench_work_without_data(experiment, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}.py:size=L1_H16,quick=true"
     cli.main(["describe", config])
     assert "classifier/" in capfd.readouterr().out
@@ -223,7 +223,7 @@ def test_a_model_is_described_and_timed_without_data(experiment, capfd):
 
 
 @pytest.mark.slow
-def test_texts_of_any_length_are_answered_whatever_attention_the_run_had(glue, letters, tmp_path, capfd):
+def test_predict_accepts_texts_of_any_length_for_every_attention(glue, letters, tmp_path, capfd):
     fields = {"steps": 1, "model__attention": "splash", "data__seq_len": 128, "data__bucket": 0}
     train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, **fields, model__max_position_embeddings=128)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["attention"] == "splash"

@@ -1,4 +1,4 @@
-"""GLUE from its files to results, submission files and the archive."""
+"""Tests of GLUE from files to results, predictions and the submission archive."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from bertjax.inference.glue_submission import TEST_ROWS
 from bertjax.tasks.build import parse_config
 
 
-def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
+def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
     lines = [json.loads(line) for line in (cola / "metrics.jsonl").read_text().splitlines()]
     evaluated = [line for line in lines if "eval_matthews" in line]
     assert [line["step"] for line in evaluated] == list(range(8, 88, 8))
@@ -30,7 +30,7 @@ def test_a_task_is_learnt_and_evaluated_once_an_epoch(cola):
     assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
 
 
-def test_predictions_are_glue_s_file_in_input_order(cola, glue, capfd, tmp_path):
+def test_predictions_have_glue_s_format_in_input_order(cola, glue, capfd, tmp_path):
     path, beside = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
     assert (path.name, beside.name) == ("CoLA.tsv", "CoLA.jsonl")
     rows = list(csv.reader(path.open(), delimiter="\t"))
@@ -69,13 +69,13 @@ def test_predictions_are_glue_s_file_in_input_order(cola, glue, capfd, tmp_path)
         ("prediction", "'prediction', a name that records have"),
     ],
 )
-def test_columns_that_are_not_there_are_refused_before_anything_is_predicted(cola, capfd, tmp_path, columns, named):
+def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, named):
     command = ["predict", f"--checkpoint={cola}", f"--output={tmp_path / 'out'}", f"--columns={columns}"]
     assert named in refused(capfd, *command)
     assert not (tmp_path / "out").exists()
 
 
-def test_predictions_have_the_indices_of_the_file_whatever_its_order(cola, capfd, tmp_path):
+def test_predictions_keep_the_indices_of_an_unordered_file(cola, capfd, tmp_path):
     sentences = {7: "zu ba", 3: "pa lo", 5: "zu ke", 0: "pa mi"}
     write_tsv(tmp_path / "glue/CoLA/test.tsv", ["index", "sentence"], [[str(i), text] for i, text in sentences.items()])
     path, _ = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
@@ -98,7 +98,7 @@ def test_predictions_have_the_indices_of_the_file_whatever_its_order(cola, capfd
     assert told == {0: "0", 3: "0", 5: "1", 7: "1"}
 
 
-def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capfd, tmp_path):
+def test_submission_archive_and_missing_files(cola, capfd, tmp_path):
     predict(capfd, cola, tmp_path / "predictions")
     archives = []
     for arguments in ([], ["--own_wnli"]):
@@ -121,7 +121,7 @@ def test_the_archive_is_what_the_server_takes_and_what_lacks_is_named(cola, capf
     assert wnli[0] == "index\tprediction" and wnli[1:-1] == [f"{index}\t0" for index in range(146)]
 
 
-def test_a_whole_submission_says_that_wnli_was_replaced(tmp_path, capfd):
+def test_complete_submission_reports_replaced_wnli(tmp_path, capfd):
     for name, count in TEST_ROWS.items():
         rows = "".join(f"{index}\t1\n" for index in range(count))
         (tmp_path / name).write_text("index\tprediction\n" + rows)
@@ -135,7 +135,7 @@ def test_a_whole_submission_says_that_wnli_was_replaced(tmp_path, capfd):
     assert b"145\t1\n" in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
 
 
-def test_the_same_rows_from_tfds(letters, tmp_path):
+def test_tfds_gives_the_same_rows_as_files(letters, tmp_path):
     from bertjax.config.load import load_config
     from bertjax.tasks import glue
 
@@ -174,7 +174,7 @@ def test_the_same_rows_from_tfds(letters, tmp_path):
     assert texts[0] == texts[1]
 
 
-def test_regression(glue, letters, tmp_path, capfd):
+def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
     assert not any(file["noted"] for file in results["files"])
     assert {"pearson", "spearman", "squared_error"} <= results.keys()
@@ -220,7 +220,7 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
         assert told == [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
 
 
-def test_classes_of_another_s_checkpoint_go_by_their_names(glue, letters, tmp_path, capfd):
+def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tmp_path, capfd):
     train(f"glue.py:task=rte,path={glue}", tmp_path / "run", letters, steps=3)
     cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'other'}", "--format=huggingface"])
     weights = load_file(tmp_path / "other/model.safetensors")

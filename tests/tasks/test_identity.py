@@ -1,4 +1,4 @@
-"""What decides the answers is bound to the checkpoint: an edited or exchanged file of a workdir is named, not used."""
+"""Tests that an edited or missing file of a workdir is an error."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ EDITS = [
 
 @pytest.fixture(params=EDITS, ids=["hidden_act", "seq_len", "labels", "lower_case"])
 def edited(request, cola, tmp_path):
-    """A fine-tuned workdir with one file edited, the file's name, and what has changed in it."""
+    """Returns a fine-tuned workdir with one edited file, the file's name, and the change."""
     workdir = tmp_path / "run"
     shutil.copytree(cola, workdir)
     name, change, shown = request.param
@@ -48,7 +48,7 @@ def failed(capfd, *arguments) -> str:
     return capfd.readouterr().err.splitlines()[-1]
 
 
-def test_an_edited_file_is_named_by_every_command_that_would_use_it(edited, glue, tmp_path, capfd):
+def test_every_command_reports_an_edited_workdir_file(edited, glue, tmp_path, capfd):
     workdir, name, shown = edited
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
     for command in (
@@ -63,7 +63,7 @@ def test_an_edited_file_is_named_by_every_command_that_would_use_it(edited, glue
     assert not any((tmp_path / made).exists() for made in ("out", "converted", "other"))
 
 
-def test_a_file_that_is_gone_is_named(cola, tmp_path, capfd):
+def test_missing_workdir_file_is_an_error(cola, tmp_path, capfd):
     shutil.copytree(cola, tmp_path / "run")
     (tmp_path / "run" / "output_layer.json").unlink()
     assert "output_layer.json" in failed(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}")

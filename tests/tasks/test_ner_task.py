@@ -1,4 +1,4 @@
-"""Named entities from columns to columns."""
+"""Tests of named entity recognition on CoNLL files."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from running import predict, records, refused, train
 
 
 @pytest.mark.parametrize("context", ["document", pytest.param("sentence", marks=pytest.mark.slow)])
-def test_ner(context, letters, tmp_path, capfd):
+def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     files = conll_files(tmp_path / "conll")
     workdir = tmp_path / "run"
     results = train(f"ner.py:path={files},context={context}", workdir, letters, steps=60, eval_every=60)
@@ -35,7 +35,7 @@ def test_ner(context, letters, tmp_path, capfd):
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
 
 
-def test_words_without_tags_are_predicted(letters, tmp_path, capfd):
+def test_predict_accepts_words_without_tags(letters, tmp_path, capfd):
     files = conll_files(tmp_path / "conll")
     train(f"ner.py:path={files}", tmp_path / "run", letters, steps=1)
     (files / "eng.testb").write_text("za\nba\n\nke\n")

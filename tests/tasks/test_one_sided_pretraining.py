@@ -1,4 +1,4 @@
-"""Pre-training of models that see one side of a position, and what may be done with their checkpoints."""
+"""Tests of left-to-right and LSTM language models and their checkpoints."""
 
 import json
 
@@ -23,7 +23,7 @@ def config_of(corpus, objective="lm", *given):
 
 @pytest.fixture(scope="module", params=["left", pytest.param("lstm", marks=pytest.mark.slow)])
 def pretrained(request, corpus, tmp_path_factory):
-    """A run of two steps."""
+    """Returns the workdir of a run of two steps."""
     workdir = tmp_path_factory.mktemp(request.param)
     name, given = config_of(
         corpus, "lm", KINDS[request.param], *overrides(None, steps=2, eval_every=2, checkpoint_every=2)
@@ -32,7 +32,7 @@ def pretrained(request, corpus, tmp_path_factory):
     return request.param, workdir
 
 
-def test_every_piece_is_predicted_and_told(pretrained):
+def test_language_model_predicts_every_token(pretrained):
     kind, workdir = pretrained
     results = json.loads((workdir / "results.json").read_text())
     names = {"left": {"ltr"}, "lstm": {"ltr", "rtl"}}[kind]
@@ -45,7 +45,7 @@ def test_every_piece_is_predicted_and_told(pretrained):
     assert "perplexity" not in line or line["step"] == 0
 
 
-def test_its_architecture_goes_with_a_checkpoint(pretrained, letters, tmp_path, capfd):
+def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, capfd):
     kind, workdir = pretrained
     told = architecture_of(read_meta(find_checkpoint(workdir)))
     assert (told.encoder, told.attention_direction) == {"left": ("transformer", "left"), "lstm": ("lstm", "both")}[kind]
@@ -73,7 +73,7 @@ def test_its_architecture_goes_with_a_checkpoint(pretrained, letters, tmp_path, 
     assert capfd.readouterr().out
 
 
-def test_what_it_cannot_do_is_refused_by_name(pretrained, tmp_path, capfd):
+def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
     kind, workdir = pretrained
     heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
     assert f"has no masked_lm, it has encoder, {heads}" in refused(
@@ -85,7 +85,7 @@ def test_what_it_cannot_do_is_refused_by_name(pretrained, tmp_path, capfd):
         assert f"a language model with encoder={encoder}" in error
 
 
-def test_its_features_are_of_what_it_reads(pretrained, tmp_path, capfd):
+def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp_path, capfd):
     _, workdir = pretrained
     for name, text in (("one", "bana kero lote"), ("other", "bana kero misu")):
         (tmp_path / f"{name}.txt").write_text(text + "\n")
@@ -127,13 +127,13 @@ def test_its_features_are_of_what_it_reads(pretrained, tmp_path, capfd):
         ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; known: transformer, lstm"),
     ],
 )
-def test_what_does_not_go_together_is_refused(corpus, objective, given, says, capfd):
+def test_incompatible_settings_are_an_error(corpus, objective, given, says, capfd):
     name, given = config_of(corpus, objective, *given)
     assert says in refused(capfd, "describe", f"--config={name}", *given)
 
 
-def test_rows_are_the_text_as_it_is(corpus):
-    """The rows of masked LM before they are masked, in the same order."""
+def test_language_model_rows_equal_unmasked_mlm_rows(corpus):
+    """Language-model rows equal the rows of masked LM before masking, in the same order."""
 
     def rows(objective, *given):
         name, given = config_of(corpus, objective, *given)

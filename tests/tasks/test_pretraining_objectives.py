@@ -1,4 +1,4 @@
-"""What the objectives of pre-training share, and what they do not."""
+"""Tests of the pre-training objectives without next-sentence prediction."""
 
 import json
 
@@ -17,7 +17,7 @@ def config_of(corpus, objective):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_pairs_are_the_rows_of_next_sentence_prediction_without_its_labels(packing, corpus):
+def test_pairs_equal_next_sentence_rows_without_labels(packing, corpus):
     given = overrides(None, data__packing=str(packing).lower())
     with_it, without = (
         build_task(parse_config(experiment_config(config_of(corpus, objective), given)))
@@ -35,7 +35,7 @@ def test_pairs_are_the_rows_of_next_sentence_prediction_without_its_labels(packi
             np.testing.assert_array_equal(values, unlabelled[name])
 
 
-def test_pairs_train_masked_lm_alone(corpus, tmp_path):
+def test_pairs_train_masked_lm_only(corpus, tmp_path):
     given = overrides(None, steps=2, eval_every=2, checkpoint_every=2)
     cli.main(["train", f"--config={config_of(corpus, 'pairs')}", f"--workdir={tmp_path}", *given])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -46,7 +46,7 @@ def test_pairs_train_masked_lm_alone(corpus, tmp_path):
     assert not [name for line in [*lines, results, results["baseline"]] for name in line if "nsp" in name]
 
 
-def test_pairs_have_two_segments(corpus, tmp_path, capfd):
+def test_pairs_need_two_segments(corpus, tmp_path, capfd):
     config = f"--config={config_of(corpus, 'pairs')}"
     assert "sentence pairs have 2 segments" in refused(
         capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"

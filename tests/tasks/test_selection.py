@@ -1,4 +1,4 @@
-"""By what the best checkpoint is told, when a run has waited long enough, and what is said of classes."""
+"""Tests of checkpoint selection, early stopping and class reports."""
 
 import json
 import shutil
@@ -32,12 +32,12 @@ from bertjax.training.sweep import summary
         ("null_threshold", False),
     ],
 )
-def test_of_losses_and_errors_less_is_better(metric, less_is_better):
+def test_lower_is_better_for_losses_and_errors(metric, less_is_better):
     assert lower_is_better(metric) == less_is_better
     assert score(metric, 2.0) == (-2.0 if less_is_better else 2.0)
 
 
-def test_what_is_no_number_is_no_score():
+def test_non_numeric_values_have_no_score():
     assert [score("f1", value) for value in (None, "nan", float("nan"))] == [None] * 3
 
 
@@ -54,11 +54,11 @@ def test_what_is_no_number_is_no_score():
         ([1.0] * 9, 0, False),
     ],
 )
-def test_patience_is_counted_from_the_best(scores, patience, ends):
+def test_patience_counts_evaluations_since_the_best(scores, patience, ends):
     assert is_out_of_patience(scores, patience) == ends
 
 
-def test_a_sweep_takes_the_least_loss():
+def test_sweep_selects_the_lowest_loss():
     outcomes = [
         {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss"}
         for a, seed, value in ((1, 0, 0.5), (1, 1, 0.3), (2, 0, 0.9), (2, 1, 0.1))
@@ -81,7 +81,7 @@ def made(glue, letters, **fields):
     return settings, build_task(settings, train=True)
 
 
-def test_a_run_that_gets_no_better_ends_and_ends_there_after_any_kill(glue, letters, tmp_path, capfd):
+def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, capfd):
     config, task = made(glue, letters)
     result = loop.train(config, task, str(tmp_path / "whole"))
     said = capfd.readouterr().err
@@ -94,7 +94,7 @@ def test_a_run_that_gets_no_better_ends_and_ends_there_after_any_kill(glue, lett
     assert results["last_step"] == 6
 
     def killed_before(step):
-        """The workdir as it is where a kill comes after the evaluation of step 6, before it is saved or told."""
+        """Copies the workdir as a kill between the evaluation of step 6 and its checkpoint leaves it."""
         folder = tmp_path / f"killed{step}"
         shutil.copytree(tmp_path / "whole", folder)
         (folder / "results.json").unlink()
@@ -113,7 +113,7 @@ def test_a_run_that_gets_no_better_ends_and_ends_there_after_any_kill(glue, lett
 
 
 @pytest.mark.parametrize("checkpoint_every", [2, 14])
-def test_the_best_is_by_the_metric_of_choice_and_saved_when_reached(glue, letters, tmp_path, checkpoint_every):
+def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_every):
     # So high a rate that the loss comes and goes.
     fields = {"patience": 0, "select_by": "loss", "steps": 14, "optimizer__learning_rate": 0.05}
     fields["checkpoint_every"] = checkpoint_every
@@ -127,7 +127,7 @@ def test_the_best_is_by_the_metric_of_choice_and_saved_when_reached(glue, letter
     assert find_checkpoint(tmp_path / "run").name == str(results["step"])
 
 
-def test_a_metric_the_task_has_not_is_refused_before_training_with_those_it_has(glue, letters, tmp_path, capfd):
+def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, capfd):
     def command(config, *arguments):
         whole = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
         return "train", whole, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments
@@ -170,12 +170,12 @@ def test_a_metric_the_task_has_not_is_refused_before_training_with_those_it_has(
         ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing is 1.0"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(experiment, arguments, says, capfd):
+def test_invalid_setting_is_an_error_that_names_it(experiment, arguments, says, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}size=L1_H16,quick=true"
     assert says in refused(capfd, "describe", config, *arguments)
 
 
-def test_classes_are_told_in_the_results_as_a_picture_and_by_evaluate(cola, capfd):
+def test_class_report_is_in_results_figure_and_evaluate_output(cola, capfd):
     results = json.loads((cola / "results.json").read_text())
     assert (cola / "confusion.png").read_bytes().startswith(b"\x89PNG")
     right = sum(row.get(name, 0) for name, row in results["confusion"].items())
@@ -190,13 +190,13 @@ def test_classes_are_told_in_the_results_as_a_picture_and_by_evaluate(cola, capf
     assert "CoLA/test.tsv is read without labels" in error
 
 
-def test_a_sweep_without_a_dev_set_is_refused(glue, letters, tmp_path, capfd):
+def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true,grid=one"
     error = refused(capfd, "sweep", config, f"--workdir={tmp_path}", *overrides(letters, data__eval_split="none"))
     assert "a sweep selects by what its trials reach on dev" in error
 
 
-def test_nothing_to_add_up_is_no_loss():
+def test_no_losses_give_no_total_loss():
     class NoLabels:
         losses = ("cross_entropy",)
 
@@ -204,7 +204,7 @@ def test_nothing_to_add_up_is_no_loss():
     assert loop._with_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
 
 
-def test_a_metric_unknown_to_all_is_named():
+def test_check_metric_rejects_unknown_metrics():
     from bertjax.metrics.selection import check_metric
 
     with pytest.raises(UsageError, match="metrics of this task are a, b"):

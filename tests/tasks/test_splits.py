@@ -1,4 +1,4 @@
-"""What a run learns from and is evaluated on: shares of training data, a dev set cut off it, none at all."""
+"""Tests of training fractions, dev sets split off the training data, and runs without a dev set."""
 
 import json
 import random
@@ -30,7 +30,7 @@ TASKS = {
 
 
 def text_files(folder: Path, count: int = 40, seed: int = 0) -> Path:
-    """Rows of one text each, in random order."""
+    """Writes labeled texts in random order."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"text": f"word{index} w", "label": "O I-A" if index % 3 else "O O"} for index in range(count)]
     random.Random(seed).shuffle(rows)
@@ -46,7 +46,7 @@ def task_of(experiment, files, letters, train=True, **fields):
 
 
 def rows(batches):
-    """The texts of the rows of batches, in a set, and how many there are."""
+    """Returns the set of texts in batches and the number of rows."""
     found = []
     for batch in batches:
         ids = batch["input_ids"].reshape(len(batch["weights"]), -1)
@@ -55,9 +55,7 @@ def rows(batches):
 
 
 @pytest.mark.parametrize("experiment", TASKS)
-def test_every_task_learns_from_a_share_and_cuts_off_a_dev_set_that_it_does_not_learn_from(
-    experiment, letters, tmp_path
-):
+def test_every_task_trains_on_a_fraction_and_splits_off_a_dev_set(experiment, letters, tmp_path):
     make, count = TASKS[experiment]
     files = (make or text_files)(tmp_path / "files")
     fields = {"data__dev_share": 0.25, "steps": 0, "epochs": 1}
@@ -85,7 +83,7 @@ def test_every_task_learns_from_a_share_and_cuts_off_a_dev_set_that_it_does_not_
     )
 
 
-def test_the_dev_set_is_the_same_in_any_order_of_the_file_and_for_any_seed_but_its_own(letters, tmp_path):
+def test_dev_set_depends_on_dev_seed_only(letters, tmp_path):
     found = []
     for order, seed, dev_seed in ((0, 0, 0), (1, 5, 0), (1, 0, 1)):
         files = text_files(tmp_path / str(order), seed=order)
@@ -94,7 +92,7 @@ def test_the_dev_set_is_the_same_in_any_order_of_the_file_and_for_any_seed_but_i
     assert found[0] == found[1] != found[2]
 
 
-def test_all_questions_on_a_passage_are_on_one_side(letters, tmp_path):
+def test_questions_on_a_passage_stay_on_one_side(letters, tmp_path):
     passages = [f"{'abcdefgh'[index]}x is here." for index in range(8)]
     paragraphs = [
         {
@@ -116,7 +114,7 @@ def test_all_questions_on_a_passage_are_on_one_side(letters, tmp_path):
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
 
-def test_a_file_whose_rows_have_one_text_is_refused(letters, tmp_path, capfd):
+def test_dev_share_of_identical_texts_is_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\n" + "same,a\nsame,b\n" * 5)
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
     given = overrides(letters, data__dev_share=0.2)
@@ -125,7 +123,7 @@ def test_a_file_whose_rows_have_one_text_is_refused(letters, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("experiment", TASKS)
-def test_no_task_needs_a_dev_set(experiment, letters, tmp_path):
+def test_tasks_train_without_a_dev_set(experiment, letters, tmp_path):
     files = (TASKS[experiment][0] or text_files)(tmp_path / "files")
     for name in ("dev", "val", "eng.testa"):
         for file in files.rglob(f"{name}*"):
@@ -136,7 +134,7 @@ def test_no_task_needs_a_dev_set(experiment, letters, tmp_path):
     assert task.results["evaluated_on"] == "nothing: the checkpoint is the last one"
 
 
-def test_training_without_a_dev_set_keeps_the_last_checkpoint_and_says_so(letters, tmp_path, capfd):
+def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path, capfd):
     fields = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "data__eval_split": "none"}
     config = f"glue.py:task=rte,path={glue_files(tmp_path)}"
     (tmp_path / "RTE" / "dev.tsv").unlink()
@@ -155,7 +153,7 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint_and_says_so(letter
     assert len(path.read_text().splitlines()) == 8
 
 
-def test_the_settings_of_classes_reach_the_objective_of_every_task_that_has_classes(letters, tmp_path):
+def test_class_weights_and_label_smoothing_reach_every_objective(letters, tmp_path):
     given = {"label_smoothing": 0.25, "data__class_weights": '{"1": 4}'}
     files = glue_files(tmp_path / "glue")
     task = task_of("glue.py:task=cola", files, letters, **given)

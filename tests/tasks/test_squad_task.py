@@ -1,4 +1,4 @@
-"""Questions from files in the official form to predictions in it."""
+"""Tests of SQuAD from official files to official predictions."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from bertjax.cli import main as cli
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.slow), "2.0"])
-def test_squad(version, letters, tmp_path, capfd):
+def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
     files = learnable_squad_files(tmp_path / "squad", version)
     results = train(f"squad.py:version={version},path={files}", tmp_path / "run", letters, steps=80)
     assert results["exact_match"] > 90 and results["f1"] > 90

@@ -1,4 +1,4 @@
-"""Choices among four endings."""
+"""Tests of SWAG from files and from TFDS."""
 
 import csv
 
@@ -11,7 +11,7 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint_config import experiment_config
 
 
-def test_swag(letters, tmp_path, capfd):
+def test_swag_trains_evaluates_and_predicts(letters, tmp_path, capfd):
     files = swag_files(tmp_path / "swag")
     results = train(f"swag.py:path={files}", tmp_path / "run", letters, data__eval_batch_size=8, steps=40)
     assert results["accuracy"] == 1 and results["baseline"]["accuracy"] < 0.6
@@ -25,7 +25,7 @@ def test_swag(letters, tmp_path, capfd):
         assert int(np.argmax(record["probabilities"])) == int(np.argmax(record["logits"])) == int(choice)
 
 
-def test_swag_is_read_from_tfds_as_from_its_files(letters, tmp_path):
+def test_swag_from_tfds_equals_files(letters, tmp_path):
     import tensorflow_datasets as tfds
 
     files = swag_files(tmp_path / "swag")

@@ -1,4 +1,4 @@
-"""Many trials of one experiment."""
+"""Tests of sweeps."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from bertjax.training.sweep import name_of, run_sweep
 from bertjax.training.workdir import lock
 
 
-def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, letters, tmp_path, capfd, monkeypatch):
+def test_sweep_resumes_finished_trials_after_a_failure(cola, glue, letters, tmp_path, capfd, monkeypatch):
     command = [
         "sweep",
         f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
@@ -85,14 +85,14 @@ def test_the_sweep_keeps_what_is_done_and_goes_on_after_a_failure(cola, glue, le
     assert "started from other parameters than those of --init_from" in refused(capfd, *command)
 
 
-def test_two_sweeps_do_not_share_a_workdir(cola, glue, tmp_path, capfd):
+def test_workdir_of_another_sweep_is_an_error(cola, glue, tmp_path, capfd):
     command = ["sweep", f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true", f"--workdir={tmp_path}"]
     with lock(tmp_path):
         assert f"another run is using the workdir {tmp_path}" in refused(capfd, *command, f"--init_from={cola}")
     assert not (tmp_path / "trials").exists()
 
 
-def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
+def test_trials_of_equal_shape_compile_once(cola, glue, tmp_path):
     config = f"{EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
     given = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
     make_train_step.cache_clear()
@@ -108,7 +108,7 @@ def test_trials_of_a_shape_share_one_compilation(cola, glue, tmp_path):
     assert make_train_step.cache_info().misses == 1
 
 
-def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
+def test_grid_is_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
     seen = []
 
     def noting(configure, trials, path, init_from):
@@ -150,7 +150,7 @@ def test_a_grid_from_the_command_line_is_the_cross_product_of_typed_values(glue,
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_the_command_line_sets_is_no_part_of_an_experiment_s_grid(glue, letters, tmp_path, monkeypatch):
+def test_overrides_remove_fields_from_the_experiment_s_grid(glue, letters, tmp_path, monkeypatch):
     seen = []
 
     def noting(configure, trials, path, init_from):
@@ -165,7 +165,7 @@ def test_what_the_command_line_sets_is_no_part_of_an_experiment_s_grid(glue, let
     assert {(settings.epochs, settings.optimizer.learning_rate) for _, settings in seen} == {(7, 1e-3)}
 
 
-def test_a_trial_is_one_folder_whatever_its_values_are():
+def test_trial_is_one_folder_for_any_values():
     assert name_of({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
     assert "/" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
     assert "[" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
@@ -180,11 +180,11 @@ def test_a_trial_is_one_folder_whatever_its_values_are():
         lambda content: b"",
     ],
 )
-def test_damaged_results_of_a_finished_trial_are_named(damage, cola, tmp_path):
+def test_damaged_trial_results_are_an_error(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
     with pytest.raises(BertjaxError, match="results.json is damaged .*; remove it, and the command that trained"):
         read_results(epath.Path(tmp_path))
 
 
-def test_whole_results_of_a_finished_trial_are_taken(cola):
+def test_results_of_a_finished_trial_are_reused(cola):
     assert read_results(epath.Path(cola))["seed"] == 0

@@ -1,4 +1,4 @@
-"""A user's own files."""
+"""Tests of classification and tagging on a user's own files."""
 
 import json
 
@@ -12,7 +12,7 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint_config import experiment_config
 
 
-def test_own_files_in_any_form(letters, tmp_path, capfd):
+def test_own_files_in_every_format(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,topic\n" + '"zu, ba",good\npa ke,bad\n' * 8)
     (tmp_path / "dev.jsonl").write_text('{"text": "zu lo", "topic": "good"}\n{"text": "pa", "topic": "bad"}\n')
     (tmp_path / "new.tsv").write_text("text\tid\nzu\tx\n\nna\tz\n")
@@ -34,7 +34,7 @@ def test_own_files_in_any_form(letters, tmp_path, capfd):
 
 @pytest.mark.parametrize("tag, best_by", [("I-PER", "f1"), ("NOUN", "word_accuracy")])
 @pytest.mark.slow
-def test_own_words_with_tags_in_any_form(tag, best_by, letters, tmp_path, capfd):
+def test_own_tagged_files_in_every_format(tag, best_by, letters, tmp_path, capfd):
     sentences = [(["zu", "ba", "pa"], [tag, "O", "O"]), (["ke", "zu"], ["O", tag])] * 16
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": w, "label": t}) + "\n" for w, t in sentences))
     (tmp_path / "dev.tsv").write_text(
@@ -56,14 +56,14 @@ def test_own_words_with_tags_in_any_form(tag, best_by, letters, tmp_path, capfd)
     ]
 
 
-def test_mixed_schemes_of_tags_are_refused(letters, tmp_path, capfd):
+def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags,size=L1_H16"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
     assert "the tags mix schemes: B-PER marks an entity, LOC does not" in error
 
 
-def test_own_data_is_evaluated_and_predicted_without_the_training_file(letters, tmp_path, capfd):
+def test_evaluate_and_predict_do_not_need_the_training_file(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\nzu,a\npa,b\n")
     train(f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv", tmp_path / "run", letters, steps=1)
     (tmp_path / "other.jsonl").write_text('{"text": "zu\\ud83d", "label": "a"}\n')
@@ -76,7 +76,7 @@ def test_own_data_is_evaluated_and_predicted_without_the_training_file(letters, 
     assert len(paths[0].read_text().splitlines()) == 2
 
 
-def test_a_changed_dev_file_is_other_data(letters, tmp_path, capfd):
+def test_resuming_with_a_changed_dev_file_is_an_error(letters, tmp_path, capfd):
     for name in ("train", "dev"):
         (tmp_path / f"{name}.csv").write_text("text,label\nzu,a\npa,b\n")
     config = f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/dev.csv"
@@ -88,7 +88,7 @@ def test_a_changed_dev_file_is_other_data(letters, tmp_path, capfd):
     assert "on other data" in error
 
 
-def test_every_row_of_a_file_is_a_line_of_predictions(letters, tmp_path, capfd):
+def test_every_row_has_a_line_of_predictions(letters, tmp_path, capfd):
     labels = ["a\nb", "c\td\\"]
     rows = [{"text": f"zu{index}", "label": labels[index % 2]} for index in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -110,7 +110,7 @@ def test_every_row_of_a_file_is_a_line_of_predictions(letters, tmp_path, capfd):
     assert [record["line"] for record in records(beside)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_tags_are_scored_where_there_are_any_and_predicted_everywhere(letters, tmp_path, capfd):
+def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba pa\tS-A O O\nke zu\tO S-A\n" * 16)
     (tmp_path / "dev.tsv").write_text("text\tlabel\nzu zu\tS-A S-A\n\nzu ba\n\t\nzu pa\tS-A O\n")
     config = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/dev.tsv,kind=tags"
@@ -126,7 +126,7 @@ def test_tags_are_scored_where_there_are_any_and_predicted_everywhere(letters, t
 LABELS_OF = {"zu": ["bright"], "pa": ["calm", "dark"], "zu pa": ["bright", "calm", "dark"], "ke": []}
 
 
-def test_labels_in_a_column_are_those_of_a_list(letters, tmp_path):
+def test_separated_labels_equal_a_list_of_labels(letters, tmp_path):
     found = []
     for form in ("csv", "jsonl"):
         rows = ["text,label", *(f'{text},"{"; ".join(labels)}"' for text, labels in LABELS_OF.items())]
@@ -146,7 +146,7 @@ def test_labels_in_a_column_are_those_of_a_list(letters, tmp_path):
     assert task.baseline() == {"micro_f1": 0.0, "macro_f1": 0.0, "subset_accuracy": 0.25}
 
 
-def test_any_number_of_labels_a_row(letters, tmp_path, capfd):
+def test_multilabel_trains_evaluates_predicts_and_converts(letters, tmp_path, capfd):
     for name, times in (("train", 16), ("dev", 2)):
         rows = [json.dumps({"text": text, "label": labels}) for text, labels in LABELS_OF.items() for _ in range(times)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
@@ -192,7 +192,7 @@ def test_any_number_of_labels_a_row(letters, tmp_path, capfd):
     assert "is for multilabel, the config wants text/classes" in error
 
 
-def test_labels_that_hold_the_separator_are_refused(letters, tmp_path, capfd):
+def test_label_with_the_separator_is_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.jsonl").write_text('{"text": "zu", "label": ["a,b", "c"]}\n')
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.jsonl,kind=multilabel,size=L1_H16,quick=true"
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *overrides(letters))
@@ -202,7 +202,7 @@ def test_labels_that_hold_the_separator_are_refused(letters, tmp_path, capfd):
     )
 
 
-def test_paths_mean_the_same_from_any_folder_whatever_is_in_their_names(tmp_path, monkeypatch):
+def test_data_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"train_file": "a:b.tsv", "dev_file": "gs://bucket/dev.tsv", "vocabulary": "v:1/vocab.txt"}
     overrides = [f"--config.data.{name}={value}" for name, value in given.items()]
@@ -214,7 +214,7 @@ def test_paths_mean_the_same_from_any_folder_whatever_is_in_their_names(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["classes", "multilabel", "tags"])
-def test_labels_that_are_given_are_those_that_are_learnt_in_their_order(kind, letters, tmp_path):
+def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     rows = [{"text": "zu", "label": "y"}, {"text": "pa", "label": "x"}]
     if kind == "tags":
         rows = [{"words": [row["text"]], "tags": [row["label"]]} for row in rows]
@@ -228,7 +228,7 @@ def test_labels_that_are_given_are_those_that_are_learnt_in_their_order(kind, le
     assert layer["labels"] == ["z", "y", "x"]
 
 
-def test_a_run_goes_on_and_is_used_whatever_its_vocabulary_was_called(letters, tmp_path, capfd):
+def test_vocabulary_may_have_any_file_name(letters, tmp_path, capfd):
     data = tmp_path / "train.csv"
     data.write_text("text,label\n" + "".join(f"the {'good' if n % 2 else 'bad'},{n % 2}\n" for n in range(8)))
     vocabulary = tmp_path / "bert-base-letters.txt"
@@ -239,7 +239,7 @@ def test_a_run_goes_on_and_is_used_whatever_its_vocabulary_was_called(letters, t
     cli.main(["predict", f"--checkpoint={tmp_path}/run", "the good"])
 
 
-def test_bench_step_counts_the_batch_that_it_times(letters, tmp_path, capfd):
+def test_bench_step_counts_the_timed_batch(letters, tmp_path, capfd):
     # Of three batches one is longer, and with this seed it comes first.
     rows = ["zu ba,a\n"] * 62 + ["zu " * 40 + ",b\n"] * 32
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))

@@ -1,4 +1,4 @@
-"""What is between an encoder and a task's layer: a BiLSTM, features of a frozen encoder, kept on disk."""
+"""Tests of the feature head: a BiLSTM, and cached features of a frozen encoder."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ FEATURES = ["embeddings", "second_to_last", "last", "sum_last_four", "concat_las
 
 @pytest.fixture(scope="module")
 def ner(tmp_path_factory, letters):
-    """CoNLL's files, and a tagger fine-tuned on them for a step, to start from."""
+    """Returns CoNLL files and the checkpoint of a tagger trained on them for one step."""
     folder = tmp_path_factory.mktemp("ner")
     files = conll_files(folder / "conll")
     train(f"ner.py:path={files}", folder / "start", letters, steps=1, eval_every=1)
@@ -48,9 +48,7 @@ def params_of(workdir):
     "features",
     ["sum_last_four", *(pytest.param(name, marks=pytest.mark.slow) for name in FEATURES if name != "sum_last_four")],
 )
-def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
-    ner, features, tmp_path, staging, capfd
-):
+def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, features, tmp_path, staging, capfd):
     files, start = ner
     given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.feature_head.features={features}"]
     sizes = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
@@ -86,7 +84,7 @@ def test_training_on_features_leaves_the_encoder_and_equals_training_through_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["swag", "squad", "glue"])
-def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
+def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     _, start = ner
     made = {"swag": (swag_files, ""), "squad": (squad_files, ""), "glue": (glue_files, "task=cola,")}
     files, more = made[task]
@@ -101,7 +99,7 @@ def test_any_task_may_stand_on_features(ner, task, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_states_are_computed_as_the_run_computes(ner, tmp_path, staging):
+def test_cached_features_use_the_dtype_of_the_run(ner, tmp_path, staging):
     files, start = ner
     given = [f"--init_from={start}", *FROZEN, "--config.feature_head.features=last", "--config.model.dtype=bfloat16"]
     train(f"ner.py:path={files}", tmp_path / "run", None, *given, steps=1)
@@ -110,7 +108,7 @@ def test_states_are_computed_as_the_run_computes(ner, tmp_path, staging):
         np.testing.assert_array_equal(states, states.astype(jnp.bfloat16).astype(np.float32))
 
 
-def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, capfd):
+def test_damaged_cached_features_are_recomputed(ner, tmp_path, staging, capfd):
     files, start = ner
     run = [
         f"ner.py:path={files}",
@@ -148,7 +146,7 @@ def test_states_that_are_damaged_on_disk_are_made_again(ner, tmp_path, staging, 
         (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers is -1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(ner, given, says, tmp_path, capfd):
+def test_invalid_feature_settings_are_an_error(ner, given, says, tmp_path, capfd):
     files, start = ner
     config = f"--config={EXPERIMENTS}/ner.py:path={files}"
     assert says in refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={start}", *given)

@@ -1,4 +1,4 @@
-"""Weights of classes and smoothing of labels: the loss they stand for, and its mean over any cut of the batch."""
+"""Tests of class weights and label smoothing: the loss, its mean over micro-batches, and invalid settings."""
 
 import functools
 
@@ -55,7 +55,7 @@ def batch(labels=LABELS):
 
 
 def by_hand(logits, labels, weights, smoothing):
-    """The mean of the rows' losses by the weights of their labels, in float64."""
+    """Returns the weighted mean loss in float64."""
     logits, keep = logits.astype(np.float64), labels >= 0
     logarithms = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     target = (1 - smoothing) * np.eye(3)[labels] + smoothing / 3
@@ -67,7 +67,7 @@ def by_hand(logits, labels, weights, smoothing):
     "weighting", [UNWEIGHTED, ClassWeighting((0.25, 2.0, 0.1)), ClassWeighting((), 0.1), ClassWeighting((1, 5, 3), 0.3)]
 )
 @pytest.mark.parametrize("words", [False, True])
-def test_the_loss_is_a_mean_by_the_weights_of_the_labels_in_training_and_plain_in_evaluation(weighting, words):
+def test_training_loss_is_weighted_and_evaluation_loss_is_not(weighting, words):
     if words:
         objective, labels = tagging.objective(MODEL, 3, weighting), batch()["token_labels"]
     else:
@@ -93,7 +93,7 @@ def params_and_logits(words):
     return params, np.asarray(objective.model.apply({"params": params}, batch()))
 
 
-def test_the_gradient_does_not_depend_on_how_a_batch_is_cut():
+def test_gradient_does_not_depend_on_micro_batches():
     # Strided micro-batches of two: one has the rare classes, others not.
     objective = objectives.sequence_objective("abc", MODEL, ClassWeighting((0.01, 4.0, 7.0), 0.1))
     found = []
@@ -107,7 +107,7 @@ def test_the_gradient_does_not_depend_on_how_a_batch_is_cut():
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5)
 
 
-def test_balanced_is_scikit_learn_s():
+def test_balanced_weights_match_scikit_learn():
     labels = np.array([0] * 7 + [1] * 2 + [3] + [-1] * 5)
     found = weighting_of(settings("balanced"), "abcd", labels).weights
     known = labels[labels >= 0]
@@ -116,7 +116,7 @@ def test_balanced_is_scikit_learn_s():
     assert found[2] == 1.0
 
 
-def test_weights_go_by_the_names_of_classes_and_equal_settings_share_a_compilation():
+def test_weights_are_matched_by_class_name_and_compare_equal():
     one, same = (weighting_of(settings('{"b": 5}', 0.1), "abc", LABELS) for _ in range(2))
     assert one == ClassWeighting((1.0, 5.0, 1.0), 0.1)
     both = [objectives.sequence_objective("abc", MODEL, weighting) for weighting in (one, same)]
@@ -129,12 +129,12 @@ def test_weights_go_by_the_names_of_classes_and_equal_settings_share_a_compilati
 @pytest.mark.parametrize(
     "weights", ["even", "[1]", '{"a": 0}', '{"a": -1}', '{"a": "1"}', '{"a": Infinity}', '{"a": true}']
 )
-def test_weights_that_are_none_are_refused(weights):
+def test_invalid_class_weights_are_an_error(weights):
     with pytest.raises(UsageError, match="give balanced, or a weight above 0"):
         settings(weights)
 
 
-def test_smoothing_is_a_share():
+def test_label_smoothing_is_a_fraction():
     for smoothing in (-0.1, 1.0, float("nan")):
         with pytest.raises(UsageError, match="label_smoothing is"):
             settings(smoothing=smoothing)
