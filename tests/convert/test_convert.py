@@ -14,7 +14,7 @@ from bertjax.convert import huggingface, workdir
 from bertjax.convert.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import temporary_name
 
 
 @pytest.mark.parametrize("slots", [False, True])
@@ -192,7 +192,7 @@ def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path, log_lines)
         with as_bertjax(source, kept) as path:
             assert path == str(kept)
         # Of a run that is killed when the copy is in its place already.
-        (tmp_path / unfinished_name("init_from")).mkdir()
+        (tmp_path / temporary_name("init_from")).mkdir()
     assert sum("wrote" in line for line in log_lines) == 1
     with as_bertjax(source, kept):
         assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]

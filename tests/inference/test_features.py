@@ -17,7 +17,7 @@ from bertjax.inference import features
 from bertjax.inference.batches import BATCH_TOKENS, batches
 from bertjax.inference.load import load_trained
 from bertjax.model.encoder import Encoder
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import temporary_name
 
 TEXTS = ["the cat, sat", "", "a " * 60, "ab ||| c d", *(f"w{index}" for index in range(40))]
 
@@ -112,7 +112,7 @@ def test_a_killed_command_leaves_whole_shards_and_goes_on_after_them(pretrained,
     monkeypatch.setattr(features, "SHARD_BYTES", 32 * 4 * 16)
     before = (killed / "out" / "00001.npz").stat().st_mtime_ns
     # As SIGKILL in the middle of a shard leaves one.
-    (killed / "out" / unfinished_name("00002.npz")).write_bytes(b"PK")
+    (killed / "out" / temporary_name("00002.npz")).write_bytes(b"PK")
     write(pretrained, killed / "texts.txt")
     assert (killed / "out" / "00001.npz").stat().st_mtime_ns == before
     assert sorted(os.listdir(killed / "out")) == names

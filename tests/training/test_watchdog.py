@@ -10,14 +10,13 @@ from bertjax.training.watchdog import watchdog
 STUCK = """
 import time
 from bertjax.utils import process
-from bertjax.utils.temporary import temporary_folder
 from bertjax.training.watchdog import watchdog
 
 def waits_for_another():
     time.sleep(60)
 
 def command():
-    with temporary_folder() as folder, watchdog(0.4) as hear:
+    with TemporaryDirectory() as folder, watchdog(0.4) as hear:
         print(folder, flush=True)
         for _ in range(10):
             time.sleep(0.1)

@@ -17,7 +17,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import train as loop
 from bertjax.training import workdir
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import temporary_name
 
 
 def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
@@ -34,7 +34,7 @@ def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
     with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
         loop.train(task, str(tmp_path / "run"))
     (tmp_path / "run" / ".lock").unlink()
-    abandoned = tmp_path / "run" / unfinished_name("config.json")
+    abandoned = tmp_path / "run" / temporary_name("config.json")
     abandoned.write_text("half of it")
     loop.train(task, str(tmp_path / "run"))
     assert (tmp_path / "precious").read_text() == "dear"

@@ -19,7 +19,6 @@ from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.tables import ReadStats, whole_characters
 from bertjax.errors import UsageError, quoted
-from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 from bertjax.utils.terminal import progress_bar
 
 # Context that a token gets for each token of its window (`_check_is_max_context` of `run_squad.py`).
@@ -78,8 +77,8 @@ def read_questions(path: Path, reading: ReadStats, training: bool, answered: boo
       UsageError: the file is missing, is not of SQuAD's form, or has an id twice.
     """
     try:
-        with open_regular(path) as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
-            content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
+        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
+            content = json.loads(file.read().removeprefix(b"\xef\xbb\xbf"))
         questions = [
             _question(qa, paragraph["context"], f"article {i}, paragraph {j}")
             for i, article in enumerate(content["data"], 1)

@@ -12,8 +12,7 @@ from bertjax.data.finetuning.context import most_context
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.tables import ReadStats, Row, decoded, whole_characters
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.utils.io import TABLE_BYTES, read_whole
-from bertjax.utils.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
@@ -63,11 +62,11 @@ def read_tagged(path: Path, reading: ReadStats, labelled: bool = True) -> Tagged
         that is not of IOB, BIOES or BILOU.
     """
     try:
-        data = read_whole(path, TABLE_BYTES)
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    refuse_utf16(path, data)
-    lines = with_newlines(data.removeprefix(b"\xef\xbb\xbf")).split(b"\n")
+    reject_utf16(path, data)
+    lines = normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).split(b"\n")
     words: list[str] = []
     tags: list[str] = []
     places: list[int] = []

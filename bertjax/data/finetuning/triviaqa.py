@@ -9,12 +9,10 @@ from typing import Any
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import ReadStats, whole_characters
 from bertjax.errors import UsageError, quoted
-from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 
 # Footnote of section 4.2; tokens are taken to be what stands between white space.
 _FIRST_TOKENS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
-_MOST_BYTES = 1 << 24
 
 
 def read_triviaqa(path: Path, folder: Path, reading: ReadStats) -> list[Question]:
@@ -29,8 +27,7 @@ def read_triviaqa(path: Path, folder: Path, reading: ReadStats) -> list[Question
       UsageError: the file is missing, is not of TriviaQA's form, or no document can be used.
     """
     try:
-        with open_regular(path) as file:
-            content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
+        content = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
         asked = [
             (
                 str(entry["QuestionId"]),
@@ -69,9 +66,7 @@ def _question(
         # A name from a file leads to no other folder.
         if ".." in parts or Path(document).is_absolute():
             raise OSError("its name leads elsewhere")
-        file_path = folder / _EVIDENCE / document
-        with open_regular(file_path) as file:
-            whole = read_stream(file, file_path, _MOST_BYTES).decode("utf-8", errors="replace")
+        whole = (folder / _EVIDENCE / document).read_text("utf-8", errors="replace")
     except OSError:
         reading.skip("whose document is missing", place)
         return None
