@@ -20,8 +20,8 @@ from bertjax.errors import LOST, BertjaxError, LostError, UsageError, first_line
 from bertjax.utils.terminal import show
 
 LOST_PROCESS = (
-    "lost {}; when all processes of this run have ended, run the same command on every host to resume from the last "
-    "checkpoint"
+    "another process of this run is gone ({}); when all of them have ended, the same command on every host goes on "
+    "from the last checkpoint"
 )
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _PORT = "JAX_COORDINATOR_PORT"

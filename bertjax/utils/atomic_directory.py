@@ -39,7 +39,7 @@ def atomic_directory(
         with contextlib.nullcontext() if is_remote(path) else _directory_lock(path):
             if path.exists() and not (path.is_dir() and not any(path.iterdir())):
                 if not is_kind(path):
-                    raise UsageError(f"{path} exists and is not a {kind}; choose another path")
+                    raise UsageError(f"{path} exists and is not a {kind}, or holds other files; choose another path")
                 if not overwrite:
                     raise UsageError(f"{path} exists; give --overwrite or choose another path")
             with make as directory:
@@ -59,7 +59,7 @@ def recover_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _directory_lock(path: Path) -> Iterator[None]:
-    lock = path.parent / f".{path.name[:100]}.lock"
+    lock = path.parent / f".{path.name[:100]}.write.lock"
     try:
         with FileLock(lock, blocking=False):
             try:

@@ -79,7 +79,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
         (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len is 0"),
         (["--config", f"{EXPERIMENT}:phases=2", "--config.long_phase.seq_len=0"], "config.long_phase.seq_len is 0"),
         (["--config", f"{EXPERIMENT}:phases=3"], "phases=3"),
-        (["--config", f"{EXPERIMENT}:batch=rows"], "'rows'; known: tokens, sequences"),
+        (["--config", f"{EXPERIMENT}:batch=rows"], "unknown batch=rows; use tokens or sequences"),
         (["--config", TINY, "--config.steps=many"], "--config.steps=many"),
         (["--config", TINY, "--config.steps=0"], "config.steps is 0"),
         (["--config", f"{TINY},quick=false"], "config argument quick is given twice"),
@@ -200,7 +200,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     ("returned", "message"),
     [
         ("ConfigDict({'task': 'pretraining'})", "has no data or no model; begin with the defaults, see bertjax/pre"),
-        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task is 5; known: glue, ner"),
+        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task=5; known: glue, ner"),
         ("ConfigDict(pretraining_config().to_dict() | {'data': 'x'})", "has no data or no model"),
         ("ConfigDict(pretraining_config().to_dict() | {'steps': None})", "config.steps is None; .* an integer"),
         ("None", "must return a ConfigDict with a task"),

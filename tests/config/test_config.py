@@ -110,7 +110,7 @@ def test_field_meanings_come_from_docstrings():
 def test_each_task_module_has_a_config_class():
     assert {"pretraining", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
     assert all(config_class(task)().task == task for task in TASKS)
-    with pytest.raises(UsageError, match="config.task is 'run'; known: glue, ner"):
+    with pytest.raises(UsageError, match="config.task='run'; known: glue, ner"):
         config_class("run")
 
 

@@ -144,7 +144,7 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
     for arguments, code, says in (
         (["convert", command[1], "/proc/ours"], 1, "cannot write the checkpoint /proc/ours"),
         (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
-        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is no regular file"),
+        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
         with pytest.raises(SystemExit) as end:
             cli.main(arguments)

@@ -161,7 +161,7 @@ def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypa
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     config, task = make(corpus)
-    with pytest.raises(BertjaxError, match="no room for two checkpoints: about .* choose another --workdir$"):
+    with pytest.raises(BertjaxError, match="not enough disk space for two checkpoints: .* choose another --workdir$"):
         loop.train(task, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 
