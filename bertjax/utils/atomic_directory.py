@@ -98,9 +98,13 @@ def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
         if path.exists():
             (path / last_file).unlink(missing_ok=True)
             path.rmtree()
-        path.mkdir(parents=True, exist_ok=True)
-        for file in sorted(temporary.iterdir(), key=lambda file: (file.name == last_file, file.name)):
+        files = sorted(temporary.iterdir(), key=lambda file: (file.name == last_file, file.name))
+        # Object storage has no empty directories.
+        placeholder = path / temporary_name(path.name)
+        placeholder.write_bytes(b"")
+        for file in files:
             file.replace(path / file.name)
+        placeholder.unlink()
     finally:
         with contextlib.suppress(Exception):
             temporary.rmtree()

@@ -46,7 +46,7 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
     assert bytes_of(tmp_path / "corpus") != before and leftovers(tmp_path) == ["corpus"]
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
-    with pytest.raises(UsageError, match="is no corpus"):
+    with pytest.raises(UsageError, match="is not a corpus"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True, name="home")
 
 
