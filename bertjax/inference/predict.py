@@ -107,7 +107,10 @@ class _Asked:
         if not labels:
             return [records.number_record(values[0]) for values in found]
         if self.trained.layer.kind == MULTILABEL:
-            return [records.multilabel_record(labels, values, self.trained.habits.threshold, self.logits) for values in found]
+            return [
+                records.multilabel_record(labels, values, self.trained.habits.threshold, self.logits)
+                for values in found
+            ]
         return [records.class_record(labels, values, self.logits) for values in found]
 
     def choices(self, texts: Sequence[str]) -> list[Record]:
@@ -121,7 +124,9 @@ class _Asked:
                 )
         sequences = [self._encoded((first, ending)) for first, *endings in parts for ending in endings]
         scores = iter(self.run(make_examples(sequences, {})))
-        return [records.choice_record(np.array([next(scores)[0] for _ in endings]), self.logits) for _, *endings in parts]
+        return [
+            records.choice_record(np.array([next(scores)[0] for _ in endings]), self.logits) for _, *endings in parts
+        ]
 
     def tags(self, texts: Sequence[str]) -> list[Record]:
         """A tag for each word of each text."""
@@ -159,7 +164,9 @@ class _Asked:
             "end": [row[:, 1] for row in logits],
         }
         found = squad_answers.best_answers(self.trained.habits, questions, windows, [outputs])
-        return [squad_answers.answer_record(answer, self.trained.habits.null_threshold, self.logits) for answer in found]
+        return [
+            squad_answers.answer_record(answer, self.trained.habits.null_threshold, self.logits) for answer in found
+        ]
 
     def _parts(self, text: str) -> Sequence[str]:
         parts = text.split(PAIR, 1)
