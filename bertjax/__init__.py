@@ -1,7 +1,7 @@
 """BERT pre-training and fine-tuning in JAX and Flax, built for TPUs.
 
-`load` and `load_tokenizer` are the door for Python; `Encoder` and `Pooler` are Flax modules for models of your own.
-What is in `__all__` stays as it is; all else may move.
+`load` and `load_tokenizer` open a trained model from Python. `Encoder` and `Pooler` are Flax modules for other models.
+Names in `__all__` are the stable public API.
 """
 
 import importlib
@@ -26,7 +26,7 @@ __all__ = [
     "load",
     "load_tokenizer",
 ]
-_HOMES = {
+_MODULES = {
     "Architecture": "bertjax.model.architecture",
     "BertjaxError": "bertjax.errors",
     "Encoder": "bertjax.model.encoder",
@@ -37,10 +37,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: `bertjax --help` waits for no library.
+    # Imported on demand, so that `bertjax --help` does not import JAX.
     if name not in __all__:
         raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, "bertjax.api")), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "bertjax.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m bertjax`, where the `bertjax` command is not on the path."""
+"""`python -m bertjax`, which equals the `bertjax` command."""
 
 from bertjax.cli.main import main
 

@@ -1,71 +1,65 @@
-"""How a command can end, with its exit code, and what may stand in the one line of an error.
+"""Exceptions, exit codes and the formatting of values in one-line error messages.
 
-0 is done. A scheduler starts the same command again after STOPPED and LOST, and not after the codes of the errors.
+A scheduler should restart a command that exits with `STOPPED` or `LOST`, but not one that exits with 1 or 2.
 """
 
 import re
 from collections.abc import Iterable
 
-_MOST_CHARACTERS = 200
-# What libraries of C++ append to a message for programs to read, such as [tensorstore_spec='...'].
-_STATUS_DETAILS = re.compile(r" \[[\w. /]+=")
-_MOST_NAMES = 10
-
-
-# Asked to stop; what was done is saved.
+# The run was asked to stop and saved a checkpoint.
 STOPPED = 42
-# Another process of the run is gone, or none of its steps ends any more.
+# Another process of the run was lost, or the run hangs.
 LOST = 43
-# Asked to stop where there was nothing to save.
+# The command was interrupted by a signal.
 INTERRUPTED = 130
+
+_MAX_CHARACTERS = 200
+_MAX_NAMES = 10
+# Start of the details that C++ libraries append to a message, such as [tensorstore_spec='...'].
+_STATUS_DETAILS = re.compile(r" \[[\w. /]+=")
 
 
 class BertjaxError(Exception):
-    """A failure the user should read as one line: what, which value, where, and the way out. Exit code 1.
-
-    Attributes:
-      ends_all: it is raised in all processes of a run, each of which lets the others say why before they are left.
-    """
+    """An expected failure with a one-line message for the user. Exit code 1."""
 
     exit_code = 1
-    ends_all = False
 
 
 class UsageError(BertjaxError):
-    """The user asked for something that cannot be: a wrong flag, path, name or value. Exit code 2."""
+    """An invalid flag, path, name or value. Exit code 2."""
 
     exit_code = 2
 
 
 class LostError(BertjaxError):
-    """This process has done nothing wrong, and cannot go on without the others. Exit code 43."""
+    """A failure of another process of the run. Exit code 43."""
 
     exit_code = LOST
 
 
-def shortened(text: object, most: int = _MOST_CHARACTERS) -> str:
-    """A text as one line of at most `most` characters; a longer one keeps its beginning and end, which says why."""
+def shortened(text: object, max_characters: int = _MAX_CHARACTERS) -> str:
+    """Returns a text as one line, with its middle cut out if it is longer than `max_characters`."""
     line = " ".join(str(text).split())
-    if len(line) <= most:
+    if len(line) <= max_characters:
         return line
-    end = (most - 5) // 3
-    return f"{line[: most - 5 - end]} ... {line[-end:]}"
+    end = (max_characters - 5) // 3
+    return f"{line[: max_characters - 5 - end]} ... {line[-end:]}"
 
 
-def listed(names: Iterable[object], most: int = _MOST_NAMES) -> str:
-    """Names with commas between them, the first few of many and how many more there are, each shortened."""
-    given = list(names)
-    shown = [shortened(name, _MOST_CHARACTERS // 2) for name in given[:most]]
-    more = [f"and {len(given) - most:,} more"] if len(given) > most else []
+def listed(names: Iterable[object], max_names: int = _MAX_NAMES) -> str:
+    """Returns the first `max_names` names separated by commas, and the number of the others."""
+    names = list(names)
+    shown = [shortened(name, _MAX_CHARACTERS // 2) for name in names[:max_names]]
+    more = [f"and {len(names) - max_names:,} more"] if len(names) > max_names else []
     return ", ".join([*shown, *more])
 
 
 def quoted(value: object) -> str:
-    """A value from a file as it may stand in a message: in quotes, with escapes, shortened."""
-    return shortened(repr(value), _MOST_CHARACTERS // 2)
+    """Returns the shortened `repr` of a value from a file."""
+    return shortened(repr(value), _MAX_CHARACTERS // 2)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, short enough to stand inside one of ours."""
-    text = str(error).strip().splitlines()
-    return shortened(_STATUS_DETAILS.split(text[0])[0] if text else type(error).__name__)
+    """Returns the first line of an exception's message, or its type if it has no message."""
+    lines = str(error).strip().splitlines()
+    return shortened(_STATUS_DETAILS.split(lines[0])[0] if lines else type(error).__name__)

@@ -1,4 +1,4 @@
-"""Commands in this process: what they print, and how they refuse."""
+"""Runs commands in this process and returns their output, errors and exit codes."""
 
 import argparse
 import re
@@ -11,32 +11,34 @@ from bertjax.cli import main as cli
 def commands(
     parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], argparse.ArgumentParser]:
-    """Every command that does something, by its words, such as ("bench", "step")."""
+    """Returns the parser of each command by its words, such as ("bench", "step")."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
         return {words: parser}
     return {
-        key: sub for word, child in groups[0].choices.items() for key, sub in commands(child, (*words, word)).items()
+        key: command
+        for word, child in groups[0].choices.items()
+        for key, command in commands(child, (*words, word)).items()
     }
 
 
 def ends(capfd, *arguments) -> tuple[int, str]:
-    """Exit code and stderr of a command that does not succeed."""
+    """Returns the exit code and stderr of a failing command."""
     with pytest.raises(SystemExit) as end:
         cli.main([str(argument) for argument in arguments])
     return end.value.code, capfd.readouterr().err
 
 
 def refused(capfd, *arguments, code: int = 2) -> str:
-    """The error of a command that ends with `code`, after checking that it is one line."""
-    found, error = ends(capfd, *arguments)
-    assert found == code, error
+    """Returns the one-line error of a command that exits with `code`."""
+    exit_code, error = ends(capfd, *arguments)
+    assert exit_code == code, error
     assert re.fullmatch(r"bertjax: [^\n]+\n", error), error
     return error
 
 
 def printed(capfd, *arguments) -> str:
-    """The stdout of a command that succeeds."""
+    """Returns the stdout of a successful command."""
     capfd.readouterr()
     cli.main([str(argument) for argument in arguments])
     return capfd.readouterr().out

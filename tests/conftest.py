@@ -1,7 +1,7 @@
-"""Set before JAX is imported anywhere: fake devices on the CPU, quick compilation, and a quiet TensorFlow.
+"""Settings for all tests, made before JAX is imported: fake CPU devices, fast compilation and a quiet TensorFlow.
 
-Programs for one device compile in two thirds of the time that those for eight take; `make test` runs what is not marked
-`devices` on one, `make test-all` all on eight.
+Programs for one device compile in two thirds of the time of programs for eight. `make test` runs tests without the mark
+`devices` on one device, `make test-all` runs all tests on eight.
 """
 
 import gc
@@ -19,16 +19,15 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_force_host_platform_device_count={os.environ.get('BERTJAX_TEST_DEVICES', '8')}",
-        # Tiny models compile longer than they run: two fifths less with the older way to emit loops.
+        # Tiny models spend most time in compilation, which the older loop emitters shorten by two fifths.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
-        # Split, as for several cores, they take a fifth longer.
+        # Parallel code generation makes compilation a fifth slower.
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
-# Many tests start a run of their own with the same shapes: all but the first find it compiled, whatever worker they
-# run in.
+# Shares compiled programs of equal shapes among all tests and workers.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _compiled = tempfile.TemporaryDirectory(prefix="bertjax-compiled-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
@@ -36,9 +35,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-# JAX makes many objects when it traces a program, and the collector goes through all that there are every few of them.
+# Tracing creates many objects, which trigger frequent garbage collections.
 gc.set_threshold(100_000, 20, 100)
-# `nohup`, or a shell that starts tests in the background, has them ignored, by all that is started here too.
+# A background shell and `nohup` ignore these signals, and child processes inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -50,7 +49,7 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory) -> Path:
-    """A lower-casing vocabulary of single letters, digits and punctuation, which spells any ASCII text."""
+    """Returns an uncased vocabulary of single characters that can spell any ASCII text."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{char}" for char in characters)]
     path = tmp_path_factory.mktemp("letters") / "vocab.txt"
@@ -69,7 +68,7 @@ class _ListHandler(logging.Handler):
 
 @pytest.fixture
 def log_lines():
-    """Messages that the package logs during the test, in order."""
+    """Returns the list of messages that the package logs during the test."""
     logger, lines = logging.getLogger("bertjax"), []
     handler, level = _ListHandler(lines), logger.level
     logger.addHandler(handler)

@@ -1,10 +1,10 @@
-"""Several processes on this machine, as on a pod."""
+"""Distributed runs of several processes on this machine."""
 
 import os
 import socket
 import subprocess
 
-# Runs each of several commands in turn, the processes being started and connected once.
+# Runs several commands one after another in processes that are connected once.
 WORKER = """
 import json, os, sys
 import jax
@@ -18,12 +18,12 @@ for command in json.loads(sys.argv[1]):
 
 
 def started(command: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
-    """The processes of a run, each with the same command."""
+    """Starts the processes of a distributed run with the same command."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     environment = os.environ | {
-        # The last of two equal flags holds; the others make compilation quick.
+        # XLA uses the last of two equal flags.
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",

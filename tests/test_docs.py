@@ -1,4 +1,4 @@
-"""The documents: each command in them is one the program takes, each link leads somewhere, their Python runs."""
+"""Documentation: commands are valid, links resolve and Python code runs."""
 
 import importlib.util
 import re
@@ -11,8 +11,8 @@ import pytest
 from checkpoints import portable
 
 from bertjax.cli import main as cli
-from bertjax.cli.arguments import parser
-from bertjax.config.load import grid_values, load_config, load_trials
+from bertjax.config.load import load_config
+from bertjax.config.trials import grid_values, load_trials
 from bertjax.convert import workdir
 from bertjax.errors import UsageError
 from bertjax.presets import trials_of
@@ -29,34 +29,29 @@ every_document = pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: fil
 _INDENTED = re.compile(r"^ {4,}(\S.*)$", re.MULTILINE)
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
-# What stands for many: EXPERIMENT, FIELD, COMMAND.
-_FORM = re.compile(r"(?<![\w.])[A-Z]{3,}\b")
+# Placeholders such as EXPERIMENT, FIELD or COMMAND.
+_PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]{3,}\b")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def commands(text: str) -> list[list[str]]:
-    """What is to be typed, as words: in indented and fenced blocks, and in a line where there is more than a name."""
+    """Returns the commands of a document, split into words: from code blocks and from inline code with arguments."""
     blocks = [body for _, language, body in _FENCED.findall(text) if language in ("", "bash", "sh", "console")]
     prose = _FENCED.sub("", text)
     lines = "\n".join([*blocks, *_INDENTED.findall(prose)]).replace("\\\n", " ").splitlines()
-    inline = [code for code in _INLINE.findall(_INDENTED.sub("", prose)) if not _FORM.search(code)]
+    inline = [code for code in _INLINE.findall(_INDENTED.sub("", prose)) if not _PLACEHOLDER.search(code)]
     inline = [code for code in inline if re.match(r"bertjax .* -|(make|python) \S", code)]
-    found = [_words(line.strip().removeprefix("$ ")) for line in [*lines, *inline]]
-    return [words for words in found if words]
+    split = [_words(line.strip().removeprefix("$ ")) for line in [*lines, *inline]]
+    return [words for words in split if words]
 
 
 def _words(line: str) -> list[str]:
-    # What is printed, and not typed, need not be a line that a shell takes.
+    # Output in a code block need not be valid shell syntax.
     return shlex.split(line, comments=True) if re.match(r"(bertjax|make|python3?|pip|launch/\S+)\s", line) else []
 
 
 def check(words: list[str]) -> None:
-    """Holds a command against what would take it.
-
-    Raises:
-      UsageError: the program refuses its flags, its config or a field.
-      AssertionError: there is no such target, file or extra.
-    """
+    """Raises a UsageError or AssertionError if a command of a document is invalid."""
     program, *arguments = words
     if program == "bertjax":
         _check_bertjax(arguments)
@@ -71,7 +66,7 @@ def check(words: list[str]) -> None:
         assert all((ROOT / file).is_file() for file in files), words
     elif program.startswith("launch/"):
         assert (ROOT / program).is_file(), words
-        # What it takes itself is tests/launch/test_documented.py's.
+        # tests/launch/test_documented.py checks the launcher's own options.
         if "--" in arguments:
             check(arguments[arguments.index("--") + 1 :])
     elif program.startswith("python"):
@@ -83,41 +78,41 @@ def check(words: list[str]) -> None:
 
 
 def _check_bertjax(arguments: list[str]) -> None:
-    args, overrides = parser().parse_known_args(arguments)
-    if unknown := [item for item in overrides if not hasattr(args, "config") or cli._is_flag(item)]:
-        raise UsageError(f"unknown argument {unknown[0]}")
+    args = cli.parse_args(arguments)
     if args.command == "reproduce":
-        assert load_table(args.config).runs() and not overrides
+        assert load_table(args.config).runs() and not args.overrides
     elif getattr(args, "config", None):
-        parse_config(load_config(args.config, overrides))
+        parse_config(load_config(args.config, args.overrides))
         if args.command == "sweep":
             assert args.grid or load_trials(args.config, trials_of)
-            grid_values(args.grid or [], overrides, lambda given: load_config(args.config, [*overrides, *given]))
+            grid_values(
+                args.grid or [], args.overrides, lambda more: load_config(args.config, [*args.overrides, *more])
+            )
     else:
-        # The config is the checkpoint's, of whatever task.
-        check_fields(overrides)
+        # The checkpoint's config may be of any task.
+        check_fields(args.overrides)
 
 
 def check_fields(overrides: list[str]) -> None:
-    """Raises a UsageError if no experiment that there is has all fields."""
-    refused: list[UsageError] = []
+    """Raises a UsageError if no experiment has all fields of the overrides."""
+    errors: list[UsageError] = []
     for name in EXPERIMENTS if overrides else ():
         try:
             load_config(name, overrides)
         except UsageError as error:
-            refused.append(error)
-    if refused and len(refused) == len(EXPERIMENTS):
-        raise refused[0]
+            errors.append(error)
+    if errors and len(errors) == len(EXPERIMENTS):
+        raise errors[0]
 
 
 def anchors(text: str) -> Iterator[str]:
-    """Of headings, as GitHub makes them."""
+    """Yields the anchors that GitHub creates for headings."""
     for heading in re.findall(r"^#+ (.+)$", _FENCED.sub("", text), re.MULTILINE):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def check_links(file: Path, text: str) -> None:
-    """Raises an AssertionError if a link leads to no file of the repository or no heading of a document."""
+    """Raises an AssertionError if a link target is not a file of the repository or a heading."""
     for link in _LINK.findall(text):
         if "://" in link:
             continue
@@ -128,73 +123,73 @@ def check_links(file: Path, text: str) -> None:
 
 
 @every_document
-def test_every_command_is_one_the_program_takes(file, monkeypatch):
+def test_commands_are_valid(file, monkeypatch):
     monkeypatch.chdir(ROOT)
     for words in commands(file.read_text()):
         check(words)
 
 
 @every_document
-def test_every_setting_is_a_field(file):
+def test_overrides_name_existing_fields(file):
     for code in _INLINE.findall(file.read_text()):
-        if re.match(r"--config\.[\w.]+=", code) and not _FORM.search(code):
+        if re.match(r"--config\.[\w.]+=", code) and not _PLACEHOLDER.search(code):
             check_fields(shlex.split(code))
 
 
 @every_document
-def test_every_link_leads_somewhere(file):
+def test_links_resolve(file):
     check_links(file, file.read_text())
 
 
-def test_the_documents_have_commands_and_links():
-    """So that none is passed over by being written otherwise."""
+def test_commands_and_links_are_found():
+    """Detects commands in a format that `commands` does not recognize."""
     for file in DOCUMENTS:
         text = file.read_text()
         assert sum(words[0] == "bertjax" for words in commands(text)) >= text.count("\n    bertjax "), file.name
     counts = {file.name: len(commands(file.read_text())) for file in DOCUMENTS}
     assert counts["README.md"] >= 10 and counts["RESULTS.md"] >= 15 and counts["finetuning.md"] >= 20
-    linked = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
-    assert {str(file.relative_to(ROOT)) for file in DOCUMENTS[1:]} <= linked
+    links = {link.partition("#")[0] for link in _LINK.findall((ROOT / "README.md").read_text())}
+    assert {str(file.relative_to(ROOT)) for file in DOCUMENTS[1:]} <= links
 
 
-def test_the_front_page_is_one_screen():
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
-def test_what_needs_no_data_runs(monkeypatch, capsys):
+def test_describe_commands_run(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    found = [
+    describe = [
         words for file in DOCUMENTS for words in commands(file.read_text()) if words[:2] == ["bertjax", "describe"]
     ]
-    assert found
-    for words in {" ".join(words): words for words in found}.values():
+    assert describe
+    for words in {" ".join(words): words for words in describe}.values():
         cli.main(words[1:])
         assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
-def test_the_python_runs(name, letters, tmp_path, monkeypatch, capsys):
+def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for folder, made in {"base": portable(letters), "sst2": portable(letters, CLASSES, ("bad", "good"))}.items():
+    for folder, checkpoint in {"base": portable(letters), "sst2": portable(letters, CLASSES, ("bad", "good"))}.items():
         path = tmp_path / "runs" / folder
         path.mkdir(parents=True)
-        workdir.write(made, path)
+        workdir.write(checkpoint, path)
     blocks = [body for _, language, body in _FENCED.findall((ROOT / name).read_text()) if language == "python"]
     assert blocks
     exec(compile("\n".join(blocks), name, "exec"), {})
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("    bertjax train --config pretrain --workdr runs/a", "workd"),
         ("    bertjax train --config pretrain --workdir runs/a \\\n      --config.optimizer.lr=1", "lr"),
         ("    bertjax train --config pretrain:sise=base --workdir runs/a", "sise"),
         ("    bertjax train --config nosuch --workdir runs/a", "nosuch"),
         ("    bertjax sweep --config glue --workdir runs/a --grid optimizer.lr=1,2", "lr"),
-        ("    bertjax sweep --config glue:grid=b --workdir runs/a", "grid=b"),
+        ("    bertjax sweep --config glue:grid=b --workdir runs/a", "unknown grid: b"),
         ("    bertjax predict --checkpoint runs/a --output runs/b --config.data.nosuch=1", "nosuch"),
-        ("```\nbertjax fill --checkpoint runs/a\n```", "text"),
+        ("```\nbertjax fill_mask --checkpoint runs/a\n```", "text"),
         ("```bash\nbertjax fil\n```", "fil"),
         ("so `bertjax describe --conf pretrain` shows", "conf"),
         ("    make nosuch", "nosuch"),
@@ -204,14 +199,14 @@ def test_the_python_runs(name, letters, tmp_path, monkeypatch, capsys):
         ("    launch/local_pod.sh -n 2 -- bertjax describe --config nosuch", "nosuch"),
     ],
 )
-def test_a_wrong_command_is_found(text, told, monkeypatch):
+def test_invalid_command_is_detected(text, message, monkeypatch):
     monkeypatch.chdir(ROOT)
     (words,) = commands(text)
-    with pytest.raises((UsageError, AssertionError), match=told):
+    with pytest.raises((UsageError, AssertionError), match=message):
         check(words)
 
 
 @pytest.mark.parametrize("link", ["nosuch.md", "RESULTS.md#nosuch", "../elsewhere.md"])
-def test_a_dead_link_is_found(link):
+def test_dead_link_is_detected(link):
     with pytest.raises(AssertionError, match=re.escape(link)):
         check_links(ROOT / "README.md", f"see [this]({link})")

@@ -1,4 +1,4 @@
-"""Every experiment: its config is valid in full and in small, and its docstring says how to run it."""
+"""Experiments: full and quick configs are valid, and docstrings document commands and arguments."""
 
 import ast
 import re
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bertjax.cli.arguments import parser
-from bertjax.config.load import load_config, load_trials
+from bertjax.cli.main import parse_args
+from bertjax.config.load import load_config
+from bertjax.config.trials import load_trials
 from bertjax.errors import UsageError
 from bertjax.presets import named_grid, trials_of
 from bertjax.tasks.build import parse_config
@@ -19,7 +20,7 @@ every_experiment = pytest.mark.parametrize("file", FILES, ids=lambda file: file.
 
 
 def docstrings(file: Path) -> tuple[str, str]:
-    """Of the module, and of its `get_config`."""
+    """Returns the docstrings of the module and of its `get_config`."""
     module = ast.parse(file.read_text())
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     return ast.get_docstring(module) or "", ast.get_docstring(functions["get_config"]) or ""
@@ -30,12 +31,12 @@ def tokens(config) -> int:
     return sum((phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len for phase in phases)
 
 
-def test_there_are_experiments():
+def test_main_experiments_exist():
     assert {"pretrain", "pretrain_cpu", "demo"} <= {file.stem for file in FILES}
 
 
 @every_experiment
-def test_the_config_is_valid_in_full_and_quick_in_small(file):
+def test_full_and_quick_configs_are_valid(file):
     full, quick = load_config(str(file), []), load_config(f"{file}:quick=true", [])
     for config in (full, quick):
         parse_config(config)
@@ -48,38 +49,38 @@ def test_the_config_is_valid_in_full_and_quick_in_small(file):
 
 
 @every_experiment
-def test_the_docstring_has_commands_that_are_valid_hardware_and_expectation(file, monkeypatch):
+def test_docstring_has_valid_commands_hardware_and_expected_result(file, monkeypatch):
     monkeypatch.chdir(ROOT)
     text, _ = docstrings(file)
     lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
     assert lines and all(line.startswith("bertjax ") for line in lines)
-    trained = []
+    trained_configs = []
     for line in lines:
-        args, overrides = parser().parse_known_args(shlex.split(line)[1:])
+        args = parse_args(shlex.split(line)[1:])
         if args.command == "train":
-            parse_config(load_config(args.config, overrides))
-            trained.append(args.config.partition(":")[0])
+            parse_config(load_config(args.config, args.overrides))
+            trained_configs.append(args.config.partition(":")[0])
         elif args.command == "sweep":
             assert load_trials(args.config, trials_of)
         elif args.command != "predict":
-            assert overrides == []
-    assert trained == [f"experiments/{file.name}"]
+            assert args.overrides == []
+    assert trained_configs == [f"experiments/{file.name}"]
     for word in ("Hardware and time:", "Expected:"):
         assert word in text
 
 
 @every_experiment
-def test_an_unknown_argument_is_refused_and_the_known_ones_are_documented(file):
-    with pytest.raises(UsageError, match="unknown config argument 'nosuch'; known: ") as refusal:
+def test_arguments_are_documented_and_unknown_ones_rejected(file):
+    with pytest.raises(UsageError, match="unknown config argument 'nosuch'; known: ") as error:
         load_config(f"{file}:nosuch=1", [])
-    known = str(refusal.value).partition("known: ")[2].partition(";")[0].split(", ")
+    known = str(error.value).partition("known: ")[2].partition(";")[0].split(", ")
     assert {"size", "quick"} <= set(known)
     documented = re.findall(r"(\w+)=", docstrings(file)[1])
     assert documented == known
 
 
 @every_experiment
-def test_an_unknown_field_is_refused(file):
+def test_unknown_field_is_rejected(file):
     with pytest.raises(UsageError, match=r"unknown field 'optimizer\.nosuch'"):
         load_config(str(file), ["--config.optimizer.nosuch=1"])
 
@@ -87,13 +88,13 @@ def test_an_unknown_field_is_refused(file):
 @pytest.mark.parametrize(
     "name, trials, batches, epochs", [("one", 1, 0, 0), ("glue", 4, 0, 0), ("a3", 18, 2, 3), ("small", 20, 5, 1)]
 )
-def test_grids_have_the_paper_s_trials(name, trials, batches, epochs):
-    found = named_grid(name)
-    assert len(found) == trials == len({tuple(sorted(trial.items())) for trial in found})
+def test_grids_have_the_trials_of_the_paper(name, trials, batches, epochs):
+    grid = named_grid(name)
+    assert len(grid) == trials == len({tuple(sorted(trial.items())) for trial in grid})
     for field, count in (("data.batch_size", batches), ("epochs", epochs)):
-        assert len({trial[field] for trial in found if field in trial}) == count
+        assert len({trial[field] for trial in grid if field in trial}) == count
 
 
-def test_an_unknown_grid_is_refused():
-    with pytest.raises(UsageError, match="grid=b4; known: one, glue, a3, small"):
+def test_unknown_grid_is_rejected():
+    with pytest.raises(UsageError, match="unknown grid: b4; known: one, glue, a3, small"):
         named_grid("b4")

@@ -1,22 +1,88 @@
-"""What the commands do that ask a trained model: texts or data in, answers out.
-
-Everything heavy is imported inside them, so that `--help` and wrong flags answer at once.
-"""
+"""`bertjax predict`, `bertjax ensemble` and `bertjax submission`: predictions of fine-tuned models."""
 
 import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.commands import checkpoint_config_of, checkpoint_of
+from bertjax.cli.common import checkpoint_config_dict, open_checkpoint
+from bertjax.cli.parser import add_checkpoint, add_command
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
 
+def add_parser(commands: Any) -> None:
+    """Adds the three commands."""
+    parser = add_command(
+        commands,
+        "predict",
+        predict,
+        "Predicts texts, or writes predictions for the task's data in its official format.",
+        'bertjax predict --checkpoint runs/sst2 "a good film" "a film"\n'
+        '  bertjax predict --checkpoint runs/squad --context_file passage.txt "who wrote it?"\n'
+        "  bertjax predict --checkpoint runs/mrpc --output runs/glue --columns index",
+        config=True,
+    )
+    parser.add_argument(
+        "texts",
+        nargs="*",
+        metavar="text",
+        help="sentence, words to tag or question; ||| separates the texts of a pair, or a context from its endings",
+    )
+    add_checkpoint(parser)
+    parser.add_argument("--text", metavar="FILE", help="file with one text per line; - reads standard input")
+    parser.add_argument("--context", metavar="TEXT", help="passage that answers the questions")
+    parser.add_argument("--context_file", metavar="FILE", help="file with the passage that answers the questions")
+    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: as in training)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per text")
+    parser.add_argument("--logits", action="store_true", help="add logits to the probabilities")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="directory for predictions of the task's data: files in the official format and, beside each, a .jsonl "
+        "file with the line, prediction and probabilities of each example; existing files are replaced",
+    )
+    parser.add_argument("--split", help="split of the task's data: dev or test (default: test)")
+    parser.add_argument("--columns", metavar="NAME,NAME", help="columns of the task's data to copy to the .jsonl file")
+
+    parser = add_command(
+        commands,
+        "ensemble",
+        ensemble,
+        "Averages the logits of several fine-tuned checkpoints, writes predictions and prints metrics.",
+        "bertjax ensemble --checkpoint runs/squad1 --checkpoint runs/squad2 --output runs/ensemble",
+        config=True,
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, action="append", metavar="CKPT", help="member; repeat the option for each"
+    )
+    parser.add_argument("--split", default="dev", help="split of the task's data: dev or test")
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory for predictions and results.json")
+
+    parser = add_command(
+        commands,
+        "submission",
+        submission,
+        "Packs GLUE predictions into the archive for the GLUE server.",
+        "bertjax submission --predictions runs/submission --output runs/submission.zip",
+    )
+    parser.add_argument(
+        "--predictions", required=True, metavar="DIR", help="directory with the predictions of all tasks"
+    )
+    parser.add_argument("--output", required=True, metavar="FILE", help="archive to write")
+    parser.add_argument(
+        "--own_wnli", action="store_true", help="include the directory's WNLI.tsv instead of the majority class"
+    )
+    parser.add_argument(
+        "--partial", action="store_true", help="allow missing tasks, although the server rejects such an archive"
+    )
+
+
 def predict(args: argparse.Namespace) -> None:
+    """Runs `bertjax predict`."""
     from bertjax.inference.predict_files import write_predictions
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.checkpoint_config import choose_split
@@ -25,50 +91,48 @@ def predict(args: argparse.Namespace) -> None:
         _predict_texts(args)
         return
     if not args.output:
-        raise UsageError(
-            "give texts, or a file of them with --text, or --output DIR for predictions of the task's data"
-        )
+        raise UsageError("nothing to predict; give texts, --text FILE, or --output DIR to predict the task's data")
     for name in ("context", "context_file", "json", "seq_len"):
         if getattr(args, name):
-            raise UsageError(f"--{name} is for texts; the task's data has its own")
+            raise UsageError(f"--{name} applies to texts only; omit it to predict the task's data")
     columns = [name for name in (args.columns or "").split(",") if name]
-    with checkpoint_of(args) as checkpoint:
-        settings = parse_config(choose_split(checkpoint_config_of(args, checkpoint), args.split or "test"))
-        for path in write_predictions(settings, build_task(settings), checkpoint, args.output, args.logits, columns):
+    with open_checkpoint(args) as checkpoint:
+        config_dict = choose_split(checkpoint_config_dict(args, checkpoint), args.split or "test")
+        config = parse_config(config_dict)
+        for path in write_predictions(config, build_task(config), checkpoint, args.output, args.logits, columns):
             show(path)
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
-    from itertools import chain
-
     from bertjax.inference.load import load_trained
     from bertjax.inference.predict import answers, check_model, described
     from bertjax.inference.texts import STANDARD_INPUT, lines_of
 
     for name in ("config", "output", "split", "columns"):
         if getattr(args, name) or (name == "config" and args.overrides):
-            raise UsageError(f"--{name} is for predictions of the task's data, not of texts")
+            raise UsageError(f"--{name} applies to the task's data only; omit it to predict texts")
     if "" in args.texts:
-        raise UsageError("a text is empty; give one, or a file of them with --text")
+        raise UsageError("a text is empty; give a text, or a file with --text")
     if args.context and args.context_file:
-        raise UsageError("--context and --context_file exclude each other")
+        raise UsageError("--context and --context_file exclude each other; give one of them")
     if args.texts == [STANDARD_INPUT]:
         args.texts, args.text = [], STANDARD_INPUT
-    texts: Iterable[str] = chain(args.texts, lines_of(args.text) if args.text else ())
+    texts: Iterable[str] = itertools.chain(args.texts, lines_of(args.text) if args.text else ())
     context = "\n".join(lines_of(args.context_file)) if args.context_file else args.context
-    trained = load_trained(args.checkpoint)
-    check_model(trained, context)
-    asked, told = itertools.tee(texts)
-    found = answers(trained, asked, context=context or "", seq_len=args.seq_len, logits=args.logits)
-    for number, (text, record) in enumerate(zip(told, found, strict=True), 1):
+    model = load_trained(args.checkpoint)
+    check_model(model, context)
+    texts, model_inputs = itertools.tee(texts)
+    records = answers(model, model_inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
+    for number, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
-            # ASCII alone, so that it is the same for any terminal and locale.
+            # ASCII only, so that every terminal and locale can print it.
             print(json.dumps({"line": number, "text": text, **record}))
         else:
             show(described(text, record))
 
 
 def ensemble(args: argparse.Namespace) -> None:
+    """Runs `bertjax ensemble`."""
     from bertjax.inference.ensemble import ensemble as run
     from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
@@ -76,69 +140,16 @@ def ensemble(args: argparse.Namespace) -> None:
 
     checkpoints = [find_checkpoint(path) for path in args.checkpoint]
 
-    def settings_for(checkpoint: Any) -> Any:
-        return parse_config(choose_split(checkpoint_config_of(args, checkpoint), args.split))
+    def config_of(checkpoint: Any) -> Any:
+        return parse_config(choose_split(checkpoint_config_dict(args, checkpoint), args.split))
 
-    print(json.dumps(run(checkpoints, settings_for, args.output)))
+    print(json.dumps(run(checkpoints, config_of, args.output)))
 
 
 def submission(args: argparse.Namespace) -> None:
+    """Runs `bertjax submission`."""
     from bertjax.inference.glue_submission import collect
 
     for line in collect(Path(args.predictions), Path(args.output), not args.own_wnli, args.partial):
         show(line, file=sys.stderr)
     show(args.output)
-
-
-def fill_mask(args: argparse.Namespace) -> None:
-    from bertjax.inference.fill_mask import check_texts
-    from bertjax.inference.fill_mask import fill_mask as run
-    from bertjax.inference.load import load_trained
-
-    check_texts(args.texts, args.top)
-    trained = load_trained(args.checkpoint)
-    for text in args.texts:
-        show(text)
-        for pieces in run(trained, text, args.top):
-            show("  " + "   ".join(f"{piece} {100 * probability:.1f} %" for piece, probability in pieces))
-
-
-def features(args: argparse.Namespace) -> None:
-    from functools import partial
-    from itertools import chain, islice
-
-    from bertjax.inference.features import Request, described, parse_layers, shards, texts_in
-    from bertjax.inference.load import load_trained
-    from bertjax.inference.shards import write_shards
-    from bertjax.inference.texts import lines_of
-
-    if not args.texts and not args.input:
-        raise UsageError("give texts, or a file of them with --input")
-    if not 0 <= args.show <= sys.maxsize:
-        raise UsageError(f"--show is {args.show}; it must be at least 0, and a number that fits in 64 bits")
-    layers = parse_layers(args.layers)
-    texts = chain(args.texts, lines_of(args.input) if args.input else ())
-    trained = load_trained(args.checkpoint)
-    most = trained.config.max_position_embeddings if args.seq_len is None else args.seq_len
-    request = Request(trained, layers, most)
-    shards_of = partial(shards, request)
-    if args.output:
-        head: list[str] = []
-        texts = _remembered(texts, head, args.show)
-        written = write_shards(Path(args.output), request.about(), shards_of, texts)
-    else:
-        head = list(islice(texts, args.show))
-        written = ((0, shard) for shard in shards_of(head))
-    for before, shard in written:
-        for index in range(min(texts_in(shard), max(0, args.show - before))):
-            show(described(head[before + index], shard, index, layers))
-    if args.output:
-        show(args.output)
-
-
-def _remembered(texts: Iterable[str], head: list[str], count: int) -> Iterator[str]:
-    """The texts, of which the first few are also put into `head`."""
-    for text in texts:
-        if len(head) < count:
-            head.append(text)
-        yield text

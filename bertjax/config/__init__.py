@@ -1,1 +1,1 @@
-"""Settings as frozen dataclasses: fields of configs, their types, limits and meanings, each written once."""
+"""Configs of runs: frozen dataclasses with types, limits and documentation, and how they are loaded."""

@@ -1,33 +1,45 @@
-"""From settings to configs and back, and what their fields mean.
+"""Conversion between config dataclasses and ConfigDicts, checks of field values, and documentation of fields.
 
-Settings are frozen dataclasses, in parts: those of SQuAD have `data`, a `SquadData`. A config is the same tree as an
-`ml_collections.ConfigDict`, which experiments and the command line change; it has no field that the settings have not.
-Each class documents its own fields under `Attributes:` and checks them when it is made.
+A config is a frozen dataclass whose sections are dataclasses too. Experiments and the command line edit the same tree
+as an `ml_collections.ConfigDict`. Each class documents its fields under `Attributes:` and checks them in
+`__post_init__`.
 """
 
 import dataclasses
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from bertjax.errors import UsageError, shortened
+from bertjax.model.config import ModelConfig
 
-_Settings = TypeVar("_Settings")
-# Counters on devices have 32 bits.
-_MOST_INTEGER = 2**31 - 1
-_MOST = "most"
+_Config = TypeVar("_Config")
+# Counters on devices are int32.
+_MAX_INTEGER = 2**31 - 1
+_MAX = "max"
+_MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
+_WIDTH = 100
+# Type of a default to the types of valid values and their name.
+_TYPES = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a string"),
+    tuple: ((tuple, list), "a list"),
+}
 
 
 class Field(NamedTuple):
     """A field of a config.
 
     Attributes:
-      path: such as `data.seq_len`.
-      value: that it has.
-      meaning: in a sentence or two.
+      path: Path such as `data.seq_len`.
+      value: Value of the field.
+      meaning: Documentation of the field.
     """
 
     path: str
@@ -35,116 +47,139 @@ class Field(NamedTuple):
     meaning: str
 
 
-def limited(default: int, most: int) -> Any:
-    """A field of a dataclass that is an integer of at most `most`; others are below 2^31."""
-    return dataclasses.field(default=default, metadata={_MOST: most})
+def limited(default: int, max_value: int) -> Any:
+    """Returns a dataclass field for an integer of at most `max_value` (the limit of other fields is 2^31 - 1)."""
+    return dataclasses.field(default=default, metadata={_MAX: max_value})
 
 
-def as_config(settings: Any) -> ConfigDict:
-    """Settings as a config that can be changed."""
-    return ConfigDict(dataclasses.asdict(settings))
+def to_config_dict(config: Any) -> ConfigDict:
+    """Returns a config as a mutable ConfigDict; unset model fields become typed placeholders."""
+    fields = dataclasses.asdict(config)
+    if "model" in fields:
+        fields["model"] = {
+            name: config_dict.placeholder(type(_MODEL_DEFAULTS[name])) if value is None else value
+            for name, value in fields["model"].items()
+        }
+    return ConfigDict(fields)
 
 
-def from_config(kind: type[_Settings], config: ConfigDict, path: str = "config") -> _Settings:
-    """Settings from a config.
+def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str = "config") -> _Config:
+    """Returns the config for a ConfigDict; fields that it lacks get their default.
 
     Args:
-      kind: of settings.
-      config: has their fields and no others.
-      path: of the config in the whole, for messages.
+      config_class: Class of the config or section.
+      values: Values of its fields.
+      path: Path of the section for messages.
 
     Raises:
-      UsageError: names the field that is missing, too much, of another type, or out of its range.
+      UsageError: A field is unknown, or its value has the wrong type or is out of range.
     """
-    fields = dataclasses.fields(kind)
-    _check_names([field.name for field in fields], config, path)
-    return kind(**{field.name: _value(field, config[field.name], f"{path}.{field.name}") for field in fields})
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    _check_section(values, fields, path)
+    return config_class(**{name: _convert(fields[name], values[name], f"{path}.{name}") for name in values})
 
 
-def _value(field: dataclasses.Field, value: Any, path: str) -> Any:
-    default = default_of(field)
+def _convert(field: dataclasses.Field, value: Any, path: str) -> Any:
+    default = _default(field)
     if dataclasses.is_dataclass(default):
-        return from_config(type(default), value, path)
+        return from_config_dict(type(default), value, path)
     if isinstance(default, dict):
-        _check_names([*default], value, path)
-        for name, usual in default.items():
-            _check(usual, value[name], f"{path}.{name}")
-        return value.to_dict()
-    _check(default, value, path, field.metadata.get(_MOST, _MOST_INTEGER))
+        _check_section(value, default, path)
+        for name, item in value.items():
+            if item is not None or default[name] is not None:
+                _check_type(_MODEL_DEFAULTS[name], item, f"{path}.{name}")
+        return {**default, **value.to_dict()}
+    _check_type(default, value, path, field.metadata.get(_MAX, _MAX_INTEGER))
     return type(default)(value)
 
 
-def _check_names(names: list[str], section: Any, path: str) -> None:
-    if not isinstance(section, ConfigDict):
-        raise UsageError(f"{path} is {shortened(repr(section))}; it must be a section of fields")
-    if lacking := [name for name in names if name not in section]:
-        raise UsageError(f"{path} has no {', '.join(lacking)}; begin with the defaults, see bertjax/presets.py")
-    if unknown := sorted({*section} - {*names}):
-        raise UsageError(f"{path} has {', '.join(unknown)}, which nothing reads; known: {', '.join(sorted(names))}")
+def _check_section(values: Any, known: dict[str, Any], path: str) -> None:
+    if not isinstance(values, ConfigDict):
+        raise UsageError(f"{path} is {shortened(repr(values))}; it must be a section of fields")
+    if unknown := sorted({*values} - {*known}):
+        raise UsageError(f"{path} has unknown fields: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
 
 
-def _check(default: Any, value: Any, path: str, most: int = _MOST_INTEGER) -> None:
-    """Raises a UsageError for a value of another type than the default, or for an integer beyond all use."""
-    kinds, what = {
-        bool: ((bool,), "true or false"),
-        int: ((int,), "a whole number"),
-        float: ((int, float), "a number"),
-        str: ((str,), "a text"),
-        tuple: ((tuple, list), "a list"),
-    }[type(default)]
-    if not isinstance(value, kinds) or isinstance(value, bool) and bool not in kinds:
-        raise UsageError(f"{path} is {shortened(repr(value))}; it must be {what}")
-    if type(default) is int and abs(value) > most:
-        raise UsageError(f"{path} is {value:,}; it must be at most {most:,}")
+def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INTEGER) -> None:
+    types, description = _TYPES[type(default)]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise UsageError(f"{path} is {shortened(repr(value))}; it must be {description}")
+    if type(default) is int and abs(value) > max_integer:
+        raise UsageError(f"{path} is {value:,}; it must be at most {max_integer:,}")
 
 
-def default_of(field: dataclasses.Field) -> Any:
-    """The default of a field, of whichever kind."""
+def check_value_text(field_type: type, path: str, text: str) -> None:
+    """Raises a UsageError if the text of an override is not a value of a boolean, integer or float field."""
+    try:
+        is_valid = text.lower() in ("true", "false", "1", "0") if field_type is bool else field_type(text) is not None
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UsageError(f"{path}={text}: it must be {_TYPES[field_type][1]}")
+
+
+def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def at_least(settings: Any, section: str, **least: float) -> None:
-    """Raises a UsageError where a field of settings is below its least value; `section` is the path of all of them."""
-    for name, low in least.items():
-        if getattr(settings, name) < low:
-            raise UsageError(f"{section}.{name} is {getattr(settings, name)}; it must be at least {low}")
+def at_least(config: Any, section: str, **minimums: float) -> None:
+    """Raises a UsageError if a field is below its minimum; `section` is the path of the config for the message."""
+    for name, minimum in minimums.items():
+        if getattr(config, name) < minimum:
+            raise UsageError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
 
 
-def one_of(settings: Any, section: str, **known: tuple[str, ...]) -> None:
-    """Raises a UsageError where a field of settings is none of its known values."""
-    for name, values in known.items():
-        if getattr(settings, name) not in values:
-            raise UsageError(f"{section}.{name} is {getattr(settings, name)!r}; known: {', '.join(values)}")
+def one_of(config: Any, section: str, **choices: tuple[str, ...]) -> None:
+    """Raises a UsageError if a field is not one of its choices; `section` is the path of the config."""
+    for name, values in choices.items():
+        if getattr(config, name) not in values:
+            raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; known: {', '.join(values)}")
 
 
-def documented(settings: Any, model: type, prefix: str = "") -> Iterator[Field]:
-    """All fields of settings, in order.
-
-    Args:
-      settings: of any kind.
-      model: the class that a section which is a plain dictionary, `model`, is made into.
-      prefix: of their paths.
-    """
-    meanings = meanings_of(type(settings))
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
+def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
+    """Yields all fields of a config with their documentation; `prefix` is prepended to paths."""
+    meanings = field_meanings(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from documented(value, model, f"{prefix}{field.name}.")
+            yield from iter_fields(value, f"{prefix}{field.name}.")
         elif isinstance(value, dict):
-            of_model = meanings_of(model)
-            yield from (Field(f"{prefix}{field.name}.{name}", value[name], of_model[name]) for name in value)
+            model_meanings = field_meanings(ModelConfig)
+            for name, item in value.items():
+                yield Field(f"{prefix}{field.name}.{name}", item, model_meanings[name])
         else:
             yield Field(f"{prefix}{field.name}", value, meanings[field.name])
 
 
-def meanings_of(kind: type) -> dict[str, str]:
-    """Field to meaning, as the docstrings of a class and of what it inherits from say it under `Attributes:`."""
-    found: dict[str, str] = {}
-    for part in reversed(kind.__mro__):
-        text = inspect.cleandoc(part.__doc__ or "")
+def field_meanings(config_class: type) -> dict[str, str]:
+    """Returns the documentation of each field from the `Attributes:` of a class and its bases."""
+    meanings: dict[str, str] = {}
+    for cls in reversed(config_class.__mro__):
+        text = inspect.cleandoc(cls.__doc__ or "")
         section = re.search(r"^Attributes:\n((?: .*\n?|\n)*)", text, re.MULTILINE)
         for entry in re.split(r"\n(?=  \w)", "\n" + section[1] if section else ""):
             names, colon, meaning = entry.partition(":")
             if colon:
-                found |= dict.fromkeys(re.split(r",\s*", names.strip()), " ".join(meaning.split()))
-    return found
+                meanings |= dict.fromkeys(re.split(r",\s*", names.strip()), " ".join(meaning.split()))
+    return meanings
+
+
+def describe_fields(config: Any) -> str:
+    """Returns every field of a config with its value and meaning, for a terminal."""
+    lines = []
+    for field in iter_fields(config):
+        lines.append(f"{field.path} = {field.value!r}")
+        lines += textwrap.wrap(field.meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Returns the differing fields of two nested dictionaries, each as `name: old value -> new value`."""
+    lines = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name, "(absent)"), new.get(name, "(absent)")
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += differences(before, after, f"{prefix}{name}.")
+        elif before != after:
+            lines.append(f"{prefix}{name}: {str(before)[:60]} -> {str(after)[:60]}")
+    return lines

@@ -1,23 +1,20 @@
-"""How the devices are arranged."""
+"""Configs of the device mesh and of the processes of a distributed run."""
 
 import dataclasses
 
+from bertjax.config.fields import at_least
 from bertjax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; one of them may be -1, which takes all that are left.
+    """Number of devices along each axis of the mesh.
 
     Attributes:
-      data: devices that a batch is spread over, and each of which has all parameters; -1 is all that are left.
-      fsdp: devices that a batch is spread over, and the parameters too, along the hidden size.
-      tensor: devices that parameters are spread over, along heads, feed-forward width and vocabulary.
-      slices: TPU slices, which a slower network connects; `data` is spread over them, the other axes lie within each.
-        -1 is as many as there are.
-
-    Raises:
-      UsageError: a size is none.
+      data: devices of data parallelism, which replicate the parameters (default: -1, all remaining devices).
+      fsdp: devices of data parallelism that also shard parameters along the hidden size (default: 1).
+      tensor: devices of tensor parallelism, which shards heads, feed-forward width and vocabulary (default: 1).
+      slices: TPU slices connected by the data-center network; only the `data` axis spans slices (default: -1, all).
     """
 
     data: int = -1
@@ -28,9 +25,28 @@ class MeshConfig:
     def __post_init__(self) -> None:
         sizes = [self.data, self.fsdp, self.tensor]
         if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in (*sizes, self.slices)):
-            shown = (
-                f"mesh.data={self.data}, mesh.fsdp={self.fsdp}, mesh.tensor={self.tensor}, mesh.slices={self.slices}"
-            )
             raise UsageError(
-                f"{shown}: each must be at least 1, or -1 for all that are left; of the first three only one may be -1"
+                f"invalid mesh.data={self.data}, mesh.fsdp={self.fsdp}, mesh.tensor={self.tensor}, "
+                f"mesh.slices={self.slices}; each must be at least 1 or -1, and at most one of the first three -1"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+    """Settings of distributed runs; a single process ignores them.
+
+    Attributes:
+      coordinator_port: port of process 0 (default: 0, chosen automatically: 8476 on TPUs, which Google Cloud's default
+        firewall rules allow; on Slurm derived from the job ID).
+      initialization_timeout_seconds: seconds to wait until all processes have connected (default: 1800; the hosts of a
+        large pod start minutes apart).
+      heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as lost (default: 100).
+    """
+
+    coordinator_port: int = 0
+    initialization_timeout_seconds: int = 1800
+    heartbeat_timeout_seconds: int = 100
+
+    def __post_init__(self) -> None:
+        minimums = {"coordinator_port": 0, "initialization_timeout_seconds": 1, "heartbeat_timeout_seconds": 10}
+        at_least(self, "config.cluster", **minimums)

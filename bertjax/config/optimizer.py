@@ -1,4 +1,4 @@
-"""Which optimizer, and its hyper-parameters."""
+"""Config of the optimizer."""
 
 import dataclasses
 import math
@@ -10,19 +10,20 @@ NAMES = ("bert_adam", "adamw", "lamb")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Which optimizer, and its hyper-parameters.
+    """Optimizer and its hyperparameters.
 
     Attributes:
-      name: `bert_adam`, `adamw` or `lamb`.
-      learning_rate: the peak, reached at the end of warm-up.
-      warmup_steps: updates of linear warm-up; -1 leaves it to the task.
-      weight_decay: decoupled; not applied to LayerNorm and biases.
-      b1, b2, eps: of the moments.
-      clip_norm: global norm that the gradient of the trained parameters is clipped to; 0 does not clip.
-      layer_decay: what rates are multiplied by for each step down from the output layer: once in the highest layer,
-        once more in each below it; see `scale_by_layer`.
-      freeze_layers: so many of the lowest layers are not trained.
-      freeze: paths of parameters that are not trained, or of modules with all that is in them: `encoder/embeddings`.
+      name: optimizer: `bert_adam`, `adamw` or `lamb`.
+      learning_rate: peak learning rate, reached at the end of warmup.
+      warmup_steps: steps of linear warmup (-1: a tenth of all steps; fine-tuning only).
+      weight_decay: decoupled weight decay; LayerNorm parameters and biases are not decayed.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: constant added to the denominator of the update.
+      clip_norm: maximum global norm of the gradient of trained parameters (0: no clipping).
+      layer_decay: factor on the learning rate for each layer below the output layer (1: no decay).
+      freeze_layers: number of lowest encoder layers that are not trained (default: 0).
+      freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
     """
 
     name: str = "bert_adam"
@@ -38,28 +39,29 @@ class OptimizerConfig:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON has lists alone.
+        # JSON turns the tuple into a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.name not in NAMES:
             raise UsageError(f"optimizer.name is {self.name!r}; known: {', '.join(NAMES)}")
         for field in ("learning_rate", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, field) < math.inf:
-                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be a number of at least 0")
+                raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be at least 0")
         for field in ("b1", "b2"):
             if not 0 <= getattr(self, field) < 1:
                 raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be in [0, 1)")
         if not 0 < self.eps < math.inf:
             raise UsageError(f"optimizer.eps is {self.eps}; it must be above 0")
         if not 0 < self.layer_decay <= 1:
-            raise UsageError(f"optimizer.layer_decay is {self.layer_decay}; it must be above 0 and at most 1 (off)")
+            raise UsageError(f"optimizer.layer_decay is {self.layer_decay}; it must be in (0, 1]")
         if self.freeze_layers < 0:
             raise UsageError(f"optimizer.freeze_layers is {self.freeze_layers}; it must be at least 0")
         if not all(isinstance(name, str) and name for name in self.freeze):
-            raise UsageError(f"optimizer.freeze is {self.freeze}; it must be names, such as 'encoder/embeddings'")
+            raise UsageError(f"optimizer.freeze is {self.freeze}; give paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:
-            raise UsageError("optimizer.freeze has all layers; say how many: optimizer.freeze_layers, or give encoder")
+            raise UsageError(
+                "optimizer.freeze cannot name encoder/layers; set optimizer.freeze_layers or freeze encoder"
+            )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(
-                f"optimizer.freeze has the whole encoder, and freeze_layers={self.freeze_layers} some of its layers; "
-                "leave one of them out"
+                f"optimizer.freeze contains encoder and optimizer.freeze_layers is {self.freeze_layers}; set one of them"
             )

@@ -1,47 +1,49 @@
-"""Settings that every run has, whatever its task."""
+"""Config fields that every run has."""
 
 import dataclasses
 from typing import Any, ClassVar
 
-from bertjax.config.cluster import ClusterConfig
 from bertjax.config.fields import at_least, limited
-from bertjax.config.mesh import MeshConfig
+from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.attention.dispatch import check
 from bertjax.model.config import ModelConfig
 
-_MOST_TOKENS = 2**31 - 1
-# Of the released uncased models; taken where a config names no data, to describe or time a model.
+# Fields of `config.data` that hold paths; data may be moved without changing a run.
+DATA_PATHS = ("corpus", "path", "vocabulary", "labels")
+# Files relative to `data.path` if that is set.
+DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
+PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
+# Vocabulary size of the released uncased models; used if a config has no data.
 DEFAULT_VOCAB_SIZE = 30522
+_MAX_TOKENS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What every run has; each task adds its own, `data` among them.
+    """Config of a run; each task adds its own fields, among them `data`.
 
     Attributes:
-      task: what the run is for: a file of `bertjax/tasks`; an experiment's, which none overrides.
-      seed: of initial parameters, dropout, and the order and masks of the data.
-      steps: updates of the whole run.
-      log_every: steps between two lines of metrics.
-      eval_every: steps between two evaluations.
-      checkpoint_every: steps between two checkpoints.
-      keep_checkpoints: so many are kept: the newest, and the newest of those saved every `checkpoint_every` steps.
-      grad_accum_steps: micro-batches a step.
-      hang_seconds: without a finished step, evaluation batch or checkpoint (compilation counts) after which the process
-        ends, so that it can be started again; 0 never ends it.
-      divergence_factor: a logged loss over this many times the first logged one stops the run.
-      model: fields of `ModelConfig`, where a vocabulary of size 0 is that of the data.
-      optimizer: see `OptimizerConfig`.
-      mesh: see `MeshConfig`.
-      cluster: see `ClusterConfig`.
-
-    Raises:
-      UsageError: no run can start with a value; names the field.
+      task: name of the task, a module of `bertjax.tasks`; set by the experiment and not overridable.
+      seed: random seed for initialization, dropout, data order and masks.
+      steps: optimizer steps of the run.
+      log_every: steps between lines of training metrics.
+      eval_every: steps between evaluations.
+      checkpoint_every: steps between checkpoints.
+      keep_checkpoints: number of checkpoints to keep: the latest, and the latest of those saved every
+        `checkpoint_every` steps.
+      grad_accum_steps: micro-batches per step.
+      hang_seconds: exits with code 43 if no step, evaluation batch or checkpoint finishes within this many seconds, so
+        that the launcher restarts the job (0: never); compilation counts.
+      divergence_factor: stops the run if a logged loss exceeds this multiple of the first logged loss.
+      model: fields of `ModelConfig`; `vocab_size` 0 is the size of the data's vocabulary.
+      optimizer: fields of `OptimizerConfig`.
+      mesh: fields of `MeshConfig`.
+      cluster: fields of `ClusterConfig`.
     """
 
-    # Counts of which 0 stands for something else.
+    # Counts that may be 0.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
 
@@ -62,38 +64,49 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         counts = ("steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "grad_accum_steps")
-        least = {name: 0 if name in self.zero_allowed else 1 for name in counts}
-        at_least(self, "config", **least, seed=0, hang_seconds=0)
+        minimums = {name: 0 if name in self.zero_allowed else 1 for name in counts}
+        at_least(self, "config", **minimums, seed=0, hang_seconds=0)
         if not self.divergence_factor > 0:
             raise UsageError(f"config.divergence_factor is {self.divergence_factor}; it must be above 0")
         at_least(self.optimizer, "config.optimizer", warmup_steps=self.least_warmup)
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """The model that the settings and a vocabulary give.
+        """Returns the config of the model for a vocabulary of the given size.
 
         Raises:
-          UsageError: `model.vocab_size` is given and differs from the vocabulary's; or there is no such model.
+          UsageError: `model.vocab_size` is set to another size, or a model field is invalid.
         """
-        given = self.model["vocab_size"]
-        if given and given != vocab_size:
-            raise UsageError(f"config.model.vocab_size is {given}, the vocabulary has {vocab_size} pieces")
-        return ModelConfig(**{**self.model, "vocab_size": vocab_size})
+        config_size = self.model["vocab_size"]
+        if config_size and config_size != vocab_size:
+            raise UsageError(f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces")
+        model = {**self.model, "vocab_size": vocab_size}
+        if unset := [name for name, value in model.items() if value is None]:
+            raise UsageError(f"config.model has unset fields: {', '.join(unset)}; set size= or give --init_from")
+        return ModelConfig(**model)
 
     def check_rows(self, seq_len: int, several_sequences: bool = False) -> None:
-        """Raises a UsageError if the model cannot take rows of `seq_len` tokens, of several sequences perhaps."""
-        if seq_len > self.model["max_position_embeddings"]:
+        """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
+
+        Args:
+          seq_len: Tokens per row.
+          several_sequences: Whether several sequences share a row.
+        """
+        max_positions = self.model["max_position_embeddings"]
+        if seq_len > max_positions:
             raise UsageError(
-                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={self.model['max_position_embeddings']}"
+                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}"
             )
         check(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:
-        """Raises a UsageError if a batch is too large to count, or does not split into micro-batches."""
-        if batch_size * seq_len > _MOST_TOKENS:
+        """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""
+        if batch_size * seq_len > _MAX_TOKENS:
             raise UsageError(
-                f"{batch_size * seq_len:,} tokens a batch; config.data.batch_size x seq_len is at most {_MOST_TOKENS:,}"
+                f"{batch_size * seq_len:,} tokens per batch; config.data.batch_size x seq_len must be at most "
+                f"{_MAX_TOKENS:,}"
             )
         if batch_size % self.grad_accum_steps:
             raise UsageError(
-                f"a batch of {batch_size} rows does not split in config.grad_accum_steps={self.grad_accum_steps}"
+                f"config.data.batch_size={batch_size} is not divisible by config.grad_accum_steps="
+                f"{self.grad_accum_steps}"
             )

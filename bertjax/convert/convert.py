@@ -4,6 +4,7 @@ import contextlib
 import fnmatch
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,9 @@ from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, absolute
 from bertjax.training.workdir import is_converted
-from bertjax.utils.atomic_dir import clear_leftovers, staged
-from bertjax.utils.io import check_space
-from bertjax.utils.temporary import temporary_folder
-from bertjax.utils.workers import worker_pool
+from bertjax.utils.atomic_directory import atomic_directory, recover_directory
+from bertjax.utils.io import check_free_space
+from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +106,9 @@ def convert(source: str, destination: str, form: str, overwrite: bool) -> None:
     if "://" not in source and (target == given or target in given.parents or given in target.parents):
         raise UsageError(f"{destination} and {source} lie in each other; choose another place")
     found = detect(source)
-    with staged(target, overwrite, "checkpoint", _may_be_replaced) as folder:
+    with atomic_directory(target, overwrite, "checkpoint", _may_be_replaced) as folder:
         portable = read(source)
-        check_space(target, sum(array.nbytes for array in portable.params.values()), f"the checkpoint {target}")
+        check_free_space(target, sum(array.nbytes for array in portable.params.values()), f"the checkpoint {target}")
         logger.info(f"{source}: {found}, {_described(portable)}")
         for note in portable.notes:
             logger.info(note)
@@ -138,7 +138,7 @@ def as_bertjax(path: str, keep: Path | None = None) -> Iterator[str]:
     """
     if keep:
         # A run that was killed when all was in its place is not made anew, and had left no more than its folder.
-        clear_leftovers(keep)
+        recover_directory(keep)
     kept = workdir.read_origin(keep) if keep else {}
     if keep and kept.get("source") == _origin(path)["source"] and not Path(path).expanduser().exists():
         logger.info(f"{path} is gone; taken: {keep}, which was converted from it")
@@ -150,7 +150,7 @@ def as_bertjax(path: str, keep: Path | None = None) -> Iterator[str]:
             convert(path, str(keep), BERTJAX, bool(kept))
         yield str(keep)
     else:
-        with temporary_folder() as folder:
+        with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
             target = f"{folder}/converted"
             try:
                 if jax.distributed.is_initialized():
@@ -167,7 +167,7 @@ def as_bertjax(path: str, keep: Path | None = None) -> Iterator[str]:
 
 def _convert_in_a_process_of_its_own(path: str, target: str) -> None:
     """For one process of several, each of which converts for itself: of those Orbax has the first alone write."""
-    with worker_pool(1, _crashed, _use_cpu) as process:
+    with process_pool(1, _crashed, _use_cpu) as process:
         for line in process.submit(_converted, path, target).result():
             logger.info(line)
 

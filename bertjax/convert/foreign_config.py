@@ -7,7 +7,7 @@ from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
 from bertjax.model.config import ModelConfig
-from bertjax.utils.io import read_object
+from bertjax.utils.io import read_json_object
 
 # Theirs to ours; the first five have no default.
 FIELDS = {
@@ -35,7 +35,7 @@ def read_config(file: Path) -> dict[str, Any]:
       UsageError: it cannot be read, or is none.
     """
     try:
-        return read_object(file)
+        return read_json_object(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}), which tells the sizes of the checkpoint") from error
 

@@ -14,7 +14,7 @@ from bertjax.data.corpus.tokenizer import (
 )
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.utils.io import read_object
+from bertjax.utils.io import read_json_object
 
 VOCABULARY = "vocab.txt"
 _CONFIG, _FAST, _SPECIAL = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
@@ -105,6 +105,6 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return read_object(file)
+        return read_json_object(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file} ({error}); mend it, or take it away") from error

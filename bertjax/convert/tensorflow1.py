@@ -18,7 +18,6 @@ from bertjax.convert.portable import Portable
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
-from bertjax.utils.io import JSON_BYTES, read_text
 
 CONFIG = "bert_config.json"
 # All that `write` leaves in a folder.
@@ -65,7 +64,7 @@ def prefix_of(path: Path) -> Path | None:
 def _newest(folder: Path) -> str:
     """What TensorFlow's file `checkpoint` names as the newest; "" where there is none."""
     try:
-        found = _STATE.search(read_text(folder / "checkpoint", JSON_BYTES))
+        found = _STATE.search((folder / "checkpoint").read_text("utf-8"))
     except (OSError, UnicodeDecodeError):
         return ""
     return os.path.basename(found[1]) if found else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.errors import UsageError
-from bertjax.utils.io import write_arrays
+from bertjax.utils.io import write_npz
 
 _WIDTH = 120
 
@@ -48,4 +48,4 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
         for index, phase in enumerate(phases)
         for name in phase[0]
     }
-    write_arrays(path, arrays)
+    write_npz(path, arrays)

@@ -20,7 +20,7 @@ from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
 from bertjax.training.step import abstract_state, make_train_step
-from bertjax.utils.workers import worker_pool
+from bertjax.utils.process_pool import process_pool
 
 
 class CompilerError(BertjaxError):
@@ -88,7 +88,7 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
       UsageError: the mesh does not fit the devices, or the batch the mesh.
       CompilerError: the compiler failed or crashed.
     """
-    with worker_pool(1, _crashed, use_tpu_compiler) as process:
+    with process_pool(1, _crashed, use_tpu_compiler) as process:
         return process.submit(_compile, settings, phase, topology, slices).result()
 
 

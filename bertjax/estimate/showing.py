@@ -6,7 +6,7 @@ from typing import Any
 
 from bertjax.errors import UsageError, first_line, quoted
 from bertjax.estimate.search import Found
-from bertjax.utils.io import read_object
+from bertjax.utils.io import read_json_object
 from bertjax.utils.terminal import duration
 
 _GIB = 2**30
@@ -108,7 +108,7 @@ def read_plan(file: str) -> dict[str, Any]:
       UsageError: it is none.
     """
     try:
-        plan = read_object(Path(file))
+        plan = read_json_object(Path(file))
         for _, key, divisor, _ in _COMPARED:
             kinds = (bool,) if divisor is None else (int, float, type(None))
             if type(plan[key]) not in kinds:

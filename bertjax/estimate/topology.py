@@ -11,7 +11,6 @@ import jax
 
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.estimate.chips import CHIPS, Chip
-from bertjax.utils.process import REQUESTS
 
 _EXAMPLE = "v5e:16x16"
 
@@ -65,7 +64,7 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     config = {"chip_config_name": "megacore"} if chip.name == "v4" else {}
     if slices > 1:
         config["num_slices"] = slices
-    handlers = {number: signal.getsignal(number) for number in REQUESTS}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **config)
         return list(found.devices)

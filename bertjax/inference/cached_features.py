@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from filelock import FileLock
 
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.blocks import checksums_of
@@ -21,8 +22,15 @@ from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
-from bertjax.utils.cache_dir import STAGING, alone, machine_folder
-from bertjax.utils.io import check_space, read_object, remove_abandoned, replacing, write_atomic
+from bertjax.utils.io import (
+    CACHE_DIR_VARIABLE,
+    atomic_file,
+    cache_dir,
+    check_free_space,
+    read_json_object,
+    remove_temporaries,
+    write_atomic,
+)
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -61,15 +69,17 @@ def _kept_states(settings: RunConfig, start: str, examples: Examples) -> np.ndar
         "sequences": _hash_of(examples),
     }
     name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
-    folder = machine_folder()
+    folder = cache_dir()
     shape = int(examples.offsets[-1]), len(layers), model.hidden_size
     path = folder / f"features-{name}.bin"
-    with alone(folder / f".{path.name}.lock"):
+    with FileLock(folder / f".{path.name}.lock"):
         if not _is_whole(path):
             # Tens of gigabytes where a run was killed, and nobody else writes this one.
-            remove_abandoned(folder, written_alone=path.name)
+            remove_temporaries(folder, path.name)
             size = 4 * int(np.prod(shape))
-            check_space(folder, size, "features of the frozen encoder", f"name another folder in {STAGING}")
+            check_free_space(
+                folder, size, "features of the frozen encoder", f"name another folder in {CACHE_DIR_VARIABLE}"
+            )
             logger.info(f"features of the frozen encoder, {size / 1e9:,.2f} GB, are kept in {path}")
             trained = dataclasses.replace(read_trained(start), config=model)
             _write(path, shape, token_states(trained, layers, max(8, length)), examples)
@@ -85,7 +95,7 @@ def _write(
     """Writes states as they are made, in memory a batch at a time, and last what tells that they are whole."""
     count = len(examples.offsets) - 1
     try:
-        with replacing(path) as unfinished, progress_bar("features", count, " texts") as bar:
+        with atomic_file(path) as unfinished, progress_bar("features", count, " texts") as bar:
             states = np.memmap(unfinished, np.float32, "w+", shape=shape)
             for sequence, found in states_of(examples):
                 states[examples.offsets[sequence] : examples.offsets[sequence + 1]] = found
@@ -93,7 +103,7 @@ def _write(
             states.flush()
     except OSError as error:
         raise BertjaxError(
-            f"cannot write {path} ({error.strerror}); free some space or name another folder in {STAGING}"
+            f"cannot write {path} ({error.strerror}); free some space or name another folder in {CACHE_DIR_VARIABLE}"
         ) from error
     write_atomic(_seal_of(path), json.dumps({"sha256": checksums_of(path).sha256}) + "\n")
 
@@ -101,7 +111,7 @@ def _write(
 def _is_whole(path: Path) -> bool:
     """Whether the states are there as they were written; they are read through once for it."""
     try:
-        return checksums_of(path).sha256 == read_object(_seal_of(path))["sha256"]
+        return checksums_of(path).sha256 == read_json_object(_seal_of(path))["sha256"]
     except (OSError, ValueError, KeyError):
         return False
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bertjax.config.load import differences
+from bertjax.config.fields import differences
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import UsageError

@@ -5,8 +5,7 @@ import zipfile
 from pathlib import Path
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import TABLE_BYTES, read_whole, write_atomic
-from bertjax.utils.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import normalize_newlines, reject_utf16, write_atomic
 
 # Every file of a submission, and the rows of its test set.
 TEST_ROWS = {
@@ -29,10 +28,10 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def _content(path: Path) -> str:
-    data = read_whole(path, TABLE_BYTES)
-    refuse_utf16(path, data)
+    data = path.read_bytes()
+    reject_utf16(path, data)
     try:
-        return with_newlines(data).decode("utf-8")
+        return normalize_newlines(data).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 at byte {error.start}; write it anew with `bertjax predict`") from error
 

@@ -13,7 +13,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
-from bertjax.utils.io import replacing
+from bertjax.utils.io import atomic_file
 
 
 def write_predictions(
@@ -109,7 +109,7 @@ def _write_lines(path: Path, records: Iterable[Record]) -> None:
     try:
         # Half a surrogate pair becomes the escape that JSON has for it.
         with contextlib.ExitStack() as stack:
-            unfinished = stack.enter_context(replacing(path))
+            unfinished = stack.enter_context(atomic_file(path))
             file = stack.enter_context(open(unfinished, "w", encoding="utf-8", errors="backslashreplace"))
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

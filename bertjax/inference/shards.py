@@ -13,7 +13,7 @@ import numpy as np
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.features import TextsHash, texts_in
-from bertjax.utils.io import read_json, unfinished_files, write_arrays, write_atomic
+from bertjax.utils.io import read_json, remove_temporaries, write_atomic, write_npz
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def write_shards(
         if number:
             logger.info(f"{folder} has {count:,} texts in {number:,} shards; going on after them")
         for shard in shards_of(remaining):
-            write_arrays(_shard(folder, number), shard)
+            write_npz(_shard(folder, number), shard)
             yield count, shard
             count += texts_in(shard)
             number += 1
@@ -96,8 +96,7 @@ def _claimed(folder: Path, about: dict[str, Any]) -> Iterator[None]:
                 f"another command is writing to {folder}; wait for it or choose another --output"
             ) from None
         # Of a command that was killed: no other has the lock.
-        for unfinished in unfinished_files(folder):
-            unfinished.unlink(missing_ok=True)
+        remove_temporaries(folder)
         found = _read_about(folder)
         if found is None and any(folder.iterdir()):
             raise UsageError(f"{folder} has files in it that are no features; choose another --output")

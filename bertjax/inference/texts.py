@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from bertjax.errors import UsageError
-from bertjax.utils.io import open_regular
-from bertjax.utils.plain_text import refuse_utf16
+from bertjax.utils.io import reject_utf16
 
 STANDARD_INPUT = "-"
 # Between the two texts of a pair.
@@ -25,11 +24,11 @@ def lines_of(path: str) -> Iterator[str]:
     """
     name = "standard input" if path == STANDARD_INPUT else path
     try:
-        file = sys.stdin.buffer if path == STANDARD_INPUT else open_regular(Path(path).expanduser())
+        file = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).expanduser().open("rb")
         first = file.readline(_LINE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
-    refuse_utf16(name, first)
+    reject_utf16(name, first)
     if not first:
         raise UsageError(f"{name} is empty; give a text on each line")
     return _decoded(file, first.removeprefix(_BYTE_ORDER_MARK), name)

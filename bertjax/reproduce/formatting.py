@@ -9,7 +9,7 @@ from bertjax.errors import UsageError
 from bertjax.reproduce.paper import PaperTable, paper_table, table_names
 from bertjax.reproduce.results import Results
 from bertjax.reproduce.table import Cell, Run, Table, in_order
-from bertjax.utils.io import writing
+from bertjax.utils.io import atomic_file
 
 NOT_THERE = "-"
 _PAPER, _OURS = "paper", "ours"
@@ -219,7 +219,7 @@ def draw_figure(table: Table, results: Results, path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()
-    with writing(path) as here, open(here, "wb") as file:
+    with atomic_file(path) as here, open(here, "wb") as file:
         picture.savefig(file, format="png", dpi=110)
 
 

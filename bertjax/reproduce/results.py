@@ -18,7 +18,7 @@ from bertjax.training.checkpoint_metadata import sealed, unsealed
 from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, name_of, outcome_of, setting_of, summary
 from bertjax.training.workdir import RESULTS, other_numbers, place
-from bertjax.utils.io import read_object, write_atomic
+from bertjax.utils.io import read_json_object, write_atomic
 
 # In a folder of results: which tables were asked for, and how long runs took.
 ASKED = "reproduce.json"
@@ -156,7 +156,7 @@ def read(path: str) -> Results:
     if not asked.exists():
         return Results(os.fspath(where))
     try:
-        content = unsealed(read_object(asked))
+        content = unsealed(read_json_object(asked))
         return Results(os.fspath(where), dict(content[_TABLES]), dict(content[_SECONDS]))
     except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
         raise BertjaxError(
@@ -174,7 +174,7 @@ def together(results: Sequence[Results]) -> Results:
 
 def _kept(file: epath.Path) -> Results:
     try:
-        content = unsealed(read_object(file))
+        content = unsealed(read_json_object(file))
         outcomes = {
             name: (
                 kept[_ASKED],
@@ -254,7 +254,7 @@ def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
     if not (folder / SWEEP).exists():
         return None
     try:
-        whole = unsealed(read_object(folder / SWEEP))
+        whole = unsealed(read_json_object(folder / SWEEP))
         trials = [trial["trial"] for trial in whole["trials"] if "metrics" in trial]
         if whole["left"] or not trials:
             return None

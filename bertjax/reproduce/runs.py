@@ -130,7 +130,7 @@ def fine_tuning(
     parts = (start.name.rpartition("/")[2], variant, f"{step}" if step else "", "" if seed is None else f"seed{seed}")
     return Run(
         name=f"{task}/{'-'.join(filter(None, parts))}",
-        config=_with_arguments(tuning.config, f"grid={grid}", f"path={path or tuning.data.feature_head()}"),
+        config=_with_arguments(tuning.config, f"grid={grid}", f"path={path or tuning.data.upper()}"),
         overrides=_merged(*tuning.overrides, *_upper(scale, feature_head), *overrides, *single),
         start=start,
         start_step=step,

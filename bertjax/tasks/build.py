@@ -6,7 +6,7 @@ from types import ModuleType
 
 from ml_collections import ConfigDict
 
-from bertjax.config.fields import from_config
+from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
 from bertjax.errors import UsageError
 from bertjax.tasks.task import Task
@@ -36,7 +36,7 @@ def parse_config(config_dict: ConfigDict) -> RunConfig:
     """
     if "task" not in config_dict:
         raise UsageError("the config has no field `task`; start from the defaults in bertjax/presets.py")
-    return from_config(config_class(config_dict.task), config_dict)
+    return from_config_dict(config_class(config_dict.task), config_dict)
 
 
 def build_task(config: RunConfig, train: bool | None = False) -> Task:

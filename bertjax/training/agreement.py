@@ -13,17 +13,15 @@ from etils import epath
 from jax._src import distributed  # The store that its processes share has no public name.
 from jax.experimental import multihost_utils
 
-from bertjax.config import paths as places
-from bertjax.config.load import differences
+from bertjax.config.fields import differences
+from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, LostError, UsageError, first_line
 from bertjax.training.multihost import tells_of_a_lost_process
 from bertjax.utils.io import write_atomic
 
 T = TypeVar("T")
 # May be others in each process: where it finds what all have, and how it waits.
-_OF_ITS_OWN = tuple(
-    f"config.{name}" for name in ("cluster.", "hang_seconds:", *(f"{field}:" for field in places.FIELDS))
-)
+_OF_ITS_OWN = tuple(f"config.{name}" for name in ("cluster.", "hang_seconds:", *(f"{field}:" for field in PATH_FIELDS)))
 # Of file systems over a network, for what one machine has written to be seen by another.
 _SEEN_SECONDS, _LOOK_SECONDS = 90.0, 0.5
 # In which processes that fail for the same reason all come to do so.

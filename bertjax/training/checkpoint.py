@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from bertjax.config.load import differences
+from bertjax.config.fields import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint_metadata import check_identity, read_meta, sealed, unsealed
 from bertjax.training.fingerprint import fingerprint

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.config import paths as places
 from bertjax.config.load import load_config, load_saved_config
+from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.data.finetuning.tfds_rows import PREFIX
 from bertjax.errors import UsageError
@@ -99,6 +99,6 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 
 def _make_absolute(data: ConfigDict) -> None:
     """Makes paths whole, so that the config a run saves means the same from any folder."""
-    for name in (*places.PATHS, *(() if data.get("path") else places.FILES)):
+    for name in (*DATA_PATHS, *(() if data.get("path") else DATA_FILES)):
         if data.get(name) and not (data[name].startswith(PREFIX) or is_remote(data[name])):
             data[name] = os.path.abspath(os.path.expanduser(data[name]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.config.load import differences
+from bertjax.config.fields import differences
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError
 from bertjax.model.architecture import Architecture

@@ -6,7 +6,7 @@ import numpy as np
 from etils import epath
 
 from bertjax.metrics.report import ClassReport, truncate_name
-from bertjax.utils.io import writing
+from bertjax.utils.io import atomic_file
 
 # Of more classes, names and counts could not be read.
 _NAMED, _COUNTED = 60, 25
@@ -37,7 +37,7 @@ def draw_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None
             for i, j in zip(*np.nonzero(matrix), strict=True):
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color=color, fontsize=8)
-    with writing(path) as here, open(here, "wb") as file:
+    with atomic_file(path) as here, open(here, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.utils.io import writing
+from bertjax.utils.io import atomic_file
 
 # Of metrics that were measured on held-out rows, in `metrics.jsonl`.
 HELD_OUT = "eval_"
@@ -37,7 +37,7 @@ def draw_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    with writing(path) as here, open(here, "wb") as file:
+    with atomic_file(path) as here, open(here, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
 

@@ -97,7 +97,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
             # The vocabulary's, whose hash is compared.
             continue
         # How far the token table is padded is nobody's wish, and must be as it was saved.
-        if given and given != value and name != "pad_vocab_to_multiple_of":
+        if given is not None and given != value and name != "pad_vocab_to_multiple_of":
             raise UsageError(
                 f"config.model.{name} is {given}, {checkpoint} has {value}; leave size= out of the "
                 "config, or give what the checkpoint has"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from bertjax.errors import UsageError
-from bertjax.utils.io import TABLE_BYTES, is_remote, read_whole, write_atomic
+from bertjax.utils.io import is_remote, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
@@ -44,7 +44,7 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for line in read_whole(path, TABLE_BYTES).decode(errors="replace").splitlines():
+    for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

@@ -15,12 +15,14 @@ from typing import Any
 import jax
 from jax._src import distributed  # The store that its processes share has no public name.
 
-from bertjax.config.cluster import ClusterConfig
+from bertjax.config.mesh import ClusterConfig
 from bertjax.errors import LOST, BertjaxError, LostError, UsageError, first_line, quoted
-from bertjax.utils.held_back import LOST_PROCESS
-from bertjax.utils.process import end_at_once
 from bertjax.utils.terminal import show
 
+LOST_PROCESS = (
+    "another process of this run is gone ({}); when all of them have ended, the same command on every host goes on "
+    "from the last checkpoint"
+)
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _PORT = "JAX_COORDINATOR_PORT"
 # JAX's own, 8482, is let through by no rule that Google Cloud makes by itself (jax#35905).
@@ -173,7 +175,7 @@ def _be_alive() -> None:
         if found:
             _let_others_read()
             show(f"bertjax: {LOST_PROCESS.format(found)}", sys.stderr)
-            end_at_once(LOST)
+            os._exit(LOST)
         time.sleep(_BEAT_SECONDS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from bertjax.utils.process import handled_requests, leave_terminal
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -23,8 +23,6 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     received: list[int] = []
 
     def handler(number: int, _frame: Any) -> None:
-        if number == signal.SIGHUP:
-            leave_terminal()
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not received:
@@ -34,13 +32,15 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
         received.append(number)
 
     def as_sigterm(number: int, _frame: Any) -> None:
-        leave_terminal()
         os.kill(os.getpid(), signal.SIGTERM)
 
     # JAX has taken SIGTERM where there are several processes, and lets them agree on a step.
     alone = jax.process_count() == 1
-    handlers = dict.fromkeys(handled_requests(), handler) if alone else {signal.SIGHUP: as_sigterm}
-    previous = {number: signal.signal(number, handlers[number]) for number in handled_requests() if number in handlers}
+    handlers = dict.fromkeys(_SIGNALS, handler) if alone else {signal.SIGHUP: as_sigterm}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        # `nohup` ignores SIGHUP.
+        del handlers[signal.SIGHUP]
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield (lambda step: bool(received)) if alone else multihost_utils.reached_preemption_sync_point
     finally:

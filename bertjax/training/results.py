@@ -13,7 +13,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.confusion import draw_confusion
 from bertjax.training.workdir import CONFUSION, RESULTS, started_from
-from bertjax.utils.io import read_object, write_atomic
+from bertjax.utils.io import read_json_object, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def read_results(workdir: epath.Path) -> dict[str, Any]:
     """
     file = workdir / RESULTS
     try:
-        return read_object(file)
+        return read_json_object(file)
     except (OSError, ValueError) as error:
         raise BertjaxError(
             f"cannot read {file}: {first_line(error)}; remove it and repeat the command that trained"

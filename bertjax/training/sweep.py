@@ -16,8 +16,8 @@ from urllib.parse import quote
 import jax
 from etils import epath
 
-from bertjax.config.load import grid_values, load_trials
 from bertjax.config.run import RunConfig
+from bertjax.config.trials import grid_values, load_trials
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.cached_features import training_task
 from bertjax.metrics.selection import score

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import os
 import sys
 import threading
 import time
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterator
 import jax
 
 from bertjax.errors import LOST
-from bertjax.utils.process import end_at_once
 from bertjax.utils.terminal import show
 
 _LOOKS = 20
@@ -47,7 +47,7 @@ def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
                     "command on every host goes on from the last checkpoint",
                     sys.stderr,
                 )
-                end_at_once(LOST)
+                os._exit(LOST)
 
     if hang_seconds:
         threading.Thread(target=watch, daemon=True).start()

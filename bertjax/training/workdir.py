@@ -13,8 +13,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.config import paths as places
-from bertjax.config.load import differences
+from bertjax.config.fields import differences
+from bertjax.config.run import PATH_FIELDS
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError, UsageError, listed
@@ -24,13 +24,11 @@ from bertjax.training.checkpoint_metadata import CONFIG
 from bertjax.training.metrics import METRICS, TIMING
 from bertjax.training.step import TrainState
 from bertjax.utils.io import (
-    JSON_BYTES,
-    check_space,
-    check_writable,
+    check_free_space,
     is_remote,
-    read_object,
-    read_whole,
-    unfinished_files,
+    read_json_object,
+    remove_temporaries,
+    temporary_name,
     write_atomic,
 )
 
@@ -57,7 +55,7 @@ _MAY_CHANGE = (
     "model.scan_layers",
     "model.remat",
     # Where the data lies, under whatever name, is no matter: its hash is compared.
-    *places.FIELDS,
+    *PATH_FIELDS,
 )
 _SHOWN_DIFFERENCES = 5
 # All that may be in the folder of a run, whatever task and version of it.
@@ -100,7 +98,9 @@ def make(path: str, own: Sequence[str] = _OWN, mark: str = CONFIG) -> epath.Path
     check_own(workdir, own, mark)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        check_writable(workdir)
+        probe = workdir / temporary_name("probe")
+        probe.write_bytes(b"")
+        probe.unlink()
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
     return workdir
@@ -161,7 +161,7 @@ def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: st
             f"{DATA}); choose another --workdir, or bring that data back"
         )
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    check_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
+    check_free_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
         write_atomic(workdir / DATA, json.dumps(before) + "\n")
@@ -202,7 +202,7 @@ def _read(file: epath.Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        return read_object(file)
+        return read_json_object(file)
     except ValueError as error:
         raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
 
@@ -234,8 +234,7 @@ def lock(workdir: epath.Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
-        for unfinished in unfinished_files(Path(os.fspath(workdir))):
-            unfinished.unlink(missing_ok=True)
+        remove_temporaries(Path(os.fspath(workdir)))
         yield
     finally:
         os.close(file)
@@ -257,7 +256,7 @@ def take(workdir: epath.Path) -> Callable[[], None]:
 
     def check() -> None:
         try:
-            found = read_whole(workdir / _LOCK, JSON_BYTES).decode(errors="replace")
+            found = (workdir / _LOCK).read_bytes().decode(errors="replace")
         except FileNotFoundError:
             found = ""
         if found != ours:

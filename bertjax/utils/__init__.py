@@ -1,1 +1,1 @@
-"""Files, logging and progress bars."""
+"""Files, worker processes, logging and progress bars."""

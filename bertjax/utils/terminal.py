@@ -1,4 +1,4 @@
-"""What a person sees while a command works, and what it prints."""
+"""Output to the terminal: results, progress bars and durations."""
 
 import logging
 import re
@@ -12,58 +12,58 @@ logger = logging.getLogger(__name__)
 _LINE_SECONDS = 30
 _LINE = "{desc}: {percentage:3.0f}% of {total_fmt}{unit}, {elapsed} done, {remaining} left, {rate_fmt}{postfix}"
 _LINE_WITHOUT_TOTAL = "{desc}: {n_fmt}{unit} in {elapsed}, {rate_fmt}{postfix}"
-# All control characters but tab and line end, what turns the direction of text, ends of lines and paragraphs of other
-# kinds, and halves of characters. A terminal obeys some of them: text of a file could hide or forge what is shown.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and newline, bidirectional overrides, Unicode line separators and surrogates. In a
+# terminal, they let text from a file hide or forge output.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""The text with everything that a terminal might obey as its code, such as `\x1b`; tabs and line ends stay."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    r"""Returns the text with control characters replaced by escapes such as `\x1b`; tabs and newlines stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def show(text: object, file: TextIO | None = None) -> None:
-    """Prints a result, on standard output unless told otherwise."""
+    """Prints a text with control characters escaped, to `file` (default: standard output)."""
     print(printable(str(text)), file=file or sys.stdout)
 
 
-class Bar(Protocol):
-    """How far something is."""
+class ProgressBar(Protocol):
+    """Interface of `progress_bar`, implemented by tqdm and by log lines."""
 
     def update(self, n: float = 1) -> object:
-        """So many units more are done."""
+        """Adds `n` units to the progress."""
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:
-        """What stands behind the numbers."""
+        """Sets the text after the numbers."""
 
     def close(self) -> None:
-        """It is over."""
+        """Ends the progress bar."""
 
-    def __enter__(self) -> "Bar": ...
+    def __enter__(self) -> "ProgressBar": ...
 
     def __exit__(self, *_: object) -> object: ...
 
 
 def progress_bar(
-    what: str, total: int | None, unit: str, shown: bool = True, after_seconds: float = 0, done: int = 0
-) -> Bar:
-    """A bar on standard error with rate and time left; a line every half minute where that is no terminal.
+    description: str, total: int | None, unit: str, shown: bool = True, after_seconds: float = 0, done: int = 0
+) -> ProgressBar:
+    """Returns a progress bar on standard error of host 0; outside a terminal, it logs a line every 30 seconds.
 
     Args:
-      what: is going on.
-      total: of units; None where not known, which leaves out the time left.
-      unit: of the rate, such as `B` or ` modules`.
-      shown: False is a bar that shows nothing; those of other processes than the first never do.
-      after_seconds: what ends sooner shows nothing either.
-      done: units of the total that were done before.
+      description: Text before the numbers.
+      total: Total number of units (None: unknown, without remaining time).
+      unit: Unit of the rate, such as `B` or ` modules`.
+      shown: Whether to display the bar.
+      after_seconds: Delay before the bar appears.
+      done: Units that are done at the start.
     """
     shown = shown and is_first()
     if shown and not sys.stderr.isatty():
-        return _Lines(what, total, unit, done)
+        return _ProgressLines(description, total, unit, done)
     return tqdm(
         total=total,
         initial=done,
-        desc=what,
+        desc=description,
         unit=unit,
         unit_scale=True,
         disable=not shown,
@@ -73,28 +73,28 @@ def progress_bar(
     )
 
 
-class _Lines:
-    """Says how far something is from time to time."""
+class _ProgressLines:
+    """Progress as log lines."""
 
-    def __init__(self, what: str, total: int | None, unit: str, done: int) -> None:
-        self._what, self._total, self._unit = what, total, unit
-        self._before = self._done = done
+    def __init__(self, description: str, total: int | None, unit: str, done: int) -> None:
+        self._description, self._total, self._unit = description, total, unit
+        self._initial = self._done = done
         self._postfix = ""
-        self._started = self._said = time.monotonic()
+        self._start_time = self._log_time = time.monotonic()
 
     def update(self, n: float = 1) -> None:
         self._done += n
         now = time.monotonic()
-        if now - self._said >= _LINE_SECONDS:
-            self._said = now
+        if now - self._log_time >= _LINE_SECONDS:
+            self._log_time = now
             text = tqdm.format_meter(
                 self._done,
                 self._total,
-                now - self._started,
-                prefix=self._what,
+                now - self._start_time,
+                prefix=self._description,
                 unit=self._unit,
                 unit_scale=True,
-                initial=self._before,
+                initial=self._initial,
                 postfix=self._postfix,
                 bar_format=_LINE if self._total else _LINE_WITHOUT_TOTAL,
             )
@@ -105,7 +105,7 @@ class _Lines:
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +113,7 @@ class _Lines:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, such as 1:02:03, after the days where there are any: 4 d 1:02:03."""
+    """Returns a duration as hours, minutes and seconds, with days if there are any: 1:02:03 or 4 d 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -121,6 +121,6 @@ def duration(seconds: float) -> str:
 
 
 def is_first() -> bool:
-    """Whether this is the first process of a run, or the only one; does not start a backend to find out."""
+    """Returns whether this is process 0 of a distributed run or the only process, without starting a backend."""
     jax = sys.modules.get("jax")
     return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0

@@ -16,7 +16,7 @@ from oracle import Finding, Outcome, changed, entries, faults_of, temporary_left
 from sandbox import EXPERIMENTS, LIMIT_SECONDS, TINY, Sandbox, config, rng_of
 from zygote import Starter
 
-from bertjax.cli.arguments import parser
+from bertjax.cli.main import build_parser
 from bertjax.config.load import load_config
 
 # A valid value of each argument that some command cannot do without, and of those that make it quick; "" leaves it out.
@@ -170,7 +170,7 @@ def _plant(work: Path) -> None:
 def invocations(seed: int) -> list[Invocation]:
     """Every case, in an order of its own for each seed."""
     made: list[tuple[str, tuple[str, ...], dict[str, Any]]] = []
-    for words, sub in commands(parser()).items():
+    for words, sub in commands(build_parser()).items():
         row = " ".join(words)
         made += [(row, (*words, *argv), more) for argv, more in _of_command(row, sub)]
     made += [(argv[0], argv, more) for argv, more in _of_fields(seed)]

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertjax.utils.process import with_huge_pages
+from bertjax.cli.main import use_huge_pages
 
 
 def kind_of(name: str, source: str) -> str:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--operations", type=int, default=0, help="that take most, to show one by one")
     args = parser.parse_args()
-    with_huge_pages()
+    use_huge_pages()
 
     import jax
 

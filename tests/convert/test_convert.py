@@ -14,7 +14,7 @@ from bertjax.convert import huggingface, workdir
 from bertjax.convert.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import temporary_name
 
 
 @pytest.mark.parametrize("slots", [False, True])
@@ -144,7 +144,7 @@ def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_fa
     for arguments, code, says in (
         (["convert", command[1], "/proc/ours"], 1, "cannot write the checkpoint /proc/ours"),
         (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
-        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is no regular file"),
+        (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
         with pytest.raises(SystemExit) as end:
             cli.main(arguments)
@@ -192,7 +192,7 @@ def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path, log_lines)
         with as_bertjax(source, kept) as path:
             assert path == str(kept)
         # Of a run that is killed when the copy is in its place already.
-        (tmp_path / unfinished_name("init_from")).mkdir()
+        (tmp_path / temporary_name("init_from")).mkdir()
     assert sum("wrote" in line for line in log_lines) == 1
     with as_bertjax(source, kept):
         assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]

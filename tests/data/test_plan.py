@@ -15,7 +15,7 @@ from bertjax.data.pretraining import pair_index as plan
 from bertjax.data.pretraining import pairs
 from bertjax.data.pretraining.pair_index import pair_plan
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import temporary_name
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_nothing_is_taken_from_a_temporary_folder_that_is_not_this_users_alone(c
 def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(corpus):
     folder = corpus.path / "plans"
     folder.mkdir()
-    abandoned, live = (folder / unfinished_name("pairs-a.bin") for _ in range(2))
+    abandoned, live = (folder / temporary_name("pairs-a.bin") for _ in range(2))
     for file in (abandoned, live):
         file.write_bytes(b"0")
     day_ago = time.time() - 86_400

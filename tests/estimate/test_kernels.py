@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
-from bertjax.utils.workers import worker_pool
+from bertjax.utils.process_pool import process_pool
 
 
 def kernels_of(
@@ -56,7 +56,7 @@ def kernels_of(
 
 @pytest.fixture(scope="module")
 def process():
-    with worker_pool(1, functools.partial(AssertionError, "the TPU compiler crashed"), use_tpu_compiler) as process:
+    with process_pool(1, functools.partial(AssertionError, "the TPU compiler crashed"), use_tpu_compiler) as process:
         yield process
 
 

@@ -121,7 +121,7 @@ def forgetting(query, key, value, mask, **options):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("failing", "fails: ValueError: no such kernel; --debug shows where"),
+        ("failing", "fails: ValueError: no such kernel; --log_level=debug prints the traceback"),
         ("narrowing", r"returns float32\[1,3,2,8\], and is to return float32\[1,6,2,8\]"),
         ("rounding", r"returns bfloat16\[1,6,2,8\], and is to return float32\[1,6,2,8\]"),
         ("forgetting", "returns NoneType, and is to return"),

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertjax.cli.arguments import parser
-from bertjax.config.load import load_config, load_trials
+from bertjax.cli.main import build_parser
+from bertjax.config.load import load_config
+from bertjax.config.trials import load_trials
 from bertjax.data.corpus.store import MANIFEST
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
@@ -67,7 +68,7 @@ def test_commands_are_valid_and_each_comes_after_what_it_needs(file, scale):
     for run in table(file, scale).runs():
         assert {earlier.name for earlier in run.needs} <= there
         there.add(run.name)
-        args, overrides = parser().parse_known_args(shlex.split(run.command("/results"))[1:])
+        args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
         if run.members:
             assert args.command == "ensemble" and len(args.checkpoint) == scales.scale_of(scale).members
             continue

@@ -13,8 +13,7 @@ from bertjax.inference import cached_features as frozen
 from bertjax.tasks.build import build_task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.parameters import load_all_params
-from bertjax.utils.cache_dir import STAGING
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import CACHE_DIR_VARIABLE, temporary_name
 
 FROZEN = [
     "--config.optimizer.freeze=encoder",
@@ -36,7 +35,7 @@ def ner(tmp_path_factory, letters):
 
 @pytest.fixture(autouse=True)
 def staging(tmp_path, monkeypatch):
-    monkeypatch.setenv(STAGING, str(tmp_path / "staging"))
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "staging"))
     return tmp_path / "staging"
 
 
@@ -125,7 +124,7 @@ def test_damaged_cached_features_are_recomputed(ner, tmp_path, staging, capfd):
     other.write_bytes(bytes(content))
     content[100] ^= 1
     # As a killed run leaves one.
-    abandoned = staging / unfinished_name(other.name)
+    abandoned = staging / temporary_name(other.name)
     abandoned.write_bytes(b"half")
     train(run[0], tmp_path / "again", *run[2:], steps=1, eval_every=1)
     assert other.read_bytes() == bytes(content) and first.stat().st_mtime_ns == before

@@ -11,7 +11,7 @@ import pytest
 from several import WORKER, started
 
 from bertjax.cli import main as cli
-from bertjax.config.cluster import ClusterConfig
+from bertjax.config.mesh import ClusterConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import multihost as processes
 

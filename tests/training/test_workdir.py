@@ -17,7 +17,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.training import train as loop
 from bertjax.training import workdir
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.utils.io import unfinished_name
+from bertjax.utils.io import temporary_name
 
 
 def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
@@ -34,7 +34,7 @@ def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
     with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
         loop.train(task, str(tmp_path / "run"))
     (tmp_path / "run" / ".lock").unlink()
-    abandoned = tmp_path / "run" / unfinished_name("config.json")
+    abandoned = tmp_path / "run" / temporary_name("config.json")
     abandoned.write_text("half of it")
     loop.train(task, str(tmp_path / "run"))
     assert (tmp_path / "precious").read_text() == "dear"
@@ -161,7 +161,7 @@ def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypa
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     config, task = make(corpus)
-    with pytest.raises(BertjaxError, match="no room for two checkpoints: about .* choose another --workdir$"):
+    with pytest.raises(BertjaxError, match="not enough disk space for two checkpoints: .* choose another --workdir$"):
         loop.train(task, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()
 

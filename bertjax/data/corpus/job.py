@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.data.corpus import docstrings
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.tokenizer import Vocabulary
-from bertjax.utils.io import writing
+from bertjax.utils.io import atomic_file
 from bertjax.utils.terminal import progress_bar
 
 
@@ -65,7 +65,7 @@ def spooled(
     path = directory / "docstrings.spool"
     names = docstrings.modules()
     with (
-        writing(path) as here,
+        atomic_file(path) as here,
         open(here, "w", encoding="utf-8", errors="replace", newline="\n") as file,
         progress_bar("docs: parse", len(names), " modules", progress) as bar,
     ):

@@ -13,7 +13,7 @@ from bertjax.data.corpus import heldout, merging, store
 from bertjax.data.corpus.blocks import checksums_of
 from bertjax.data.corpus.output import INDEX, check_documents
 from bertjax.data.corpus.parts import Part, Recipe, entries_of
-from bertjax.utils.io import writing
+from bertjax.utils.io import atomic_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ def write_piece(piece: Piece, directory: Path | epath.Path) -> dict[str, Any]:
     def read(part: tuple[Part, str], array: str, first: int, last: int) -> np.ndarray:
         return part[0].read(part[1], array, first, last, dtype)
 
-    with writing(directory / name) as here:
+    with atomic_file(directory / name) as here:
         with open(here, "wb") as file:
             merging.write(piece.spans, piece.array, read, file)
         checksums = checksums_of(here)

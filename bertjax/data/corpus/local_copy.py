@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from etils import epath
+from filelock import FileLock
 
 from bertjax.data.corpus.store import MANIFEST, Corpus, open_corpus, read_manifest
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.atomic_dir import staged
-from bertjax.utils.cache_dir import STAGING, alone, machine_folder
-from bertjax.utils.io import JSON_BYTES, check_space, is_remote, read_whole
+from bertjax.utils.atomic_directory import atomic_directory
+from bertjax.utils.io import CACHE_DIR_VARIABLE, cache_dir, check_free_space, is_remote
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -44,15 +44,15 @@ def local_copy(address: str) -> Path:
     """
     source = epath.Path(address)
     manifest = read_manifest(source)
-    sha256 = hashlib.sha256(read_whole(source / MANIFEST, JSON_BYTES)).hexdigest()
-    folder = machine_folder()
+    sha256 = hashlib.sha256((source / MANIFEST).read_bytes()).hexdigest()
+    folder = cache_dir()
     copy = folder / f"corpus-{sha256[:32]}"
-    with alone(folder / f".{copy.name}.lock"):
+    with FileLock(folder / f".{copy.name}.lock"):
         if not copy.exists():
             size = sum(entry["bytes"] for entry in manifest["files"].values())
-            check_space(folder, size, f"a copy of {address}", f"name another folder in {STAGING}")
+            check_free_space(folder, size, f"a copy of {address}", f"name another folder in {CACHE_DIR_VARIABLE}")
             logger.info(f"copying {address}, {size / 1e9:,.2f} GB, to {copy}")
-            with staged(copy, False, "copy", lambda path: False) as new:
+            with atomic_directory(copy, False, "copy", lambda path: False) as new:
                 _copy(source, manifest, new, size)
                 (new / MANIFEST).write_bytes(_arrived(source / MANIFEST, sha256))
     return copy
@@ -90,7 +90,7 @@ def _copy_file(source: epath.Path, target: Path, sha256: str, done: Any) -> None
 
 
 def _arrived(file: epath.Path, sha256: str) -> bytes:
-    content = read_whole(file, JSON_BYTES)
+    content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
         raise BertjaxError(f"{file} has changed while the corpus was copied; run again")
     return content

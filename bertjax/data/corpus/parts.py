@@ -25,7 +25,7 @@ from bertjax.data.corpus.layouts import Text
 from bertjax.data.corpus.output import INDEX, INDEX_DTYPE, CorpusWriter
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.tokenizer import Vocabulary, load_vocabulary
-from bertjax.utils.io import path_of, read_json, write_at_once, writing
+from bertjax.utils.io import as_path, atomic_file, read_json, write_atomic
 
 # A chunk is a small share of a small text, for each worker to get some, and large enough where there are many.
 _CHUNK_BYTES = (2 << 20, 64 << 20)
@@ -92,7 +92,7 @@ class Part:
         for each in store.SPLITS:
             for name, entry in dtypes_of(dtype).items():
                 if (each, name) == (split, array):
-                    with path_of(self.path).open("rb") as file:
+                    with as_path(self.path).open("rb") as file:
                         file.seek(start + first * entry.itemsize)
                         return np.frombuffer(file.read((last - first) * entry.itemsize), entry)
                 start += entries_of(self.counts[each], name) * entry.itemsize
@@ -136,10 +136,10 @@ def cut(chunk: Chunk, work: Path | epath.Path, size: int) -> list[Chunk]:
         )
         pieces = 0
         for number, group in itertools.groupby(texts, _Numbering(size)):
-            with writing(work / f"{chunk.name}-{number:08d}.texts") as path, open(path, "wb") as file:
+            with atomic_file(work / f"{chunk.name}-{number:08d}.texts") as path, open(path, "wb") as file:
                 readers.write_texts(group, file)
             pieces = number + 1
-        write_at_once(done, json.dumps({"pieces": pieces, "problems": problems}))
+        write_atomic(done, json.dumps({"pieces": pieces, "problems": problems}))
     found = read_json(done)
     # Of a source without text, one chunk that tells what was met.
     names = [f"{chunk.name}-{number:08d}" for number in range(found["pieces"])]
@@ -172,9 +172,9 @@ def encode(chunk: Chunk, recipe: Recipe, work: Path | epath.Path) -> Part:
         texts = itertools.chain.from_iterable(
             readers.read(source, problems, lambda _: None) for source in chunk.sources
         )
-        with writing(path) as here:
+        with atomic_file(path) as here:
             counts = _write_arrays(texts, recipe, here, problems)
-        write_at_once(done, json.dumps({"counts": counts, "problems": problems}))
+        write_atomic(done, json.dumps({"counts": counts, "problems": problems}))
     found = read_json(done)
     return Part(str(path), found["counts"], found["problems"])
 

@@ -1,8 +1,8 @@
 """`prepare`: any text to a tokenised corpus on disk, streaming, on all cores, the same bytes every time."""
 
-import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,9 +16,8 @@ from bertjax.data.corpus.job import Job, Made
 from bertjax.data.corpus.tokenizer import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.data.corpus.vocabulary import check_size
 from bertjax.errors import UsageError, first_line
-from bertjax.utils.atomic_dir import staged, staged_elsewhere
-from bertjax.utils.io import VOCABULARY_BYTES, check_space, copy_elsewhere, is_remote, path_of, read_whole
-from bertjax.utils.temporary import temporary_folder
+from bertjax.utils.atomic_directory import atomic_directory
+from bertjax.utils.io import as_path, check_free_space, is_remote, upload
 
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 # Of a corpus made on many machines: few for a terabyte of text, many for as many machines to write.
@@ -110,7 +109,7 @@ def prepare(
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     # Beam's parts lie there as long as the corpus is made of them.
     copies = 2 if runner == BEAM else 1
-    check_space(output.parent, copies * _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
+    check_free_space(output.parent, copies * _CORPUS_BYTES_A_TEXT_BYTE * text_bytes, f"the corpus {output}")
     job = Job(
         sources=tuple(sources),
         problems={"files_named_again": repeated},
@@ -121,7 +120,7 @@ def prepare(
         heldout_share=heldout_share,
     )
 
-    with _staged(output, overwrite) as directory:
+    with atomic_directory(output, overwrite, "corpus", _is_corpus, last_file=store.MANIFEST) as directory:
         made = make(job, directory)
         manifest = {
             "vocabulary": _vocabulary_entry(made.vocabulary, trained=given is None),
@@ -146,7 +145,7 @@ def _place(output: str | Path) -> Path | epath.Path:
     if is_remote(output):
         if "/" not in str(output).partition("://")[2].strip("/"):
             raise UsageError(f"the corpus cannot be {output}, the whole of a bucket; name a folder in it")
-        return path_of(str(output))
+        return as_path(str(output))
     place = Path(os.path.realpath(os.path.expanduser(output)))
     if not place.name:
         raise UsageError(f"the corpus cannot be {place}; name a folder that is not there yet")
@@ -157,7 +156,7 @@ def _given(vocabulary: str | Path, lower_case: bool | None) -> Vocabulary:
     if not is_remote(vocabulary):
         return load_vocabulary(vocabulary, lower_case)
     try:
-        content = read_whole(path_of(str(vocabulary)), VOCABULARY_BYTES)
+        content = as_path(vocabulary).read_bytes()
     except Exception as error:  # Each kind of storage has exceptions of its own.
         raise UsageError(f"cannot read the vocabulary {vocabulary}: {first_line(error)}") from error
     return load_vocabulary(Path(vocabulary), lower_case, content)
@@ -194,17 +193,11 @@ def _executor(
 def _run_here(job: Job, directory: Path | epath.Path, workers: int, progress: bool) -> Made:
     if not is_remote(directory):
         return run_local.run(job, directory, workers, progress)
-    with temporary_folder() as folder:
-        made = run_local.run(job, folder, workers, progress)
-        for file in sorted(folder.iterdir()):
-            copy_elsewhere(file, directory / file.name)
+    with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
+        made = run_local.run(job, Path(folder), workers, progress)
+        for file in sorted(Path(folder).iterdir()):
+            upload(file, directory / file.name)
     return made
-
-
-def _staged(output: Path | epath.Path, overwrite: bool) -> contextlib.AbstractContextManager[Path | epath.Path]:
-    if is_remote(output):
-        return staged_elsewhere(output, overwrite, "corpus", _is_corpus, store.MANIFEST)
-    return staged(output, overwrite, "corpus", _is_corpus)
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from bertjax.data.corpus import datasets, docstrings, layouts
 from bertjax.data.corpus.layouts import Text
 from bertjax.data.corpus.sentences import LINES, PARAGRAPHS
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.utils.plain_text import refuse_utf16
+from bertjax.utils.io import reject_utf16
 
 FORMS = ("text", "prose", "wiki", "tfds", "docs")
 _READ_BYTES = 1 << 20
@@ -220,7 +220,7 @@ def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], Non
                 advance(here - position)
                 position = here
                 if total == 0:
-                    refuse_utf16(source.name, block)
+                    reject_utf16(source.name, block)
                 text = _decode(decoder, block, problems)
                 if total == 0:
                     text = text.removeprefix("\ufeff")

@@ -38,8 +38,8 @@ from bertjax.data.corpus.run_local import worker_lost
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
 from bertjax.data.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
-from bertjax.utils.io import VOCABULARY_BYTES, is_remote, read_json, read_whole, write_at_once
-from bertjax.utils.workers import worker_pool
+from bertjax.utils.io import is_remote, read_json, write_atomic
+from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def run(
     work = directory / "work"
     work.mkdir()
     problems = Counter(job.problems)
-    with worker_pool(workers, worker_lost, gc.disable) as pool:
+    with process_pool(workers, worker_lost, gc.disable) as pool:
         sources = [_absolute(spooled(source, work, problems, pool, progress)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
     if progress:
@@ -248,8 +248,8 @@ def _merge(
     found: list[tuple[str, Part]], recipe: Recipe, shard_bytes: int, problems: dict[str, int], work: Path | epath.Path
 ) -> tuple[Piece, ...]:
     merged = joining.merge(found, recipe, shard_bytes, problems)
-    write_at_once(work / recipe.name, recipe.content)
-    write_at_once(work / _MERGED, json.dumps({"splits": merged.splits, "problems": merged.problems}))
+    write_atomic(work / recipe.name, recipe.content)
+    write_atomic(work / _MERGED, json.dumps({"splits": merged.splits, "problems": merged.problems}))
     return merged.pieces
 
 
@@ -258,7 +258,7 @@ def _write(piece: Piece, directory: Path | epath.Path) -> Iterator[dict[str, Any
 
 
 def _finish(files: list[dict[str, Any]], work: Path | epath.Path) -> tuple[()]:
-    write_at_once(work / _WRITTEN, json.dumps(files))
+    write_atomic(work / _WRITTEN, json.dumps(files))
     return ()
 
 
@@ -268,7 +268,7 @@ def _made(job: Job, directory: Path | epath.Path, work: Path | epath.Path) -> Ma
     vocabulary = job.given
     if vocabulary is None:
         name = VOCABULARY_FILES[job.vocabulary_kind]
-        content = read_whole(work / name, VOCABULARY_BYTES)
+        content = (work / name).read_bytes()
         vocabulary = load_vocabulary(Path(name), job.lower_case, content)
     files = {file["name"]: {"bytes": file["bytes"], "sha256": file["sha256"]} for file in written}
     small = {VOCABULARY_FILES[vocabulary.kind]: vocabulary.content}
@@ -279,6 +279,6 @@ def _made(job: Job, directory: Path | epath.Path, work: Path | epath.Path) -> Ma
             small[store.checksum_file(split, array)] = bytes.fromhex("".join(pieces))
             shards[f"{split}.{array}"] = len(pieces)
     for name, content in small.items():
-        write_at_once(directory / name, content)
+        write_atomic(directory / name, content)
         files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return Made(vocabulary, merged["splits"], Counter(merged["problems"]), files, dict(shards))

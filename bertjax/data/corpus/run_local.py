@@ -11,8 +11,8 @@ from bertjax.data.corpus.output import CorpusWriter
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
 from bertjax.data.corpus.vocabulary import ordered_map, train_vocabulary
 from bertjax.errors import BertjaxError
+from bertjax.utils.process_pool import process_pool
 from bertjax.utils.terminal import progress_bar
-from bertjax.utils.workers import worker_pool
 
 # Batches handed out and not yet written, a worker: enough that none waits, few enough to keep memory small.
 _BATCHES_AHEAD = 2
@@ -34,7 +34,7 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
       OSError: the disk is full.
     """
     problems = Counter(job.problems)
-    with worker_pool(workers, worker_lost, gc.disable) as pool:
+    with process_pool(workers, worker_lost, gc.disable) as pool:
         to_read = [spooled(source, directory, problems, pool, progress) for source in job.sources]
         if job.given:
             used = job.given
@@ -51,7 +51,7 @@ def run(job: Job, directory: Path, workers: int, progress: bool) -> Made:
             )
     encoder = encoding.Encoder(used, job.heldout_share, encoding.cache_entries(workers))
     with (
-        worker_pool(workers, worker_lost, encoding.start_worker, encoder) as pool,
+        process_pool(workers, worker_lost, encoding.start_worker, encoder) as pool,
         CorpusWriter(directory, used.size, job.heldout_share) as writer,
         progress_bar("prepare", _total_bytes(to_read), "B", progress) as bar,
     ):

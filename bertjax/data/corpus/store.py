@@ -29,7 +29,7 @@ from bertjax.data.corpus.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, BlockFile, V
 from bertjax.data.corpus.mapping import map_files
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import JSON_BYTES, read_json, read_whole
+from bertjax.utils.io import read_json
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -77,7 +77,7 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the manifest, which holds that of everything else."""
-        return hashlib.sha256(read_whole(self.path / MANIFEST, JSON_BYTES)).hexdigest()
+        return hashlib.sha256((self.path / MANIFEST).read_bytes()).hexdigest()
 
 
 def array_file(split: str, array: str) -> str:
@@ -224,7 +224,7 @@ def _check_files(path: Path, manifest: dict[str, Any]) -> None:
 def _checked(path: Path, manifest: dict[str, Any], name: str) -> bytes:
     """The content of a small file of the corpus."""
     expected = manifest["files"][name]
-    content = read_whole(path / name, expected["bytes"])
+    content = (path / name).read_bytes()
     if hashlib.sha256(content).hexdigest() != expected["sha256"]:
         raise BertjaxError(f"the corpus {path} is damaged: {name} does not match its checksum; {_AGAIN}")
     return content

@@ -24,8 +24,7 @@ from etils import epath
 from tokenizers import models
 
 from bertjax.errors import UsageError
-from bertjax.utils.io import VOCABULARY_BYTES, path_of, read_whole
-from bertjax.utils.plain_text import refuse_utf16
+from bertjax.utils.io import as_path, reject_utf16
 
 WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
@@ -114,9 +113,9 @@ def load_vocabulary(
     Raises:
       UsageError: the file is missing, is no vocabulary, or lacks one of the five special pieces.
     """
-    path = path_of(path)
+    path = as_path(path)
     try:
-        data = read_whole(path, VOCABULARY_BYTES) if content is None else content
+        data = path.read_bytes() if content is None else content
     except OSError as error:
         raise UsageError(f"cannot read the vocabulary {path}: {error.strerror}") from error
     if path.suffix == ".model":
@@ -142,7 +141,7 @@ def load_vocabulary(
 
 
 def _wordpiece_pieces(path: os.PathLike, data: bytes) -> tuple[str, ...]:
-    refuse_utf16(path, data)
+    reject_utf16(path, data)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
-from bertjax.utils.io import path_of, read_json
+from bertjax.utils.io import as_path, read_json
 
 ENTRY = "vocabulary.json"
 
@@ -39,7 +39,7 @@ def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
     Raises:
       UsageError: it is none of them.
     """
-    path = path_of(path)
+    path = as_path(path)
     if path.name != ENTRY:
         return load_vocabulary(path)
     try:

@@ -18,7 +18,6 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
-from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 from bertjax.utils.terminal import progress_bar
 
 # Bonus per token of a window in `_check_is_max_context` of `run_squad.py`.
@@ -78,8 +77,8 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
       UsageError: the file is missing or malformed, has an id twice, or has no usable questions.
     """
     try:
-        with open_regular(path) as raw, lzma.open(raw) if path.suffix == ".xz" else raw as file:
-            content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
+        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
+            content = json.loads(file.read().removeprefix(b"\xef\xbb\xbf"))
         questions = [
             _parse_question(entry, paragraph["context"], f"article {i}, paragraph {j}")
             for i, article in enumerate(content["data"], 1)

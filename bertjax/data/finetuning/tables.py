@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.errors import UsageError, listed
-from bertjax.utils.io import TABLE_BYTES, read_whole
-from bertjax.utils.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import normalize_newlines, reject_utf16
 
 FORMATS = ("tsv", "csv", "jsonl")
 _SHORT, _LONG = "with too few fields", "with more fields than columns"
@@ -104,11 +103,11 @@ def read_table(
     """
     path = Path(path)
     try:
-        data = read_whole(path, TABLE_BYTES)
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    refuse_utf16(path, data)
-    text = with_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
+    reject_utf16(path, data)
+    text = normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
     if not text.strip():
         raise UsageError(f"{path} is empty")
     if file_format == "jsonl":

@@ -11,8 +11,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, Row, decode_utf8, replace_surrogates
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.utils.io import TABLE_BYTES, read_whole
-from bertjax.utils.plain_text import refuse_utf16, with_newlines
+from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
@@ -65,10 +64,10 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         not in IOB, BIOES or BILOU form.
     """
     try:
-        data = read_whole(path, TABLE_BYTES)
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    refuse_utf16(path, data)
+    reject_utf16(path, data)
     words: list[str] = []
     tags: list[str] = []
     word_lines: list[int] = []
@@ -80,7 +79,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             ends.append(len(words))
 
     width = 0
-    for line, row in enumerate(with_newlines(data.removeprefix(b"\xef\xbb\xbf")).split(b"\n"), 1):
+    for line, row in enumerate(normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).split(b"\n"), 1):
         text = decode_utf8(row, stats, line)
         columns = [column.strip() for column in text.rstrip().split("\t")] if "\t" in text.strip() else text.split()
         if not columns:

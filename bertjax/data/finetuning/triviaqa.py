@@ -8,12 +8,10 @@ from pathlib import Path
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
-from bertjax.utils.io import TABLE_BYTES, open_regular, read_stream
 
 # Footnote of section 4.2. The paper does not define its tokens; here they are separated by white space.
 _MAX_TOKENS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
-_MAX_DOCUMENT_BYTES = 1 << 24
 
 
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
@@ -30,8 +28,7 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
       UsageError: the file is missing or malformed, or no document can be used.
     """
     try:
-        with open_regular(path) as file:
-            content = json.loads(read_stream(file, path, TABLE_BYTES).removeprefix(b"\xef\xbb\xbf"))
+        content = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
         entries = [
             (
                 str(entry["QuestionId"]),
@@ -66,12 +63,10 @@ def _read_question(
 ) -> Question | None:
     place = f"question {question_id}, {document}"
     try:
-        # File names of the dataset must not lead outside the evidence folder.
+        # A name from the file must not lead out of the folder.
         if ".." in Path(document).parts or Path(document).is_absolute():
-            raise OSError("the document is outside the evidence folder")
-        file_path = folder / _EVIDENCE / document
-        with open_regular(file_path) as file:
-            content = read_stream(file, file_path, _MAX_DOCUMENT_BYTES).decode("utf-8", errors="replace")
+            raise OSError
+        content = (folder / _EVIDENCE / document).read_bytes().decode("utf-8", errors="replace")
     except OSError:
         stats.skip("whose document is missing", place)
         return None

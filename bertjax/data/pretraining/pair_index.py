@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from bertjax.data.pretraining.config import SPECIAL_TOKENS_OF_PAIR
 from bertjax.data.pretraining.packing import packed
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import check_space, is_ours, read_json, read_whole, remove_abandoned, replacing, write_atomic
-from bertjax.utils.temporary import shared_place
+from bertjax.utils.io import atomic_file, check_free_space, read_json, remove_temporaries, write_atomic
 from bertjax.utils.terminal import progress_bar
 
 # Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
@@ -98,7 +98,7 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
             if folder == shared and not _is_private(folder):
                 problems.append(f"{folder}: it is no folder of this user alone (mode 700), remove it")
                 continue
-            check_space(folder, needed_bytes, f"the plan of {passes:,} passes", "lower config.data.dupe_factor")
+            check_free_space(folder, needed_bytes, f"the plan of {passes:,} passes", "lower config.data.dupe_factor")
             _write(place, settings, data)
         except (OSError, BertjaxError) as error:
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
@@ -137,7 +137,7 @@ def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
     """Where a plan may lie, its files' endings left out: beside the corpus, or in this user's temporary folder."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
-    return corpus.path / "plans" / name, shared_place() / f"bertjax-plans-{os.getuid()}" / name
+    return corpus.path / "plans" / name, Path(tempfile.gettempdir()) / f"bertjax-plans-{os.getuid()}" / name
 
 
 def _is_private(folder: Path) -> bool:
@@ -146,7 +146,7 @@ def _is_private(folder: Path) -> bool:
         found = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and is_ours(found) and not found.st_mode & 0o077
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def _read(path: Path, settings: dict[str, Any], verification: Verification) -> PairPlan | None:
@@ -159,7 +159,7 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
         size = int((rows * pairs).sum()) * RECORD.itemsize
         if header["settings"] != settings or records.stat().st_size != size or rows.sum() != ends[-1]:
             return None
-        table = read_whole(path.with_suffix(".crc32"), size)
+        table = path.with_suffix(".crc32").read_bytes()
         if _checksum(table, header["pass_ends"], header["runs"]) != header["sha256"]:
             return None
         remedy = "remove it, it is made again"
@@ -173,11 +173,12 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    remove_abandoned(path.parent)
+    # A running process writes to its temporary file all the time.
+    remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []
     rows = 0
-    with replacing(path.with_suffix(".bin")) as unfinished:
+    with atomic_file(path.with_suffix(".bin")) as unfinished:
         # Unbuffered: a full disk shows at the write that met it.
         with (
             open(unfinished, "wb", buffering=0) as file,

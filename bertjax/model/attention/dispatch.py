@@ -177,7 +177,7 @@ def _of_user(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, *
     # Whatever is wrong in the user's own code.
     except Exception as error:
         raise UsageError(
-            f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --debug shows where"
+            f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --log_level=debug prints the traceback"
         ) from error
     is_array = isinstance(context, jax.Array)
     if not is_array or (context.shape, context.dtype) != (query.shape, query.dtype):

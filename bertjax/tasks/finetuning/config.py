@@ -20,9 +20,9 @@ SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
 def checkpoint_model() -> dict[str, Any]:
-    """Returns model fields whose architecture is that of the `--init_from` checkpoint: 0 and empty."""
+    """Returns model fields with an unset (None) architecture, which the `--init_from` checkpoint supplies."""
     fields = dataclasses.asdict(ModelConfig())
-    return {name: type(value)() if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
+    return {name: None if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,13 +40,13 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
     run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
     # What lies in the folder of a corpus besides would be lost with it.
     (tmp_path / "corpus" / "checkpoints").mkdir()
-    with pytest.raises(UsageError, match="is no corpus to replace, or holds more than that"):
+    with pytest.raises(UsageError, match="is not a corpus, or holds other files"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
     (tmp_path / "corpus" / "checkpoints").rmdir()
     assert bytes_of(tmp_path / "corpus") != before and leftovers(tmp_path) == ["corpus"]
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
-    with pytest.raises(UsageError, match="is no corpus"):
+    with pytest.raises(UsageError, match="is not a corpus"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True, name="home")
 
 
@@ -80,7 +80,7 @@ def test_full_disk_is_one_error(tmp_path, vocabulary, monkeypatch):
 def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
     monkeypatch.setattr(prepare, "_CORPUS_BYTES_A_TEXT_BYTE", 1e15)
-    with pytest.raises(BertjaxError, match="no room for the corpus"):
+    with pytest.raises(BertjaxError, match="not enough disk space for the corpus"):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == []
 
@@ -164,9 +164,9 @@ def test_run_killed_while_it_replaces_is_undone(tmp_path, vocabulary):
     before = bytes_of(tmp_path / "corpus")
     # Killed after the first of its two renames.
     code = (
-        "import os, sys; from pathlib import Path; from bertjax.utils.atomic_dir import staged;"
+        "import os, sys; from pathlib import Path; from bertjax.utils.atomic_directory import atomic_directory;"
         "rename = Path.rename; Path.rename = lambda self, to: (rename(self, to), os._exit(9))\n"
-        "with staged(Path(sys.argv[1]), True, 'corpus', lambda path: True): pass"
+        "with atomic_directory(Path(sys.argv[1]), True, 'corpus', lambda path: True): pass"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path / "corpus"]).returncode == 9
     assert not (tmp_path / "corpus").exists()

@@ -62,7 +62,7 @@ def test_a_corpus_at_an_address_is_the_one_of_this_machine(bucket, tmp_path, voc
 def test_a_corpus_at_an_address_is_replaced_when_asked_and_never_half(bucket, vocabulary, monkeypatch):
     prepared("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/a.txt")
     before = {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()}
-    with pytest.raises(UsageError, match="there is one at gs://bucket/corpus already; give --overwrite"):
+    with pytest.raises(UsageError, match="gs://bucket/corpus exists; give --overwrite"):
         prepared("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**")
     with pytest.raises(UsageError, match="is no corpus to replace"):
         prepared("gs://bucket/text", vocabulary, "text:gs://bucket/text/**", overwrite=True)

@@ -1,9 +1,11 @@
-"""Lines and progress bars where standard error is no terminal."""
+"""Progress lines if standard error is not a terminal."""
 
 from bertjax.utils import terminal
+from bertjax.utils.logging import configure_logging
 
 
-def test_progress_in_a_log_file_is_a_line_from_time_to_time(capsys, monkeypatch):
+def test_progress_is_logged_every_half_minute(capsys, monkeypatch):
+    configure_logging()
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with terminal.progress_bar("reading", 200, " rows", after_seconds=2) as bar:
@@ -16,7 +18,8 @@ def test_progress_in_a_log_file_is_a_line_from_time_to_time(capsys, monkeypatch)
     assert "30% of 200 rows, 01:00 done, 02:20 left" in lines[1] and "2 files" in lines[1]
 
 
-def test_progress_towards_nobody_knows_how_much_is_told_too(capsys, monkeypatch):
+def test_progress_without_total_is_logged(capsys, monkeypatch):
+    configure_logging()
     clock = iter(range(0, 1000, 40))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with terminal.progress_bar("reading", None, "B") as bar:
@@ -24,7 +27,7 @@ def test_progress_towards_nobody_knows_how_much_is_told_too(capsys, monkeypatch)
     assert capsys.readouterr().err.startswith("reading: 5.00MB in 00:40, 125kB/s")
 
 
-def test_progress_that_is_not_to_be_shown_is_not(capsys, monkeypatch):
+def test_hidden_progress_is_not_logged(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "_LINE_SECONDS", 0)
     with terminal.progress_bar("reading", 10, " rows", shown=False) as bar:
         bar.update()

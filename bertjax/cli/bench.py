@@ -1,0 +1,78 @@
+"""`bertjax bench step` and `bertjax bench input`: time the train step and the input pipeline."""
+
+import argparse
+import json
+from typing import Any
+
+from bertjax.cli.common import load_config_dict, log_timed_phase
+from bertjax.cli.parser import HelpFormatter, add_command, add_profile
+from bertjax.errors import UsageError
+
+
+def add_parser(commands: Any) -> None:
+    """Adds both commands."""
+    parser = commands.add_parser(
+        "bench",
+        help="Times the train step or the input pipeline.",
+        epilog="example:\n  bertjax bench step --config experiments/pretrain.py:size=tiny,quick=true",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    benchmarks = parser.add_subparsers(dest="what", metavar="step|input", required=True)
+    parser = add_command(
+        benchmarks,
+        "step",
+        bench_step,
+        "Times train steps of the first phase on synthetic batches; the last line is JSON.",
+        "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
+        config=True,
+    )
+    parser.add_argument("--steps", type=int, default=10, help="number of timed steps, after one that compiles")
+    add_profile(parser)
+    parser = add_command(
+        benchmarks,
+        "input",
+        bench_input,
+        "Times the input pipeline of the first phase; the last line is JSON.",
+        "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
+        config=True,
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
+
+
+def bench_step(args: argparse.Namespace) -> None:
+    """Runs `bertjax bench step`."""
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.bench import bench_step as run
+    from bertjax.training.profiling import parse_steps
+
+    if args.steps < 1:
+        raise UsageError(f"--steps is {args.steps}; it must be at least 1")
+    config = parse_config(load_config_dict(args))
+    log_timed_phase(config)
+    print(json.dumps(run(build_task(config, train=None), args.steps, parse_steps(args.profile))))
+
+
+def bench_input(args: argparse.Namespace) -> None:
+    """Runs `bertjax bench input`."""
+    from bertjax.data.corpus.local_copy import open_anywhere
+    from bertjax.data.pretraining.bench import bench_input as run
+    from bertjax.tasks.build import parse_config
+    from bertjax.tasks.pretraining import Config
+
+    config = parse_config(load_config_dict(args))
+    if not isinstance(config, Config):
+        raise UsageError(f"`bench input` times pre-training input, not task {config.task}; give a pre-training config")
+    if not config.has_data:
+        raise UsageError("`bench input` needs a corpus; give --config FILE:corpus=DIR")
+    log_timed_phase(config)
+    result = run(
+        open_anywhere(config.data.corpus),
+        config.phases[0],
+        source=config.source,
+        masking=config.data.masking,
+        seed=config.seed,
+        dupe_factor=config.data.dupe_factor,
+        seconds=args.seconds,
+    )
+    print(json.dumps(result))

@@ -1,0 +1,114 @@
+"""Steps that several commands share: loading configs and checkpoints, joining a cluster, printing results."""
+
+import argparse
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bertjax.errors import STOPPED, UsageError
+
+logger = logging.getLogger(__name__)
+
+
+def command_name(args: argparse.Namespace) -> str:
+    """Returns the words of a command, such as `bench step`."""
+    return " ".join(filter(None, (args.command, getattr(args, "what", None))))
+
+
+def experiment(args: argparse.Namespace) -> str:
+    """Returns the value of `--config`; raises a UsageError if it is missing."""
+    if not args.config:
+        example = "tables/table5" if args.command == "reproduce" else "experiments/pretrain.py:size=base"
+        raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}")
+    return args.config
+
+
+def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
+    """Returns the ConfigDict of `--config` and its overrides.
+
+    Args:
+      args: Parsed arguments.
+      checkpoint: Checkpoint that supplies the fields that the config leaves unset.
+    """
+    from bertjax.training.checkpoint_config import experiment_config
+
+    return experiment_config(experiment(args), args.overrides, checkpoint)
+
+
+def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
+    """Returns the ConfigDict of `--config` or, without that option, of the checkpoint."""
+    from bertjax.training.checkpoint import workdir_of
+    from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
+    from bertjax.training.workdir import is_converted
+
+    if args.config:
+        config_dict = load_config_dict(args, checkpoint)
+        return config_dict if config_dict.data.get("labels") else with_labels_of(config_dict, checkpoint)
+    if is_converted(workdir_of(checkpoint)):
+        raise UsageError(f"the checkpoint {args.checkpoint} has no config; give --config, such as experiments/glue.py")
+    return checkpoint_config(checkpoint, args.overrides)
+
+
+@contextlib.contextmanager
+def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
+    """Yields the path of `--checkpoint`, converted to bertjax's format if needed."""
+    from bertjax.convert.convert import as_bertjax
+    from bertjax.training.checkpoint import find_checkpoint
+
+    with as_bertjax(args.checkpoint) as path:
+        yield find_checkpoint(path)
+
+
+@contextlib.contextmanager
+def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterator[str | None]:
+    """Yields the path of `--init_from`, converted to bertjax's format if needed.
+
+    Args:
+      args: Parsed arguments.
+      distributed: Whether several processes run the command. Each of them converts the checkpoint for itself;
+        a single process keeps the converted checkpoint in its workdir.
+    """
+    from bertjax.convert.convert import as_bertjax
+    from bertjax.tasks.build import parse_config
+    from bertjax.training.workdir import CONVERTED
+
+    if not args.init_from:
+        yield None
+        return
+    # Check the config before a conversion that may take minutes.
+    parse_config(load_config_dict(args))
+    keep = not distributed and "://" not in args.workdir
+    with as_bertjax(args.init_from, Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None) as path:
+        yield path
+
+
+def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) -> bool:
+    """Connects the processes of a distributed run; returns whether there are several."""
+    from bertjax.training.multihost import initialize_distributed, is_one_of_several
+
+    distributed = args.distributed or is_one_of_several()
+    if distributed:
+        initialize_distributed(cluster_config())
+    return distributed
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Prints the result of a run as JSON; exits with code 42 if the run was stopped before its end."""
+    print(json.dumps(result))
+    if result["stopped"]:
+        raise SystemExit(STOPPED)
+
+
+def log_timed_phase(config: Any) -> None:
+    """Logs that only the first of two pre-training phases is timed."""
+    from bertjax.tasks.pretraining import Config
+
+    if isinstance(config, Config) and len(config.phases) > 1:
+        first, second = config.phases
+        logger.info(
+            f"timing the first phase ({first.batch_size} rows of {first.seq_len} tokens); set config.data.batch_size="
+            f"{second.batch_size} and config.data.seq_len={second.seq_len} to time the second"
+        )

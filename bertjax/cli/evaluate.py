@@ -1,0 +1,39 @@
+"""`bertjax evaluate`: computes the metrics of a checkpoint."""
+
+import argparse
+import json
+import logging
+from typing import Any
+
+from bertjax.cli.common import checkpoint_config_dict, open_checkpoint
+from bertjax.cli.parser import add_checkpoint, add_command
+
+logger = logging.getLogger(__name__)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(
+        commands,
+        "evaluate",
+        evaluate,
+        "Prints the metrics of a checkpoint on held-out data.",
+        "bertjax evaluate --checkpoint runs/mini",
+        config=True,
+    )
+    add_checkpoint(parser)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Runs `bertjax evaluate`."""
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.checkpoint import resolved
+    from bertjax.training.evaluation import evaluate_checkpoint
+
+    with open_checkpoint(args) as checkpoint:
+        config = parse_config(checkpoint_config_dict(args, checkpoint))
+        metrics = evaluate_checkpoint(build_task(config), checkpoint)
+        # A converted checkpoint lies in a temporary directory; log the path that the user gave.
+        is_converted = not checkpoint.is_relative_to(resolved(args.checkpoint))
+        logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
+        print(json.dumps(metrics))

@@ -1,0 +1,78 @@
+"""`bertjax features`: contextual embeddings of texts."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from bertjax.cli.parser import add_checkpoint, add_command
+from bertjax.errors import UsageError
+from bertjax.utils.terminal import show
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(
+        commands,
+        "features",
+        features,
+        "Prints contextual embeddings of texts and writes them to files.",
+        'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
+    )
+    parser.add_argument("texts", nargs="*", metavar="text", help="text, or a pair separated by |||")
+    add_checkpoint(parser)
+    parser.add_argument("--input", metavar="FILE", help="file with one text per line; - reads standard input")
+    parser.add_argument(
+        "--layers", default="-1", help="layer indices: 0 is the embeddings, -1 the last layer, such as --layers=-1,-2"
+    )
+    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the model's maximum)")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="directory for files 00000.npz, 00001.npz, ... of about 64 MB: hidden_states [token, layer, width] and, "
+        "for each token, tokens, input_ids, segment_ids, words and characters; text i has the tokens offsets[i] to "
+        "offsets[i + 1]; an interrupted command resumes after its last file",
+    )
+    parser.add_argument("--show", type=int, default=5, help="number of texts to print")
+
+
+def features(args: argparse.Namespace) -> None:
+    """Runs `bertjax features`."""
+    from bertjax.inference.features import Request, described, parse_layers, shards, texts_in
+    from bertjax.inference.load import load_trained
+    from bertjax.inference.shards import write_shards
+    from bertjax.inference.texts import lines_of
+
+    if not args.texts and not args.input:
+        raise UsageError("no texts; give texts, or a file with --input")
+    if not 0 <= args.show <= sys.maxsize:
+        raise UsageError(f"--show is {args.show}; it must be at least 0 and fit in 64 bits")
+    layers = parse_layers(args.layers)
+    texts = chain(args.texts, lines_of(args.input) if args.input else ())
+    model = load_trained(args.checkpoint)
+    seq_len = model.config.max_position_embeddings if args.seq_len is None else args.seq_len
+    request = Request(model, layers, seq_len)
+    shards_of = partial(shards, request)
+    if args.output:
+        shown_texts: list[str] = []
+        texts = _copy_first(texts, shown_texts, args.show)
+        indexed_shards = write_shards(Path(args.output), request.about(), shards_of, texts)
+    else:
+        shown_texts = list(islice(texts, args.show))
+        indexed_shards = ((0, shard) for shard in shards_of(shown_texts))
+    for start, shard in indexed_shards:
+        for index in range(min(texts_in(shard), max(0, args.show - start))):
+            show(described(shown_texts[start + index], shard, index, layers))
+    if args.output:
+        show(args.output)
+
+
+def _copy_first(texts: Iterable[str], copies: list[str], count: int) -> Iterator[str]:
+    """Yields all texts and appends the first `count` to `copies`."""
+    for text in texts:
+        if len(copies) < count:
+            copies.append(text)
+        yield text

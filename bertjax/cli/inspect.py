@@ -1,0 +1,72 @@
+"""`bertjax inspect` and `bertjax describe`: print a run's training batches, its model and its config."""
+
+import argparse
+from itertools import islice
+from typing import Any
+
+from bertjax.cli.common import load_config_dict
+from bertjax.cli.parser import add_command
+from bertjax.errors import UsageError
+from bertjax.utils.terminal import show
+
+
+def add_parser(commands: Any) -> None:
+    """Adds both commands."""
+    parser = add_command(
+        commands,
+        "inspect",
+        inspect,
+        "Prints training batches as text.",
+        "bertjax inspect --config experiments/pretrain.py:corpus=runs/corpus --rows 2",
+        config=True,
+    )
+    parser.add_argument("--steps", type=int, default=1, help="number of batches, from step 0")
+    parser.add_argument("--rows", type=int, default=3, help="rows to print per batch")
+    parser.add_argument("--npz", metavar="FILE", help="write the complete batches to this file")
+
+    parser = add_command(
+        commands,
+        "describe",
+        describe,
+        "Prints parameter counts by module, FLOPs per token, batch and schedule.",
+        "bertjax describe --config experiments/pretrain.py:size=large,phases=2",
+        config=True,
+    )
+    parser.add_argument("--fields", action="store_true", help="print every config field with its meaning instead")
+
+
+def inspect(args: argparse.Namespace) -> None:
+    """Runs `bertjax inspect`."""
+    from bertjax.data.npz import write_batches
+    from bertjax.data.shard import SINGLE_SHARD
+    from bertjax.tasks.build import build_task, parse_config
+
+    task = build_task(parse_config(load_config_dict(args)), train=True)
+    if not 1 <= args.steps <= task.total_steps:
+        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.total_steps}")
+    if args.rows < 1:
+        raise UsageError(f"--rows is {args.rows}; it must be at least 1")
+    batches = []
+    for step, batch in enumerate(islice(task.train_batches(0, SINGLE_SHARD), args.steps)):
+        # The number of rows varies with the phase and with packing.
+        for row in range(min(args.rows, len(batch["input_ids"]))):
+            show(f"step {step}, row {row}\n{task.format_row(batch, row)}\n")
+        if args.npz:
+            batches.append(batch)
+    task.check_data(args.steps)
+    if args.npz:
+        write_batches(batches, args.npz)
+        show(f"wrote the batches of {args.steps} step(s) to {args.npz}")
+
+
+def describe(args: argparse.Namespace) -> None:
+    """Runs `bertjax describe`."""
+    from bertjax.config.fields import describe_fields
+    from bertjax.estimate.describe import describe_task
+    from bertjax.tasks.build import build_task, parse_config
+
+    config = parse_config(load_config_dict(args))
+    if args.fields:
+        show(describe_fields(config))
+    else:
+        show(describe_task(config, build_task(config, train=None)))

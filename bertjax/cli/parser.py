@@ -1,0 +1,123 @@
+"""Argument parser of the commands and the options that several commands share."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from bertjax.errors import UsageError, shortened
+from bertjax.utils.logging import LOG_LEVELS
+
+# Metavars of options that take a path.
+PATH_METAVARS = ("DIR", "FILE", "CKPT", "SRC", "DST")
+CHECKPOINT_HELP = "workdir, step in a workdir, Hugging Face folder or TensorFlow 1 checkpoint"
+_CONFIG_HELP = "experiment with arguments after a colon: pretrain:size=base,seq_len=128 or FILE.py:..."
+_MAX_INTEGER = 2**31 - 1
+
+
+def _path(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the path is empty; give a path or omit the option")
+    return text
+
+
+def _integer(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not an integer: {shortened(repr(text))}") from None
+    if abs(number) > _MAX_INTEGER:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is larger than {_MAX_INTEGER:,}")
+    return number
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser that reports errors as `UsageError` and rejects empty paths and integers above 32 bits."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Adds an argument; the types of paths and integers are replaced by ones that check the value."""
+        if options.get("metavar", "").partition("[")[0] in PATH_METAVARS:
+            options.setdefault("type", _path)
+        if options.get("type") is int:
+            options["type"] = _integer
+        return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises the message as a `UsageError`."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+class Version(argparse.Action):
+    """Prints the version of the installed package."""
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        # Takes as long to import as the rest of `bertjax --help`.
+        import importlib.metadata
+
+        print(f"bertjax {importlib.metadata.version('bertjax')}")
+        sys.exit()
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help with default values and with examples on lines of their own."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+
+
+def add_command(
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    description: str,
+    example: str,
+    config: bool = False,
+) -> argparse.ArgumentParser:
+    """Adds a command and returns its parser.
+
+    Args:
+      commands: Subparsers of `bertjax` or of `bertjax bench`.
+      name: Name of the command.
+      run: Function of the command; receives the parsed arguments.
+      description: One sentence for the help.
+      example: Command lines that show typical use.
+      config: Whether the command takes `--config` and overrides of config fields.
+    """
+    parser = commands.add_parser(
+        name,
+        help=description,
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    if config:
+        parser.add_argument("--config", metavar="FILE[:ARGS]", help=_CONFIG_HELP)
+        parser.epilog += "\n\n--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
+    parser.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="lowest level of log lines to print")
+    return parser
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Adds `--checkpoint`."""
+    parser.add_argument("--checkpoint", required=True, metavar="CKPT", help=CHECKPOINT_HELP)
+
+
+def add_distributed(parser: argparse.ArgumentParser) -> None:
+    """Adds `--distributed`."""
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="fail unless this is one of several processes (default: detected from the environment)",
+    )
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Adds `--profile`."""
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="START:STOP",
+        help="trace steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
+    )

@@ -1,0 +1,79 @@
+"""`bertjax prepare`: builds a tokenized corpus from text."""
+
+import argparse
+from typing import Any
+
+from bertjax.cli.parser import add_command
+from bertjax.errors import UsageError
+from bertjax.utils.terminal import show
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(
+        commands,
+        "prepare",
+        prepare,
+        "Builds a tokenized corpus from text and trains a vocabulary if none is given.",
+        "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
+        "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="SPEC",
+        help="one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT and docs:",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory of the corpus; must not exist")
+    parser.add_argument(
+        "--vocab", metavar="FILE", help="vocab.txt or SentencePiece .model (default: train a vocabulary)"
+    )
+    parser.add_argument(
+        "--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"
+    )
+    parser.add_argument("--vocab_size", type=int, default=30522, help="size of the vocabulary to train")
+    parser.add_argument(
+        "--cased", action="store_true", help="keep case and accents (default: as the vocabulary requires)"
+    )
+    parser.add_argument("--uncased", action="store_true", help="lowercase and strip accents")
+    parser.add_argument(
+        "--heldout", type=float, default=0.01, help="fraction of documents held out of training, in [0, 1)"
+    )
+    parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
+    parser.add_argument(
+        "--runner", default="local", help="local: processes on this machine; beam: Apache Beam, local or on a cluster"
+    )
+    parser.add_argument(
+        "--runner_options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Beam pipeline options: runner=DataflowRunner project=P region=R temp_location=gs://...",
+    )
+    parser.add_argument("--data_dir", metavar="DIR", help="data directory of TensorFlow Datasets")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Runs `bertjax prepare`."""
+    from bertjax.data.corpus.prepare import prepare as run
+    from bertjax.data.corpus.prepare import summary
+
+    if args.cased and args.uncased:
+        raise UsageError("--cased and --uncased exclude each other; give one of them")
+    manifest = run(
+        args.input,
+        args.output,
+        vocabulary=args.vocab,
+        vocabulary_kind=args.vocab_kind,
+        vocabulary_size=args.vocab_size,
+        lower_case=False if args.cased else True if args.uncased else None,
+        heldout_share=args.heldout,
+        workers=args.workers,
+        runner=args.runner,
+        runner_options=args.runner_options,
+        data_dir=args.data_dir,
+        overwrite=args.overwrite,
+    )
+    show(summary(args.output, manifest))

@@ -1,0 +1,101 @@
+"""`bertjax reproduce` and `bertjax table`: run and print the tables of the paper."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from bertjax.cli.common import experiment, join_cluster, print_result
+from bertjax.cli.parser import add_command, add_distributed
+from bertjax.errors import UsageError
+from bertjax.utils.terminal import is_first, show
+
+logger = logging.getLogger(__name__)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds both commands."""
+    parser = add_command(
+        commands,
+        "reproduce",
+        reproduce,
+        "Runs all experiments of a table of the paper; skips finished runs and resumes interrupted ones.",
+        "bertjax reproduce --config experiments/tables/table5.py:scale=small,corpus=runs/corpus,glue=glue_data "
+        "--results runs/tables --plan",
+    )
+    parser.add_argument("--config", metavar="FILE[:ARGS]", help="table in experiments/tables, such as tables/table5")
+    parser.add_argument(
+        "--results", required=True, metavar="DIR", help="directory of all runs; tables share their common runs"
+    )
+    parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
+    add_distributed(parser)
+
+    parser = add_command(
+        commands,
+        "table",
+        table,
+        "Prints tables of the paper beside the reproduced results, and commands for missing results.",
+        "bertjax table 5 --results runs/tables",
+    )
+    parser.add_argument("number", nargs="+", help="1 to 8, figure3, figure5 or the name of a custom table")
+    parser.add_argument(
+        "--results",
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="directory of `bertjax reproduce` or a file of --keep; repeat the option to look up missing runs in "
+        "further directories",
+    )
+    parser.add_argument("--markdown", action="store_true", help="print Markdown instead of aligned columns")
+    parser.add_argument("--plot", metavar="FILE", help="draw figure5 into this PNG file")
+    parser.add_argument("--keep", metavar="FILE", help="write the results of these tables to one JSON file")
+
+
+def reproduce(args: argparse.Namespace) -> None:
+    """Runs `bertjax reproduce`."""
+    from bertjax.config.mesh import ClusterConfig
+    from bertjax.reproduce.results import read
+    from bertjax.reproduce.runner import describe_plan, load_table, plan
+    from bertjax.reproduce.runner import reproduce as run
+    from bertjax.training.multihost import naming_a_lost_process
+
+    if args.overrides:
+        raise UsageError(f"`reproduce` takes no --config overrides: {args.overrides[0]}; edit the table's file")
+    paper_table = load_table(experiment(args))
+    if args.plan:
+        show(describe_plan(plan(paper_table, read(args.results)), args.results))
+        return
+    join_cluster(args, ClusterConfig)
+    with naming_a_lost_process():
+        if is_first():
+            show(describe_plan(plan(paper_table, read(args.results)), args.results))
+        result = run(args.config, paper_table, args.results)
+    print_result(result)
+    if result["failed"]:
+        raise SystemExit(1)
+
+
+def table(args: argparse.Namespace) -> None:
+    """Runs `bertjax table`."""
+    from etils import epath
+
+    from bertjax.reproduce.formatting import as_markdown, as_text, draw_figure, shown
+    from bertjax.reproduce.results import keep, read, together
+    from bertjax.reproduce.runner import experiment_of_table, load_table
+
+    if args.plot and "figure5" not in args.number:
+        raise UsageError(f"--plot draws figure5, not {' '.join(args.number)}; add figure5")
+    results_by_path = {path: read(path) for path in args.results}
+    for path, path_results in results_by_path.items():
+        if not epath.Path(path_results.place).exists():
+            logger.info(f"no results in {path} yet")
+    results = together([*results_by_path.values()])
+    experiments = {name: results.tables.get(name) or experiment_of_table(name) for name in args.number}
+    tables = {name: load_table(config) for name, config in experiments.items()}
+    for name, paper_table in tables.items():
+        show((as_markdown if args.markdown else as_text)(shown(paper_table, results)) + "\n")
+        if args.plot and name == "figure5":
+            draw_figure(paper_table, results, Path(args.plot))
+    if args.keep:
+        runs = [run for paper_table in tables.values() for run in paper_table.runs()]
+        show(f"wrote {keep(results, runs, experiments, Path(args.keep))} runs to {args.keep}")

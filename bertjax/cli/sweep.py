@@ -1,0 +1,45 @@
+"""`bertjax sweep`: runs a grid of hyperparameters and random seeds."""
+
+import argparse
+from typing import Any
+
+from bertjax.cli.common import experiment, join_cluster, load_config_dict, open_init_checkpoint, print_result
+from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(
+        commands,
+        "sweep",
+        sweep,
+        "Runs the trials of a grid, each with several seeds, and selects the best on the dev set.",
+        "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
+        "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
+        config=True,
+    )
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="sweep directory; resumed if it exists")
+    parser.add_argument(
+        "--init_from", metavar="CKPT", help=f"initialize the parameters of each trial from a {CHECKPOINT_HELP}"
+    )
+    add_distributed(parser)
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds per trial")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        metavar="FIELD=VALUE,VALUE",
+        help="values of a config field; repeat the option for more fields; all combinations are run (default: the "
+        "trials of the experiment's sweep()); a value cannot contain a comma",
+    )
+
+
+def sweep(args: argparse.Namespace) -> None:
+    """Runs `bertjax sweep`."""
+    from bertjax.tasks.build import parse_config
+    from bertjax.training.multihost import naming_a_lost_process
+    from bertjax.training.sweep import sweep as run
+
+    experiment_file = experiment(args)
+    distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
+    with naming_a_lost_process(), open_init_checkpoint(args, distributed) as init_from:
+        print_result(run(experiment_file, args.overrides, args.grid or (), args.seeds, args.workdir, init_from))

@@ -1,0 +1,51 @@
+"""`bertjax train`: pre-trains or fine-tunes a model."""
+
+import argparse
+from typing import Any
+
+from bertjax.cli.common import join_cluster, load_config_dict, open_init_checkpoint, print_result
+from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed, add_profile
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(
+        commands,
+        "train",
+        train,
+        "Trains a model, or resumes training from the last checkpoint of the workdir.",
+        "bertjax train --config experiments/pretrain.py:size=mini,corpus=runs/corpus --workdir runs/mini",
+        config=True,
+    )
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        metavar="DIR",
+        help="directory of checkpoints, metrics and curves; resumed if it exists",
+    )
+    parser.add_argument("--init_from", metavar="CKPT", help=f"initialize parameters from a {CHECKPOINT_HELP}")
+    add_distributed(parser)
+    add_profile(parser)
+    parser.add_argument(
+        "--tracker",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="log metrics to wandb or trackio; repeat the option for both",
+    )
+
+
+def train(args: argparse.Namespace) -> None:
+    """Runs `bertjax train`."""
+    from bertjax.inference.cached_features import training_task
+    from bertjax.tasks.build import parse_config
+    from bertjax.training.multihost import naming_a_lost_process
+    from bertjax.training.profiling import parse_steps
+    from bertjax.training.train import train as run
+
+    distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
+    with naming_a_lost_process(), open_init_checkpoint(args, distributed) as init_from:
+        config = parse_config(load_config_dict(args, init_from))
+        task = training_task(config, init_from)
+        steps = parse_steps(args.profile)
+        print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))

@@ -1,0 +1,118 @@
+"""Directories that appear under their name only when they are complete."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from etils import epath
+from filelock import FileLock, Timeout
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils.io import AnyPath, fsync, is_remote, temporary_name, temporary_paths
+
+
+@contextlib.contextmanager
+def atomic_directory(
+    path: AnyPath, overwrite: bool, kind: str, is_kind: Callable[[AnyPath], bool], last_file: str = ""
+) -> Iterator[AnyPath]:
+    """Yields an empty directory that becomes `path` when the block succeeds, and is removed when it fails.
+
+    A local directory is renamed into place. After a kill, the next call with the same `path` restores the old
+    directory and removes the temporary one. Object storage cannot rename a directory, so its files are moved one by
+    one and `last_file` at the end.
+
+    Args:
+      path: Directory to create, with its parents.
+      overwrite: Whether to replace an existing directory of this kind.
+      kind: Name of the kind of directory for messages, such as `corpus`.
+      is_kind: Returns whether a directory is of this kind and holds nothing else.
+      last_file: Name of the file that marks a `gs://` directory as complete.
+
+    Raises:
+      UsageError: `path` exists, or another process is writing it.
+      BertjaxError: The disk is full or not writable.
+    """
+    make = _remote_directory(path, last_file) if is_remote(path) else _local_directory(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.nullcontext() if is_remote(path) else _directory_lock(path):
+            if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+                if not is_kind(path):
+                    raise UsageError(f"{path} exists and is not a {kind}, or holds other files; choose another path")
+                if not overwrite:
+                    raise UsageError(f"{path} exists; give --overwrite or choose another path")
+            with make as directory:
+                yield directory
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"cannot create the {kind} {path}: a parent is a file; choose another path") from error
+    except OSError as error:
+        raise BertjaxError(f"cannot write the {kind} {path}: {error.strerror or error}") from error
+
+
+def recover_directory(path: Path) -> None:
+    """Restores `path` and removes temporaries if a process was killed inside `atomic_directory`."""
+    if temporary_paths(path.parent, path.name):
+        with _directory_lock(path):
+            pass
+
+
+@contextlib.contextmanager
+def _directory_lock(path: Path) -> Iterator[None]:
+    lock = path.parent / f".{path.name[:100]}.write.lock"
+    try:
+        with FileLock(lock, blocking=False):
+            try:
+                for temporary in temporary_paths(path.parent, path.name):
+                    _discard(temporary, path)
+                yield
+            finally:
+                # A waiting FileLock detects that the file it opened is unlinked, and opens a new one.
+                lock.unlink(missing_ok=True)
+    except Timeout:
+        raise UsageError(f"another process is writing {path}; wait until it ends") from None
+
+
+@contextlib.contextmanager
+def _local_directory(path: Path) -> Iterator[Path]:
+    temporary = path.parent / temporary_name(path.name)
+    try:
+        (temporary / "new").mkdir(parents=True)
+        yield temporary / "new"
+        for file in (*(temporary / "new").rglob("*"), temporary / "new"):
+            fsync(file)
+        if path.exists():
+            path.rename(temporary / "old")
+        (temporary / "new").rename(path)
+        fsync(path.parent)
+    finally:
+        _discard(temporary, path)
+
+
+@contextlib.contextmanager
+def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
+    temporary = path.parent / temporary_name(path.name)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.exists():
+            (path / last_file).unlink(missing_ok=True)
+            path.rmtree()
+        files = sorted(temporary.iterdir(), key=lambda file: (file.name == last_file, file.name))
+        # Object storage has no empty directories.
+        placeholder = path / temporary_name(path.name)
+        placeholder.write_bytes(b"")
+        for file in files:
+            file.replace(path / file.name)
+        placeholder.unlink()
+    finally:
+        with contextlib.suppress(Exception):
+            temporary.rmtree()
+
+
+def _discard(temporary: Path, path: Path) -> None:
+    """Removes a temporary directory, after restoring the directory that it was about to replace."""
+    with contextlib.suppress(OSError):
+        if (temporary / "old").is_dir() and not path.exists():
+            (temporary / "old").rename(path)
+    shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""Worker processes for CPU-bound work and for compilers that may crash."""
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from bertjax.errors import BertjaxError
+
+
+@contextlib.contextmanager
+def process_pool(
+    workers: int,
+    worker_died: Callable[[], BertjaxError],
+    initializer: Callable[..., object] | None = None,
+    *initargs: Any,
+) -> Iterator[ProcessPoolExecutor]:
+    """Yields a process pool whose workers ignore Ctrl-C and end with their parent.
+
+    Args:
+      workers: Number of processes.
+      worker_died: Returns the error to raise if a worker crashes or is killed.
+      initializer: Called with `initargs` in each new worker.
+    """
+    # A forked child of a process with TensorFlow's threads can deadlock.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _initialize, (initializer, *initargs))
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise worker_died() from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> None:
+    # The parent handles Ctrl-C, which a terminal sends to all processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if initializer:
+        initializer(*initargs)
+
+
+def _end_with_parent() -> None:
+    # A worker whose parent was killed waits for work forever.
+    multiprocessing.parent_process().join()
+    signal.raise_signal(signal.SIGKILL)

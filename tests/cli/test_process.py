@@ -1,0 +1,80 @@
+"""The command as a process: signals, exit codes, tracebacks and closed pipes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertjax.errors import INTERRUPTED
+
+
+def start(body: str, directory: Path) -> subprocess.Popen:
+    """Starts `bertjax convert a b`, whose work is replaced by `body`."""
+    (directory / "command.py").write_text(
+        "import sys, tempfile, time\nfrom bertjax.cli import convert, main\n"
+        f"def command(args):\n    exec(compile({body!r}, 'command', 'exec'), globals())\n"
+        "convert.convert = command\nsys.argv[1:] = ['convert', 'a', 'b']\nmain.main()\n"
+    )
+    environment = os.environ | {"TMPDIR": str(directory / "tmp")}
+    (directory / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, directory / "command.py"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(body: str, directory: Path) -> tuple[int, str]:
+    """Returns the exit code and standard error."""
+    process = start(body, directory)
+    _, error = process.communicate(timeout=60)
+    return process.returncode, error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_removes_temporary_files_and_exits_with_130(tmp_path, number):
+    body = "with tempfile.TemporaryDirectory() as path:\n    print(path, flush=True)\n    time.sleep(60)"
+    process = start(body, tmp_path)
+    assert Path(process.stdout.readline().strip()).is_dir()
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (INTERRUPTED, "bertjax: interrupted\n")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_expected_error_is_one_line(tmp_path):
+    raised = "from bertjax.errors import UsageError\nraise UsageError('no such thing')"
+    assert run(raised, tmp_path) == (2, "bertjax: no such thing\n")
+    assert run("open('nosuch')", tmp_path) == (1, "bertjax: nosuch: No such file or directory\n")
+
+
+def test_unexpected_error_shows_its_traceback(tmp_path):
+    code, error = run("1 / 0", tmp_path)
+    assert code == 1
+    assert error.startswith("Traceback") and error.splitlines()[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_crash_shows_the_python_stack(tmp_path):
+    code, error = run("import faulthandler\nfaulthandler._sigsegv()", tmp_path)
+    assert code == -signal.SIGSEGV
+    assert error.startswith("Fatal Python error: Segmentation fault") and "in command" in error
+
+
+def test_closed_pipe_is_silent(tmp_path):
+    process = start("for _ in range(10_000):\n    print('x' * 1000)", tmp_path)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+def test_malloc_uses_huge_pages(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    process = start("import os\nprint(os.environ['GLIBC_TUNABLES'])", tmp_path)
+    assert process.communicate(timeout=60)[0] == "glibc.malloc.hugetlb=1\n"

@@ -1,0 +1,166 @@
+"""Config classes: conversion to and from ConfigDicts, checks and documentation of fields."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from bertjax.cli.config_reference import document
+from bertjax.config.fields import (
+    describe_fields,
+    field_meanings,
+    from_config_dict,
+    iter_fields,
+    limited,
+    to_config_dict,
+)
+from bertjax.config.run import PATH_FIELDS
+from bertjax.errors import UsageError
+from bertjax.presets import finetuning_config, pretraining_config
+from bertjax.tasks.build import config_class, parse_config, task_names
+
+TASKS = task_names()
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section.
+
+    Attributes:
+      rate: a rate,
+        on two lines.
+      names: some names.
+    """
+
+    rate: float = 0.5
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Section):
+    """A config.
+
+    Attributes:
+      first, second: counts.
+      is_on: a switch.
+
+    Raises:
+      UsageError: never.
+    """
+
+    first: int = limited(1, 10)
+    second: int = 2
+    is_on: bool = False
+    section: Section = Section()
+
+
+def test_config_survives_conversion_to_config_dict_and_back():
+    config = Config(rate=0.25, first=7, section=Section(names=("a", "b")))
+    config_dict = to_config_dict(config)
+    assert from_config_dict(Config, config_dict) == config
+    config_dict.section.names = ["c"]
+    config_dict.rate = 1
+    changed = from_config_dict(Config, config_dict)
+    assert changed.section.names == ("c",) and type(changed.rate) is float
+
+
+def test_missing_fields_get_their_defaults():
+    assert from_config_dict(Config, ConfigDict({"second": 3, "section": {"rate": 0.1}})) == Config(
+        second=3, section=Section(rate=0.1)
+    )
+    config_dict = pretraining_config("tiny")
+    del config_dict.model["layer_norm_eps"]
+    assert parse_config(config_dict).model["layer_norm_eps"] == 1e-12
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("first", 11, "config.first is 11; it must be at most 10"),
+        ("second", 1 << 31, "config.second is 2,147,483,648; it must be at most 2,147,483,647"),
+        ("second", "two", "config.second is 'two'; it must be an integer"),
+        ("second", True, "config.second is True; it must be an integer"),
+        ("is_on", 1, "config.is_on is 1; it must be true or false"),
+        ("rate", "fast", "config.rate is 'fast'; it must be a number"),
+        ("names", 3, "config.names is 3; it must be a list"),
+        ("section", 5, "config.section is 5; it must be a section of fields"),
+        ("third", 3, "config has unknown fields: third; known: first, is_on, names, rate, second, section"),
+    ],
+)
+def test_invalid_value_is_rejected_with_its_field(field, value, message):
+    values = to_config_dict(Config()).to_dict() | {field: value}
+    with pytest.raises(UsageError) as error:
+        from_config_dict(Config, ConfigDict(values))
+    assert str(error.value).startswith(message)
+
+
+def test_field_meanings_come_from_docstrings():
+    assert field_meanings(Config) == {
+        "rate": "a rate, on two lines.",
+        "names": "some names.",
+        "first": "counts.",
+        "second": "counts.",
+        "is_on": "a switch.",
+    }
+
+
+def test_each_task_module_has_a_config_class():
+    assert {"pretraining", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
+    assert all(config_class(task)().task == task for task in TASKS)
+    with pytest.raises(UsageError, match="config.task='run'; known: glue, ner"):
+        config_class("run")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_field_is_documented(task):
+    config = config_class(task)()
+    fields = list(iter_fields(config))
+
+    def paths(section, prefix=""):
+        for name, value in section.items():
+            yield from paths(value, f"{prefix}{name}.") if hasattr(value, "items") else [f"{prefix}{name}"]
+
+    assert {field.path for field in fields} == {*paths(to_config_dict(config))}
+    assert all(len(field.meaning) > 8 for field in fields)
+    text = describe_fields(config)
+    assert all(f"{field.path} = " in text for field in fields)
+
+
+def test_config_reference_is_up_to_date():
+    assert (Path(__file__).parents[2] / "docs" / "configs.md").read_text() == document()
+
+
+def test_default_configs_are_valid():
+    assert parse_config(pretraining_config("tiny")).model_config(100).num_hidden_layers == 2
+    for task in {*TASKS} - {"pretraining"}:
+        sized, unsized = (parse_config(finetuning_config(task, size)) for size in ("tiny", ""))
+        assert sized.model["hidden_size"] == 128 and unsized.model["hidden_size"] is None
+        assert unsized.model["hidden_dropout_prob"] == sized.model["hidden_dropout_prob"] == 0.1
+
+
+@pytest.mark.parametrize("attention", ["auto", "fused"])
+def test_config_checks_do_not_initialize_a_backend(attention):
+    # Distributed processes have to connect before a backend starts, and the config says how they connect.
+    script = f"""
+from bertjax.tasks.build import parse_config
+from bertjax.presets import finetuning_config, pretraining_config
+for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
+    config.model.attention = "{attention}"
+    config.data.update({{"task": "cola"}} if config.task == "glue" else {{}})
+    parse_config(config)
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_path_field_is_listed(task):
+    """Unlisted, a moved file would count as another run, and a relative path would depend on the current directory."""
+    (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
+    names = {field.name for field in dataclasses.fields(data.default)}
+    paths = {name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")}
+    assert paths and {f"data.{name}" for name in paths} <= {*PATH_FIELDS}

@@ -1,0 +1,108 @@
+"""Atomic directories: creation, replacement, kills and concurrent writers."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils.atomic_directory import atomic_directory, recover_directory
+from bertjax.utils.io import temporary_name
+
+KILLED_WRITER = """
+import os, sys
+from pathlib import Path
+from bertjax.utils.atomic_directory import atomic_directory
+with atomic_directory(Path(sys.argv[1]), True, "corpus", lambda path: True) as directory:
+    (directory / "half").write_text("done")
+    os._exit(9)
+"""
+
+
+def make(output, overwrite=False, content="new"):
+    with atomic_directory(output, overwrite, "corpus", lambda path: (path / "file").exists()) as directory:
+        (directory / "file").write_text(content)
+
+
+def names(directory):
+    return sorted(child.name for child in directory.iterdir())
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_directory_appears_complete_and_replaces_the_old_one(tmp_path):
+    output = tmp_path / "deep" / "corpus"
+    make(output)
+    with pytest.raises(UsageError, match="--overwrite"):
+        make(output)
+    with contextlib.suppress(KeyboardInterrupt), atomic_directory(output, True, "corpus", lambda path: True):
+        raise KeyboardInterrupt
+    assert (output / "file").read_text() == "new" and names(output.parent) == ["corpus"]
+    make(output, overwrite=True, content="newer")
+    assert (output / "file").read_text() == "newer" and names(output.parent) == ["corpus"]
+    assert output.stat().st_mode & 0o777 == 0o777 & ~umask()
+
+
+def test_another_kind_of_directory_is_not_replaced(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "letter").write_text("dear")
+    with pytest.raises(UsageError, match="exists and is not a corpus"):
+        make(tmp_path / "corpus", overwrite=True)
+    with pytest.raises(UsageError, match="a parent is a file"):
+        make(tmp_path / "corpus" / "letter" / "corpus")
+
+
+def test_second_writer_is_rejected(tmp_path):
+    with (
+        atomic_directory(tmp_path / "corpus", False, "corpus", lambda path: True),
+        pytest.raises(UsageError, match="another process is writing"),
+    ):
+        make(tmp_path / "corpus")
+    assert names(tmp_path) == ["corpus"]
+
+
+def test_temporaries_of_killed_writer_are_removed(tmp_path):
+    make(tmp_path / "corpus")
+    command = [sys.executable, "-c", KILLED_WRITER, tmp_path / "corpus"]
+    assert subprocess.run(command).returncode == 9
+    (temporary,) = tmp_path.glob(".corpus-*")
+    assert (temporary / "new" / "half").exists() and (tmp_path / "corpus" / "file").exists()
+    make(tmp_path / "corpus", overwrite=True)
+    assert names(tmp_path) == ["corpus"]
+
+
+@pytest.mark.parametrize("recover", [recover_directory, make])
+def test_old_directory_is_restored_after_kill_between_renames(tmp_path, recover):
+    temporary = tmp_path / temporary_name("corpus")
+    make(temporary / "old", content="old")
+    with contextlib.suppress(UsageError):
+        recover(tmp_path / "corpus")
+    assert (tmp_path / "corpus" / "file").read_text() == "old" and not temporary.exists()
+
+
+def test_interruption_while_writing_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "corpus", False, "corpus", bool) as directory:
+        (directory / "half").write_text("done")
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
+
+
+def test_failed_rename_restores_old_directory(tmp_path, monkeypatch):
+    make(tmp_path / "corpus", content="old")
+    rename = type(tmp_path).rename
+
+    def fail_second(self, target):
+        if target == tmp_path / "corpus" and self.name == "new":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(type(tmp_path), "rename", fail_second)
+    with pytest.raises(BertjaxError, match="cannot write the corpus .*Input/output error"):
+        make(tmp_path / "corpus", overwrite=True)
+    assert (tmp_path / "corpus" / "file").read_text() == "old" and names(tmp_path) == ["corpus"]

@@ -1,0 +1,135 @@
+"""Atomic files, JSON, text encodings, free space and the cache directory."""
+
+import errno
+import os
+import time
+
+import numpy as np
+import pytest
+from etils import epath
+
+from bertjax.data.corpus.prepare import prepare
+from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.finetuning.tables import ReadStats, read_table
+from bertjax.data.finetuning.tagged import read_tagged
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils import io
+
+ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE", "utf-32": "UTF-32"}
+
+
+@pytest.mark.parametrize("path_type", [lambda path: path, epath.Path])
+def test_file_is_old_or_new(tmp_path, path_type):
+    path = path_type(tmp_path / "notes.txt")
+    assert io.write_atomic(path, "früher") == path
+    with pytest.raises(KeyboardInterrupt), io.atomic_file(path) as temporary:
+        temporary.write_text("half")
+        assert path.read_text() == "früher"
+        raise KeyboardInterrupt
+    io.write_atomic(path, b"later")
+    assert [child.name for child in tmp_path.iterdir()] == ["notes.txt"] and path.read_text() == "later"
+    umask = os.umask(0o027)
+    io.write_atomic(path, b"")
+    os.umask(umask)
+    assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
+    path = io.write_atomic(tmp_path / "a.json", "old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(type(path), "write_bytes", full)
+    with pytest.raises(BertjaxError, match=r"cannot write .*a\.json: No space left on device$"):
+        io.write_atomic(path, "new")
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_temporaries_are_found_by_name_and_removed_by_age(tmp_path):
+    a, b = (tmp_path / io.temporary_name(name) for name in ("a[1].json", "b.json"))
+    for file in (a, b):
+        file.write_text("")
+    os.utime(b, (0, time.time() - 100))
+    (tmp_path / ".notes.unfinished").write_text("")
+    assert io.temporary_paths(tmp_path, "a[1].json") == [a] and io.temporary_paths(tmp_path) == [a, b]
+    io.remove_temporaries(tmp_path, min_age_seconds=50)
+    assert io.temporary_paths(tmp_path) == [a]
+    io.remove_temporaries(tmp_path, "b.json")
+    assert a.exists()
+    io.remove_temporaries(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [".notes.unfinished"]
+
+
+def test_invalid_json_is_a_value_error(tmp_path):
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        io.read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ValueError, match="not a JSON object"):
+        io.read_json_object(tmp_path / "a.json")
+
+
+def test_missing_disk_space_is_reported_before_writing(tmp_path, monkeypatch):
+    monkeypatch.setattr(io.shutil, "disk_usage", lambda path: (200_000_000, 0, 100_000_000))
+    io.check_free_space(tmp_path / "not" / "there", 50e6, "the corpus")
+    with pytest.raises(
+        BertjaxError, match=r"^not enough disk space for the corpus: 95 MB needed, 100 MB free at .*; free some space"
+    ):
+        io.check_free_space(tmp_path / "not" / "there", 95e6, "the corpus")
+    with pytest.raises(BertjaxError, match=r"not enough disk space for .*out\.npz: 134 MB"):
+        io.write_npz(tmp_path / "out.npz", {"x": np.zeros(1 << 24, np.float64)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_cache_dir_is_private_and_set_by_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv(io.CACHE_DIR_VARIABLE, str(tmp_path / "deep" / "cache"))
+    assert io.cache_dir() == tmp_path / "deep" / "cache"
+    assert io.cache_dir().stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv(io.CACHE_DIR_VARIABLE)
+    monkeypatch.setattr(io.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert io.cache_dir() == tmp_path / f"bertjax-{os.getuid()}"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(io.CACHE_DIR_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(BertjaxError, match="set BERTJAX_STAGING"):
+        io.cache_dir()
+
+
+def table(path):
+    return list(read_table(path, ["sentence", "label"], ReadStats(str(path))))
+
+
+@pytest.mark.parametrize(("encoding", "name"), ENCODINGS.items())
+def test_utf16_table_is_rejected_with_its_encoding(tmp_path, encoding, name):
+    (tmp_path / "train.tsv").write_bytes("sentence\tlabel\na naïve one\t1\n".encode(encoding))
+    with pytest.raises(UsageError, match=rf"train\.tsv is encoded in {name}; convert it with `iconv -f {name} "):
+        table(tmp_path / "train.tsv")
+
+
+@pytest.mark.parametrize("text", ["plain", "naïve ’quotes’", "日本語のテキスト", "", "one\0 NUL in a long enough text"])
+def test_utf8_is_not_mistaken_for_utf16(text):
+    io.reject_utf16("file", text.encode())
+
+
+def test_utf16_is_rejected_in_tagged_words_vocabularies_and_corpora(tmp_path, letters):
+    path = tmp_path / "file.txt"
+    path.write_text("U.N.\tB-ORG\nofficial\tO\n", encoding="utf-16")
+    with pytest.raises(UsageError, match="is encoded in UTF-16"):
+        read_tagged(path, ReadStats(str(path)), True)
+    with pytest.raises(UsageError, match="is encoded in UTF-16"):
+        load_vocabulary(path)
+    with pytest.raises(UsageError, match="is encoded in UTF-16"):
+        prepare([f"text:{path}"], tmp_path / "out", vocabulary=letters, workers=1, progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_carriage_returns_end_lines(tmp_path):
+    (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\rone\t1\rtwo\t0\r")
+    assert [row.fields["sentence"] for row in table(tmp_path / "train.tsv")] == ["one", "two"]
+
+
+def test_error_for_many_columns_is_short(tmp_path):
+    (tmp_path / "train.tsv").write_text("\t".join(f"column_{index}" for index in range(10_000)) + "\n1\n")
+    with pytest.raises(UsageError, match="no column 'sentence'.* and 9,990 more") as error:
+        table(tmp_path / "train.tsv")
+    assert len(str(error.value)) < 500
