@@ -17,8 +17,10 @@ from commanding import ends, printed, refused
 from finetuning_data import glue_files
 
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.model.config import ModelConfig
+from bertjax.model.heads import EncoderModel
 from bertjax.training import workdir
-from bertjax.training.checkpoint import Checkpoints, absolute, is_whole
+from bertjax.training.checkpoint import Checkpoints, is_complete, resolve_checkpoint_path
 from bertjax.training.metrics import JsonlWriter, read_lines
 from bertjax.training.step import TrainState
 
@@ -156,8 +158,8 @@ def test_a_checkpoint_at_an_address_is_started_from_asked_and_converted(corpus, 
         *("--workdir=gs://bucket/topic", "--init_from=gs://bucket/base"),
     ]
     [tuned] = lines_of(capfd, *tuning)
-    sealed = json.loads(stored.read("base/checkpoints/2/meta/metadata"))
-    assert json.loads(stored.read("topic/data.json"))["started_from"] == sealed["fingerprints"]["params"]
+    metadata = json.loads(stored.read("base/checkpoints/2/meta/metadata"))
+    assert json.loads(stored.read("topic/data.json"))["started_from"] == metadata["fingerprints"]["params"]
     assert json.loads(stored.read("topic/config.json"))["model"]["hidden_size"] == 16
     # The same command finds it done.
     assert lines_of(capfd, *tuning) == [tuned]
@@ -179,7 +181,7 @@ def state_of(step: int) -> TrainState:
 
 @pytest.mark.slow
 def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_leaves_no_checkpoint(stored):
-    place, lost = workdir.make(RUN), set()
+    place, lost = workdir.create(RUN), set()
 
     def lose_the_first(method: str, path: str) -> None:
         # Of tensorstore and of TensorFlow.
@@ -193,10 +195,10 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
             raise bucket.Refusal(403, "nobody does not have storage.objects.create access")
 
     stored.fault = lose_the_first
-    checkpoints = Checkpoints(place, 2, {})
+    checkpoints = Checkpoints(place, 2, EncoderModel(ModelConfig()))
     checkpoints.save(state_of(1))
     checkpoints.wait()
-    assert len(lost) == 2 and is_whole(checkpoints.path(1))
+    assert len(lost) == 2 and is_complete(checkpoints.path(1))
     stored.fault = forbid_two
     with pytest.raises(
         BertjaxError, match=rf"storage.objects.create.* the last good one is {RUN}/checkpoints/1\. Free"
@@ -204,7 +206,7 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
         checkpoints.save(state_of(2))
         checkpoints.wait()
     assert stored.names("runs/a/checkpoints/2/")
-    assert not is_whole(checkpoints.path(2))
+    assert not is_complete(checkpoints.path(2))
     stored.fault = lambda method, path: None
     checkpoints.close()
     # Threads of the save that failed write on; in a run they end with the process.
@@ -212,7 +214,7 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     while written != stored.last_generation:
         written = stored.last_generation
         time.sleep(2)
-    again = Checkpoints(place, 2, {})
+    again = Checkpoints(place, 2, EncoderModel(ModelConfig()))
     # Orbax does it in a thread.
     deadline = time.monotonic() + 60
     while stored.names("runs/a/checkpoints/2/"):
@@ -224,17 +226,17 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
 
 
 def test_a_second_run_in_a_workdir_at_an_address_has_it_and_the_first_ends(stored):
-    place = workdir.make(RUN)
-    first = workdir.take(place)
+    place = workdir.create(RUN)
+    first = workdir.take_ownership(place)
     first()
-    second = workdir.take(place)
+    second = workdir.take_ownership(place)
     second()
-    with pytest.raises(BertjaxError, match="another run has begun in the workdir gs://bucket/runs/a, or emptied it"):
+    with pytest.raises(BertjaxError, match="another run has started in the workdir gs://bucket/runs/a, or emptied it"):
         first()
 
 
 def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with_each(stored):
-    place = workdir.make(RUN)
+    place = workdir.create(RUN)
     writers = JsonlWriter(place, -1)
     for step in range(1, 21):
         writers.write("metrics.jsonl", step, {"loss": 1.0})
@@ -254,8 +256,10 @@ def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with
 def test_what_storage_refuses_is_one_line(stored, capfd, corpus):
     error = refused(capfd, *train(corpus, "gs://nosuch/run")[3:], code=1)
     assert "cannot use gs://nosuch/run: there is no such bucket; check its name, or create it" in error
-    with pytest.raises(UsageError, match="checkpoints lie on disks and at gs:// addresses, not at s3://bucket/run; "):
-        absolute("s3://bucket/run")
+    with pytest.raises(
+        UsageError, match="unsupported address of a checkpoint: s3://bucket/run; use a local path or gs://"
+    ):
+        resolve_checkpoint_path("s3://bucket/run")
 
     def forbidden(method: str, path: str) -> None:
         if method == "POST":

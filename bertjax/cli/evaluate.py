@@ -27,13 +27,13 @@ def add_parser(commands: Any) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     """Runs `bertjax evaluate`."""
     from bertjax.tasks.build import build_task, parse_config
-    from bertjax.training.checkpoint import resolved
+    from bertjax.training.checkpoint import resolve_path
     from bertjax.training.evaluation import evaluate_checkpoint
 
     with open_checkpoint(args) as checkpoint:
         config = parse_config(checkpoint_config_dict(args, checkpoint))
         metrics = evaluate_checkpoint(build_task(config), checkpoint)
         # A converted checkpoint lies in a temporary directory; log the path that the user gave.
-        is_converted = not checkpoint.is_relative_to(resolved(args.checkpoint))
+        is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
         print(json.dumps(metrics))

@@ -18,7 +18,7 @@ from bertjax.convert.foreign_tokenizer import read_tokenizer
 from bertjax.convert.portable import Portable
 from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.training.checkpoint import CHECKPOINTS, absolute
+from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path
 from bertjax.training.workdir import is_converted
 from bertjax.utils.atomic_directory import atomic_directory, recover_directory
 from bertjax.utils.io import check_free_space
@@ -71,7 +71,7 @@ def read(path: str | epath.Path) -> Portable:
     """
     form = detect(path)
     if form == BERTJAX:
-        return workdir.read(absolute(path))
+        return workdir.read(resolve_checkpoint_path(path))
     return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[form](Path(path).expanduser())
 
 

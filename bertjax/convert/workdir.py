@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 from etils import epath
 
 from bertjax.convert import names
@@ -12,6 +13,7 @@ from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
 from bertjax.data.corpus.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.architecture import LSTM
+from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_kind
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import (
     CHOICES,
@@ -25,9 +27,8 @@ from bertjax.tasks.finetuning.output_layer import (
 )
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
-from bertjax.training.checkpoint_metadata import CONFIG, identity_of
-from bertjax.training.parameters import load_all_params, save_params
-from bertjax.training.workdir import ORIGIN
+from bertjax.training.parameters import load_params_on_host, save_params
+from bertjax.training.workdir import CONFIG, ORIGIN
 from bertjax.utils.io import read_json
 
 # All that a conversion leaves in a folder.
@@ -48,7 +49,7 @@ def read(path: Path | epath.Path) -> Portable:
     vocabulary = workdir_vocabulary(workdir)
     model = checkpoint_model(checkpoint)
     layer = read_output_layer(workdir)
-    params = load_all_params(checkpoint)
+    params = load_params_on_host(checkpoint)
     what = ""
     if model.encoder == LSTM or any(name.startswith(("left_lm/", "right_lm/")) for name in params):
         what = f"a language model with encoder={model.encoder} and attention_direction={model.attention_direction}"
@@ -80,8 +81,18 @@ def write(portable: Portable, folder: Path) -> list[str]:
         files[OUTPUT_LAYER] = OutputLayer(portable.output, portable.labels).as_json()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    save_params(epath.Path(folder), portable.params, identity_of(portable.model.architecture, files))
+    save_params(epath.Path(folder), portable.params, model_kind(_module(portable)), portable.model.architecture)
     return []
+
+
+def _module(portable: Portable) -> nn.Module:
+    """Returns the module of converted parameters; a pre-trained one may lack a head."""
+    if portable.output in (TAGS, SPANS):
+        return TokenModel(portable.model, portable.outputs, head_dropout=portable.output == TAGS)
+    if portable.output:
+        return SequenceModel(portable.model, portable.outputs)
+    has_head = {names.MASKED_LM, names.NEXT_SENTENCE} & portable.parts
+    return PretrainingModel(portable.model) if has_head else EncoderModel(portable.model)
 
 
 def write_origin(folder: Path, origin: dict[str, Any]) -> None:

@@ -19,9 +19,8 @@ from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import saved_fingerprint
-from bertjax.training.checkpoint_metadata import CONFIG, sealed
 from bertjax.training.evaluation import mesh_and_params, predict
-from bertjax.training.workdir import RESULTS
+from bertjax.training.workdir import CONFIG, RESULTS
 from bertjax.utils.io import write_atomic
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ def ensemble(
     for path in write_outputs(task, mean, folder):
         logger.info(str(path))
     told = {"config": dataclasses.asdict(settings), "data_sha256": task.data_hash}
-    write_atomic(Path(folder) / RESULTS, json.dumps(sealed({**results, **told}), indent=1) + "\n")
+    write_atomic(Path(folder) / RESULTS, json.dumps({**results, **told}, indent=1) + "\n")
     return results
 
 

@@ -9,7 +9,6 @@ from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_config import checkpoint_config
-from bertjax.training.checkpoint_metadata import ANSWERS
 from bertjax.training.results import read_results
 from bertjax.training.workdir import RESULTS, is_converted
 
@@ -48,7 +47,7 @@ def habits_of(checkpoint: epath.Path) -> Habits:
     if layer is None or is_converted(workdir):
         return Habits()
     data = checkpoint_config(checkpoint, []).data
-    known = {name: data[name] for name in ANSWERS if name in data}
+    known = {field.name: data[field.name] for field in dataclasses.fields(Habits) if field.name in data}
     threshold = None
     if data.get("version") == "2.0":
         # Chosen on dev, where there was a dev set.

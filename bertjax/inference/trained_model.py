@@ -27,8 +27,9 @@ from bertjax.model.heads import EncoderModel, LanguageModel, MaskedLmHead, Pretr
 from bertjax.tasks.finetuning.output_layer import SPANS, TAGS, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 from bertjax.training.checkpoint_config import checkpoint_model
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.compiler_options import quick_compilation
-from bertjax.training.parameters import load_whole, nested
+from bertjax.training.parameters import load_all_params, nested
 from bertjax.training.sharding import batch_shards, make_mesh, parameter_shardings, put_batch, replicated
 from bertjax.training.step import in_mesh
 
@@ -146,7 +147,8 @@ def read_trained(path: str | epath.Path, mesh: Mesh | None = None) -> TrainedMod
     config = checkpoint_model(checkpoint)
     vocabulary, layer = workdir_vocabulary(workdir), read_output_layer(workdir)
     feature_head = layer.feature_head if layer else FeatureHead()
-    params = load_whole(checkpoint, lambda outputs: shardings_of(config, outputs, feature_head, mesh))
+    num_outputs = read_metadata(checkpoint).model["num_outputs"] or 0
+    params = load_all_params(checkpoint, shardings_of(config, num_outputs, feature_head, mesh))
     return TrainedModel(config, params, vocabulary, layer, habits_of(checkpoint), mesh, str(path))
 
 

@@ -14,10 +14,9 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
 from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint import saved_fingerprint
-from bertjax.training.checkpoint_metadata import sealed, unsealed
 from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, name_of, outcome_of, setting_of, summary
-from bertjax.training.workdir import RESULTS, other_numbers, place
+from bertjax.training.workdir import RESULTS, resolve, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
 
 # In a folder of results: which tables were asked for, and how long runs took.
@@ -149,14 +148,14 @@ def read(path: str) -> Results:
       UsageError: it is a file of something else.
       BertjaxError: what a folder holds is damaged.
     """
-    where = place(path)
+    where = resolve(path)
     if not where.is_dir() and where.exists():
         return _kept(where)
     asked = where / ASKED
     if not asked.exists():
         return Results(os.fspath(where))
     try:
-        content = unsealed(read_json_object(asked))
+        content = read_json_object(asked)
         return Results(os.fspath(where), dict(content[_TABLES]), dict(content[_SECONDS]))
     except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
         raise BertjaxError(
@@ -174,7 +173,7 @@ def together(results: Sequence[Results]) -> Results:
 
 def _kept(file: epath.Path) -> Results:
     try:
-        content = unsealed(read_json_object(file))
+        content = read_json_object(file)
         outcomes = {
             name: (
                 kept[_ASKED],
@@ -199,7 +198,7 @@ def note(place: str, tables: Mapping[str, str], seconds: Mapping[str, float]) ->
     content = {_TABLES: {**there.tables, **tables}, _SECONDS: {**there.seconds, **seconds}}
     folder = epath.Path(place)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / ASKED, json.dumps(sealed(content), indent=1) + "\n")
+    write_atomic(folder / ASKED, json.dumps(content, indent=1) + "\n")
 
 
 def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
@@ -220,7 +219,7 @@ def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Pa
             "this one with --results too and all of its tables"
         )
     seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
-    content = sealed({_TABLES: tables, _SECONDS: seconds, _RUNS: there})
+    content = {_TABLES: tables, _SECONDS: seconds, _RUNS: there}
     write_atomic(file, json.dumps(content, indent=1) + "\n")
     return len(there)
 
@@ -242,7 +241,7 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: d
     }
     left = {name: config["data"].get(name) for name in ("labels",) if name in wanted["data"]}
     asked = {**wanted, "model": model, "data": {**wanted["data"], **left}}
-    if found := other_numbers(asked, config, of_best=run.start is not None):
+    if found := result_differences(asked, config, of_best=run.start is not None):
         raise UsageError(
             f"{folder} has results of other settings than the table asks for ({found}); choose other --results, or "
             "move that folder away"
@@ -254,7 +253,7 @@ def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
     if not (folder / SWEEP).exists():
         return None
     try:
-        whole = unsealed(read_json_object(folder / SWEEP))
+        whole = read_json_object(folder / SWEEP)
         trials = [trial["trial"] for trial in whole["trials"] if "metrics" in trial]
         if whole["left"] or not trials:
             return None

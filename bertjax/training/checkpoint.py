@@ -1,9 +1,8 @@
-"""Checkpoints: asynchronous, atomic, the newest N kept, and damage found before it does harm.
+"""Checkpoints: saved asynchronously and atomically, checked for damage when restored.
 
-A checkpoint is `WORKDIR/checkpoints/STEP` with three Orbax items: `params`; `training`, which is all else a step
-changes; and `meta`, which holds fingerprints of both and what else decides a model's answers (see `identity.py`). Orbax
-makes the directory appear under its name only when it is complete; at an address, where no directory can be renamed, it
-is complete when its last file is there. What is damaged or edited later is found by these.
+A checkpoint is the directory `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (everything else
+that a step changes) and `meta` (see `checkpoint_metadata.py`). On a local disk the directory gets its name when it is
+complete; at a `gs://` address it is complete when its commit file exists. Fingerprints in `meta` detect later damage.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
@@ -23,7 +23,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config.fields import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.training.checkpoint_metadata import check_identity, read_meta, sealed, unsealed
+from bertjax.training.checkpoint_metadata import CheckpointMetadata, model_metadata, read_metadata
 from bertjax.training.fingerprint import fingerprint
 from bertjax.training.multihost import naming_a_lost_process, tells_of_a_lost_process
 from bertjax.training.step import TrainState
@@ -33,18 +33,28 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
-# Of an array that several devices hold whole, each writes a part, unless the whole is smaller than this.
-_LEAST_SHARED_BYTES = 1 << 20
+# Hosts share the writing of replicated arrays from this size on.
+_MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
-_METRIC_LINES = "metric_lines"
-# The library under Orbax takes a path with one of these for a pattern, and finds nothing there.
-_PATTERN_CHARACTERS = frozenset("[]*?\\")
-# What a reader lacks, as Python and the libraries below Orbax say it.
-_LACKS = re.compile("RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED")
-_LACKING = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ECONNRESET}
+# TensorStore reads these as a glob pattern and would not find the checkpoint.
+_GLOB_CHARACTERS = frozenset("[]*?\\")
+# Errors of memory, storage or network, which say nothing about the checkpoint's files.
+_UNAVAILABLE = re.compile(
+    "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
+)
+_UNAVAILABLE_ERRNO = {
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+}
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
+    """Splits a state into its parameters and the item `training`."""
     return state.params, {
         "step": state.step,
         "opt_state": state.opt_state,
@@ -54,10 +64,14 @@ def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class NewestOnTime(preservation_policy.PreservationPolicy):
-    """Keeps `keep` checkpoints: the newest, and before it the newest of those at multiples of `every` steps.
+class KeepPeriodic(preservation_policy.PreservationPolicy):
+    """Policy that keeps the newest checkpoint and, before it, the newest ones at multiples of `every` steps.
 
-    So one that was saved at a stop, or for its score, pushes none of these out, and goes when a newer one is there.
+    A checkpoint saved on a stop signal or for its score does not displace a periodic one.
+
+    Attributes:
+      keep: number of checkpoints to keep.
+      every: steps between periodic checkpoints.
     """
 
     keep: int
@@ -65,35 +79,38 @@ class NewestOnTime(preservation_policy.PreservationPolicy):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
-        on_time = [step for step in steps[:-1] if step % self.every == 0]
-        kept = {*steps[-1:], *on_time[len(on_time) - self.keep + 1 if self.keep <= len(on_time) else 0 :]}
-        return [step in kept for step in steps]
+        periodic = [step for step in steps[:-1] if step % self.every == 0]
+        first = max(len(periodic) - self.keep + 1, 0)
+        preserved = {*steps[-1:], *periodic[first:]}
+        return [step in preserved for step in steps]
 
 
 class Checkpoints:
-    """The checkpoints of one workdir; a thin layer over `orbax.checkpoint.CheckpointManager`."""
+    """Checkpoints of one workdir, on top of `orbax.checkpoint.CheckpointManager`."""
 
-    def __init__(self, workdir: epath.Path, keep: int, identity: dict[str, Any], every: int = 1) -> None:
-        """Opens or makes `workdir/checkpoints` and removes what killed saves have left there.
+    def __init__(self, workdir: epath.Path, keep: int, model: nn.Module, every: int = 1) -> None:
+        """Opens `workdir/checkpoints`, creates it if missing, and removes what interrupted saves left there.
 
         Args:
-          keep: so many, the newest first; of those saved with a score, the best stays as well.
-          identity: of the model that is saved and restored, from `identity_of`.
-          every: steps between two that are saved on time; others go when a newer one is there.
+          workdir: directory of the run.
+          keep: number of checkpoints to keep, beside the one with the best score.
+          model: module of the saved parameters, for the metadata.
+          every: steps between periodic checkpoints, see `KeepPeriodic`.
 
         Raises:
-          UsageError: a file lies where a checkpoint may belong.
+          UsageError: a file has the name of a checkpoint.
           BertjaxError: the checkpoints cannot be listed.
         """
-        self._workdir, self._identity = workdir, identity
-        for child in (workdir / CHECKPOINTS).iterdir() if (workdir / CHECKPOINTS).is_dir() else ():
+        self._workdir, self._model = workdir, model_metadata(model)
+        folder = workdir / CHECKPOINTS
+        for child in folder.iterdir() if folder.is_dir() else ():
             if child.name.isdigit() and not child.is_dir():
-                raise UsageError(f"{child} is no folder, and a checkpoint may belong there; move it elsewhere")
+                raise UsageError(f"{child} is a file but has the name of a checkpoint; move it elsewhere")
         best = preservation_policy.BestN(
             get_metric_fn=lambda metrics: metrics[_SCORE], n=1, keep_checkpoints_without_metrics=False
         )
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.AnyPreservationPolicy([NewestOnTime(keep, every), best]),
+            preservation_policy=preservation_policy.AnyPreservationPolicy([KeepPeriodic(keep, every), best]),
             best_fn=lambda metrics: metrics[_SCORE],
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
@@ -104,134 +121,136 @@ class Checkpoints:
             "meta": ocp.JsonCheckpointHandler(),
         }
         try:
-            self._manager = ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers)
-        except Exception as error:  # Of damage in what Orbax notes of a step, which it reads here.
+            self._manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
+        except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
             raise BertjaxError(
-                f"{workdir / CHECKPOINTS} cannot be listed ({first_line(error)}); move the newest step elsewhere if it "
-                "is damaged, or choose another --workdir"
+                f"{folder} cannot be listed ({first_line(error)}); move the newest step elsewhere if it is damaged, or "
+                "choose another --workdir"
             ) from error
 
     def path(self, step: int) -> epath.Path:
+        """Returns the directory of a step."""
         return self._workdir / CHECKPOINTS / str(step)
 
     def latest_step(self) -> int | None:
+        """Returns the newest saved step, None if there is no checkpoint."""
         return self._manager.latest_step()
 
     def save(self, state: TrainState, score: float | None = None, metric_lines: int | None = None) -> None:
-        """Starts saving; returns when the state has been copied from the devices. The last save is waited for first.
+        """Starts an asynchronous save and returns once the state is copied from the devices.
+
+        Waits for the previous save first. Does nothing if the step is saved already.
 
         Args:
-          score: by which the best checkpoint is told, higher being better; None is one that cannot be the best.
-          metric_lines: written before it, by which a run that goes on knows whether they are all there.
+          state: state to save.
+          score: score that selects the best checkpoint, higher is better (default: None, never the best).
+          metric_lines: lines of `metrics.jsonl` written so far, checked when a run resumes.
 
         Raises:
-          BertjaxError: this save or the one before it failed, for example on a full disk.
+          BertjaxError: this save or the previous one failed, for example on a full disk.
         """
         params, training = _split(state)
         step = int(jax.device_get(state.step))
         if step == self.latest_step():
             return
-        prints = {"params": fingerprint(params), "training": fingerprint(training)}
-        lines = {} if metric_lines is None else {_METRIC_LINES: metric_lines}
-        meta = sealed({"step": step, _SCORE: score, "fingerprints": prints, "identity": self._identity, **lines})
-        metrics = None if score is None else {_SCORE: score}
-        self._reporting(lambda: self._start(step, params, training, meta, metrics))
-
-    def _start(
-        self, step: int, params: Any, training: Any, meta: dict[str, Any], metrics: dict[str, float] | None
-    ) -> None:
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.PyTreeSave(params),
-                training=ocp.args.PyTreeSave(training),
-                meta=ocp.args.JsonSave(meta),
-            ),
-            metrics=metrics,
+        fingerprints = {"params": fingerprint(params), "training": fingerprint(training)}
+        metadata = CheckpointMetadata(
+            step, **self._model, fingerprints=fingerprints, score=score, metric_lines=metric_lines
         )
+        items = ocp.args.Composite(
+            params=ocp.args.PyTreeSave(params),
+            training=ocp.args.PyTreeSave(training),
+            meta=ocp.args.JsonSave(metadata.as_json()),
+        )
+        metrics = None if score is None else {_SCORE: score}
+        self._report_failure(lambda: self._manager.save(step, args=items, metrics=metrics))
 
     def best(self) -> epath.Path:
-        """The checkpoint with the highest score, the newest where none has one."""
+        """Returns the checkpoint with the highest score, or the newest if none has a score."""
         return find_checkpoint(self._workdir)
 
     def wait(self) -> None:
-        """Waits until the last save is complete on disk.
+        """Waits until the last save is complete.
 
         Raises:
           BertjaxError: the save failed.
         """
-        self._reporting(self._manager.wait_until_finished)
+        self._report_failure(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        self._reporting(self._manager.close)
+        """Waits for the last save and releases the manager."""
+        self._report_failure(self._manager.close)
 
-    def _reporting(self, action: Callable[[], Any]) -> None:
+    def _report_failure(self, action: Callable[[], Any]) -> None:
         try:
             with naming_a_lost_process():
                 action()
         except BertjaxError:
             raise
-        except Exception as error:  # Orbax passes on whatever its storage layers raise.
+        except Exception as error:  # Orbax passes on any exception of the storage below it.
             raise BertjaxError(
                 f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); "
-                f"{self._last_good()}. Free some space or mend the cause, then run the same command again to go on"
+                f"{self._last_complete()}. Free some space or fix the cause, then run the same command again to resume"
             ) from error
 
-    def _last_good(self) -> str:
+    def _last_complete(self) -> str:
         try:
-            good = [step for step in self._manager.all_steps() if is_whole(self.path(step))]
-        except Exception:  # Of storage that has just failed to save.
-            return "which is the last good one cannot be read either"
-        return f"the last good one is {self.path(max(good))}" if good else "there is none yet"
+            steps = [step for step in self._manager.all_steps() if is_complete(self.path(step))]
+        except Exception:  # The storage that failed to save may fail to list as well.
+            return "the last good one is unknown, since they cannot be listed"
+        return f"the last good one is {self.path(max(steps))}" if steps else "there is no earlier one"
 
     def restore_latest(self, abstract: TrainState) -> TrainState | None:
-        """The newest whole checkpoint, on the devices `abstract` asks for; None if there never was one.
+        """Restores the newest undamaged checkpoint; moves damaged ones to `workdir/damaged_checkpoints`.
 
-        A damaged one is named through `warn`, moved to `workdir/damaged_checkpoints` and passed over.
+        Args:
+          abstract: shapes, dtypes and shardings of the state.
+
+        Returns:
+          The state, or None if the workdir never had a checkpoint.
 
         Raises:
-          BertjaxError: there are checkpoints and all of them are damaged, or the newest is of another model or cannot
-            be read for another reason than damage.
+          BertjaxError: all checkpoints are damaged, or the newest one belongs to another model or cannot be read for
+            another reason than damage.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
-        params, training = _split(abstract)
         for step in steps:
             try:
-                params_now, training_now, identity = self._restore(step, params, training)
-            except Exception as error:  # Damage shows as any exception of Orbax and what is below it.
+                state, model = self._restore(step, abstract)
+            except Exception as error:  # Damage surfaces as any exception of Orbax and the layers below it.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
-                logger.info(
-                    f"checkpoint {self.path(step)} is damaged ({first_line(error)}); skipped and moved to {aside}"
-                )
+                logger.info(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); moved to {aside}")
                 self._set_aside(step, aside)
                 continue
-            if identity != self._identity:
-                shown = "; ".join(differences(identity, self._identity))
+            if changes := differences(model, self._model):
                 raise BertjaxError(
-                    f"checkpoint {self.path(step)} is of another model than this run trains ({shown}); choose another "
-                    "--workdir, or go back to that model"
+                    f"checkpoint {self.path(step)} has another model than this run ({'; '.join(changes)}); choose "
+                    "another --workdir, or restore the model's settings"
                 )
-            return abstract.replace(params=params_now, **training_now)
-        aside = self._workdir / DAMAGED
-        if steps or (aside.exists() and any(aside.iterdir())):
+            return state
+        damaged = self._workdir / DAMAGED
+        if steps or (damaged.exists() and any(damaged.iterdir())):
             raise BertjaxError(
-                f"all checkpoints of {self._workdir} are damaged (now in {DAMAGED}/); start with another --workdir, "
-                "or remove this one to begin anew"
+                f"all checkpoints of {self._workdir} are damaged and now in {DAMAGED}/; choose another --workdir, or "
+                "remove this one to start over"
             )
         return None
 
-    def _restore(self, step: int, params: Any, training: Any) -> tuple[Any, Any, dict[str, Any]]:
-        restored = self._manager.restore(
+    def _restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Restores a step and checks its fingerprints; returns the state and the model of its metadata."""
+        params, training = _split(abstract)
+        items = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                params=_restored_as(params), training=_restored_as(training), meta=ocp.args.JsonRestore()
+                params=_restore_args(params), training=_restore_args(training), meta=ocp.args.JsonRestore()
             ),
         )
-        meta = unsealed(restored["meta"])
+        metadata = CheckpointMetadata.from_json(items["meta"])
         for name in ("params", "training"):
-            check_fingerprint(fingerprint(restored[name]), meta, name)
-        return restored["params"], restored["training"], meta["identity"]
+            check_fingerprint(name, fingerprint(items[name]), metadata)
+        state = abstract.replace(params=items["params"], **items["training"])
+        return state, {"model": metadata.model, "architecture": metadata.architecture}
 
     def _set_aside(self, step: int, aside: epath.Path) -> None:
         if jax.process_index() == 0:
@@ -243,132 +262,114 @@ class Checkpoints:
 
 
 def _array_handler() -> ocp.PyTreeCheckpointHandler:
-    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_SHARED_BYTES)
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SHARED_BYTES)
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 
-def _restored_as(abstract: Any) -> ocp.args.PyTreeRestore:
+def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
 
 
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
-    """Raises what ended the reading of a checkpoint again, where that says nothing of its files.
+    """Raises if an error while reading a checkpoint has another cause than damaged files.
 
     Raises:
-      BertjaxError: there is no memory for it, or no way to it.
-      Exception: that of a collective operation which another process has left.
+      BertjaxError: memory, storage or network is unavailable.
+      Exception: `error` itself, if another process of the run is lost.
     """
     if tells_of_a_lost_process(error):
         raise error
-    seen: BaseException | None = error
-    while seen is not None:
-        is_errno = isinstance(seen, OSError) and seen.errno in _LACKING
-        if is_errno or isinstance(seen, MemoryError) or _LACKS.search(str(seen)):
+    cause: BaseException | None = error
+    while cause is not None:
+        is_errno = isinstance(cause, OSError) and cause.errno in _UNAVAILABLE_ERRNO
+        if is_errno or isinstance(cause, MemoryError) or _UNAVAILABLE.search(str(cause)):
             raise BertjaxError(
-                f"checkpoint {checkpoint} cannot be read ({first_line(seen)}), which is no damage; mend the cause, "
+                f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged; fix the cause, "
                 "then run the same command again"
             ) from error
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
 
 
-def check_fingerprint(found: str, meta: dict[str, Any], name: str) -> None:
-    """Raises a BertjaxError if an item of a checkpoint has another fingerprint than it was saved with."""
-    expected = meta["fingerprints"][name]
-    if found != expected:
-        raise BertjaxError(f"the fingerprint of {name} is {found}, saved as {expected}")
+def check_fingerprint(name: str, computed: str, metadata: CheckpointMetadata) -> None:
+    """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
+    saved = metadata.fingerprints[name]
+    if computed != saved:
+        raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")
 
 
-def resolved(path: str | Path) -> epath.Path:
-    """The same place from any folder and without links."""
+def resolve_path(path: str | Path) -> epath.Path:
+    """Returns an absolute path without links; an address stays as it is."""
     return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
 
 
-def absolute(path: str | Path) -> epath.Path:
-    """The path of a workdir or of something in it, as Orbax takes it; `gs://` ones are absolute already.
+def resolve_checkpoint_path(path: str | Path) -> epath.Path:
+    """Resolves the path of a workdir or of a checkpoint in it to one that Orbax can read and write.
 
     Raises:
-      UsageError: checkpoints would be lost under it, or are not read from there.
+      UsageError: Orbax would not find checkpoints at this path.
     """
     if is_remote(path) and not str(path).startswith("gs://"):
-        raise UsageError(f"checkpoints lie on disks and at gs:// addresses, not at {path}; choose another place")
-    whole = resolved(path)
-    odd = sorted(_PATTERN_CHARACTERS & {*str(whole)})
-    if odd:
+        raise UsageError(f"unsupported address of a checkpoint: {path}; use a local path or gs://")
+    resolved = resolve_path(path)
+    if characters := sorted(_GLOB_CHARACTERS & {*str(resolved)}):
         raise UsageError(
-            f"{whole} has {' '.join(odd)} in it, which the reader of checkpoints takes for a pattern; choose a place "
-            "without any of [ ] * ? \\ in its path"
+            f"{resolved} contains {' '.join(characters)}, which Orbax reads as a pattern; use a path without [ ] * ? \\"
         )
-    return whole
+    return resolved
 
 
 def find_checkpoint(path: str | Path) -> epath.Path:
-    """The checkpoint a user means: a step's directory, or the best, else the newest, of a workdir.
+    """Finds the checkpoint at a path.
+
+    Args:
+      path: a workdir, its `checkpoints` directory, or a step's directory.
+
+    Returns:
+      The step's directory; of a workdir the step with the highest score, or the newest if none has a score.
 
     Raises:
-      UsageError: there is none.
-      BertjaxError: it is damaged, or files of its workdir have been changed since it was saved.
+      UsageError: there is no checkpoint.
+      BertjaxError: the checkpoint is damaged or incomplete.
     """
-    found = _find(path)
-    check_identity(found, read_meta(found))
-    return found
-
-
-def _find(path: str | Path) -> epath.Path:
-    given = absolute(path)
-    if (given / "params").exists():
-        if not is_whole(given):
+    resolved = resolve_checkpoint_path(path)
+    if (resolved / "params").exists():
+        if not is_complete(resolved):
             raise BertjaxError(
-                f"checkpoint {given} is not whole: it is being saved, or that was cut short; name another one of "
-                f"{given.parent}"
+                f"checkpoint {resolved} is incomplete: its save is in progress or was interrupted; choose another one "
+                f"in {resolved.parent}"
             )
-        return given
-    for directory in (given, given / CHECKPOINTS):
+        return resolved
+    for directory in (resolved, resolved / CHECKPOINTS):
         if directory.is_dir():
-            steps = [child for child in directory.iterdir() if child.name.isdigit() and is_whole(child)]
+            steps = [child for child in directory.iterdir() if child.name.isdigit() and is_complete(child)]
             if steps:
-                chosen = max(steps, key=lambda child: (score_of(child), int(child.name)))
-                if not (chosen / "params").exists():
-                    raise BertjaxError(
-                        f"checkpoint {chosen} is damaged (no params in it); name another one of {directory}"
-                    )
-                return chosen
+                best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
+                if not (best / "params").exists():
+                    raise BertjaxError(f"checkpoint {best} is damaged: no params; choose another one in {directory}")
+                return best
     raise UsageError(f"no checkpoint at {path}; give a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
 
 
-def is_whole(checkpoint: epath.Path) -> bool:
-    """Whether a step's directory was saved to its end; on a disk it has its name only then."""
+def is_complete(checkpoint: epath.Path) -> bool:
+    """Returns whether a step's directory was saved completely; a local one gets its name only then."""
     return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
 
 
-def score_of(checkpoint: epath.Path) -> float:
-    """The score a checkpoint was saved with; lower than any where it has none.
-
-    Raises:
-      BertjaxError: the checkpoint is damaged.
-    """
-    score = read_meta(checkpoint)[_SCORE]
+def _score_or_minus_infinity(checkpoint: epath.Path) -> float:
+    score = read_metadata(checkpoint).score
     return -math.inf if score is None else score
 
 
 def saved_fingerprint(checkpoint: epath.Path) -> str:
-    """Hexadecimal digits that change with any bit of the parameters.
+    """Returns the fingerprint of a checkpoint's parameters: 16 hexadecimal digits that change with any bit.
 
     Raises:
-      BertjaxError: the checkpoint is damaged.
+      BertjaxError: the metadata is damaged.
     """
-    return read_meta(checkpoint)["fingerprints"]["params"]
-
-
-def saved_metric_lines(checkpoint: epath.Path) -> int | None:
-    """How many lines of metrics a run had written before a checkpoint; None where that is not known.
-
-    Raises:
-      BertjaxError: the checkpoint is damaged.
-    """
-    return read_meta(checkpoint).get(_METRIC_LINES)
+    return read_metadata(checkpoint).fingerprints["params"]
 
 
 def workdir_of(checkpoint: epath.Path) -> epath.Path:
-    """The workdir a step's directory belongs to, where its config and vocabulary are."""
+    """Returns the workdir of a step's directory."""
     return checkpoint.parent.parent

@@ -15,8 +15,9 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.checkpoint_metadata import CONFIG, architecture_of, read_meta
+from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.training.init_from import adopt
+from bertjax.training.workdir import CONFIG
 from bertjax.utils.io import is_remote
 
 
@@ -92,7 +93,7 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     """
     config = checkpoint_config(checkpoint, [])
     try:
-        return ModelConfig(**{**config.model, **vars(architecture_of(read_meta(checkpoint))), "attention": "auto"})
+        return ModelConfig(**{**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"})
     except TypeError as error:
         raise UsageError(f"{workdir_of(checkpoint) / CONFIG} does not tell the model: {error}") from error
 

@@ -11,7 +11,7 @@ from bertjax.errors import UsageError, listed, quoted
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
-from bertjax.training.checkpoint_metadata import architecture_of, read_meta
+from bertjax.training.checkpoint_metadata import saved_architecture
 from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
       BertjaxError: the checkpoint is damaged.
     """
     whole = config.copy_and_resolve_references()
-    for name, value in vars(architecture_of(read_meta(checkpoint))).items():
+    for name, value in vars(saved_architecture(checkpoint)).items():
         given = whole.model.get(name)
         if name == "vocab_size" and not given:
             # The vocabulary's, whose hash is compared.

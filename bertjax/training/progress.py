@@ -16,7 +16,8 @@ from etils import epath
 from bertjax.metrics.selection import is_out_of_patience, score
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import CHECKPOINTS, saved_metric_lines
+from bertjax.training.checkpoint import CHECKPOINTS
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.curves import HELD_OUT, draw_curves
 from bertjax.training.metrics import (
     METRICS,
@@ -216,7 +217,7 @@ class Progress:
         self._metric_writers, self._timing_writers = (self._jsonl, *shared), (timing, *shared)
 
     def _check_lines(self, step: int) -> None:
-        saved = saved_metric_lines(self._workdir / CHECKPOINTS / str(step)) if step else None
+        saved = read_metadata(self._workdir / CHECKPOINTS / str(step)).metric_lines if step else None
         if saved is not None and self.metric_lines < saved and self._jsonl:
             logger.info(
                 f"{self._workdir / METRICS} has {self.metric_lines:,} of {saved:,} lines up to step {step:,}: "

@@ -12,7 +12,7 @@ from bertjax.metrics.report import ClassReport
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.confusion import draw_confusion
-from bertjax.training.workdir import CONFUSION, RESULTS, started_from
+from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def write_results(
         "last_step": last_step,
         "checkpoint": f"{CHECKPOINTS}/{checkpoint.name}",
         "parameters_fingerprint": saved_fingerprint(checkpoint),
-        "started_from": started_from(workdir),
+        "started_from": saved_init_fingerprint(workdir),
         "data_sha256": task.data_hash,
         **{f"{name}{suffix}": part for suffix, report in reports.items() for name, part in report.as_json().items()},
         **task.results,

@@ -27,17 +27,15 @@ from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.checkpoint_metadata import sealed
 from bertjax.training.results import read_results
 from bertjax.training.workdir import (
-    CONVERTED,
     RESULTS,
-    check_own,
-    lock,
-    make,
-    other_numbers,
-    place,
-    started_from,
+    acquire_lock,
+    check_unrelated_files,
+    create,
+    resolve,
+    result_differences,
+    saved_init_fingerprint,
 )
 from bertjax.utils.io import write_atomic
 from bertjax.utils.terminal import duration, progress_bar
@@ -48,8 +46,6 @@ SWEEP = "sweep.json"
 TRIALS = "trials"
 SEED = "seed"
 _PLAIN = "+,()' "
-# All that may be in the folder of a sweep.
-_OWN = (SWEEP, TRIALS, CONVERTED, ".*")
 
 
 def sweep(
@@ -122,8 +118,8 @@ def run_sweep(
       UsageError: a trial's settings, or the data of the first, cannot be used; or a trial finished with another config.
       BertjaxError: every trial failed.
     """
-    workdir = place(path)
-    check_own(workdir, _OWN, TRIALS)
+    workdir = resolve(path)
+    check_unrelated_files(workdir, TRIALS)
     # All of them before any trial, so that a wrong field does not show after hours.
     runs = [configure(trial) for trial in trials]
     folders = [workdir / TRIALS / name_of(trial) for trial in trials]
@@ -132,7 +128,7 @@ def run_sweep(
     finished = broadcast_from_host0(lambda: [_finished(*each, start) for each in planned])
     # Also refuses data that cannot be used, before any trial.
     _check_data(runs, folders, finished)
-    with lock(make(path, _OWN, TRIALS)):
+    with acquire_lock(create(path, TRIALS)):
         return _run_all(planned, finished, workdir, init_from)
 
 
@@ -161,7 +157,7 @@ def _run_all(
             whole = summary(outcomes) | {"left": count - number}
             if jax.process_index() == 0:
                 _keep_best_checkpoint(outcomes, workdir)
-                write_atomic(workdir / SWEEP, json.dumps(sealed(whole), indent=1) + "\n")
+                write_atomic(workdir / SWEEP, json.dumps(whole, indent=1) + "\n")
     if whole["best"] is None:
         raise BertjaxError(f"all {count} trials failed; the first: {outcomes[0]['error']}")
     logger.info(table(whole))
@@ -223,12 +219,12 @@ def _finished(trial: dict[str, Any], settings: RunConfig, folder: epath.Path, st
       UsageError: it was run, or begun, otherwise than it would be now.
     """
     results = read_results(folder) if (folder / RESULTS).exists() else None
-    began_with = results["started_from"] if results else started_from(folder)
+    began_with = results["started_from"] if results else saved_init_fingerprint(folder)
     shown = ""
     if began_with not in (None, start):
         shown = f"it started from {'other parameters than those of --init_from' if start else 'a checkpoint'}"
     elif results:
-        shown = other_numbers(results["config"], dataclasses.asdict(settings), of_best=True)
+        shown = result_differences(results["config"], dataclasses.asdict(settings), of_best=True)
     if shown:
         raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
     return outcome_of(trial, results) if results else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 import math
 import time
@@ -14,13 +15,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config.run import RunConfig
+from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import ClassReport
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.agreement import check_same_run, check_shared, raise_on_all_hosts
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_metadata import identity_of
+from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.evaluation import add_loss, check_batch_sizes, check_labeled, evaluate, predict
 from bertjax.training.init_from import check_vocabulary
 from bertjax.training.metrics import METRICS, read_lines
@@ -170,15 +173,20 @@ def _open_workdir(
         checkpoint = find_checkpoint(init_from)
         check_vocabulary(task, checkpoint)
         start = saved_fingerprint(checkpoint)
-    identity = identity_of(task.objective.model.config.architecture, task.workdir_files, vars(task.config.data))
-    check_same_run({"config": config, "data": task.data_hash, "started_from": start, "identity": identity})
-    workdir = workdirs.make(path)
+    # Paths of the vocabulary and of labels may differ between hosts, their content may not.
+    files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
+    model = task.objective.model
+    run = {"config": config, "data": task.data_hash, "started_from": start, "files": files, **model_metadata(model)}
+    check_same_run(run)
+    workdir = workdirs.create(path)
     check_shared(workdir)
-    stack.enter_context(workdirs.lock(workdir))
-    workdirs.claim(workdir, config, task.data_hash, start, abstract)
-    check_owner = workdirs.take(workdir)
-    workdirs.keep_files(workdir, task.workdir_files)
-    checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, identity, task.checkpoint_every)
+    stack.enter_context(workdirs.acquire_lock(workdir))
+    workdirs.check_config(workdir, config, task.data_hash)
+    workdirs.check_checkpoint_space(workdir, abstract)
+    workdirs.write_config(workdir, config, task.data_hash, start)
+    check_owner = workdirs.take_ownership(workdir)
+    workdirs.write_files(workdir, task.workdir_files)
+    checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
     return workdir, stack.enter_context(contextlib.closing(checkpoints)), check_owner
 
 
@@ -194,7 +202,7 @@ def _restore_or_init(
     """Resumes the run of the workdir; else initializes the state, with the parameters of `init_from` if given."""
     state = checkpoints.restore_latest(abstract)
     if state is not None:
-        started_from = workdirs.started_from(workdir)
+        started_from = workdirs.saved_init_fingerprint(workdir)
         if task.features_fingerprint and task.features_fingerprint != started_from:
             raise UsageError(
                 f"the run of {workdir} started from other parameters than --init_from, so its features differ; give the "

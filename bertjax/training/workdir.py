@@ -1,48 +1,36 @@
-"""The folder a run lives in: made, locked, and checked before any step is taken."""
+"""Workdirs: created, locked and checked before the first training step."""
 
 import contextlib
-import fcntl
 import json
-import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
+from filelock import FileLock, Timeout
 
 from bertjax.config.fields import differences
 from bertjax.config.run import PATH_FIELDS
-from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
-from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError, UsageError, listed
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
-from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, absolute
-from bertjax.training.checkpoint_metadata import CONFIG
-from bertjax.training.metrics import METRICS, TIMING
+from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
 from bertjax.training.step import TrainState
-from bertjax.utils.io import (
-    check_free_space,
-    is_remote,
-    read_json_object,
-    remove_temporaries,
-    temporary_name,
-    write_atomic,
-)
+from bertjax.utils.io import check_free_space, is_remote, read_json_object, remove_temporaries, write_atomic
 
+CONFIG = "config.json"
 DATA = "data.json"
-_LOCK = ".lock"
-# What a checkpoint of another format was converted from.
-ORIGIN = "origin.json"
-# A checkpoint of another format that a run starts from, converted.
-CONVERTED = "init_from"
 RESULTS = "results.json"
 CURVES = "curves.png"
 CONFUSION = "confusion.png"
-# May change when a run goes on: they do not change the numbers it computes.
-_MAY_CHANGE = (
+# Source of a converted checkpoint.
+ORIGIN = "origin.json"
+# Workdir of an `--init_from` checkpoint that was converted from another format.
+CONVERTED = "init_from"
+_LOCK = ".lock"
+# Fields that may differ when a run resumes, since they do not change the numbers that it computes.
+_RESUMABLE_FIELDS = (
     "log_every",
     "eval_every",
     "checkpoint_every",
@@ -51,215 +39,216 @@ _MAY_CHANGE = (
     "mesh",
     "cluster",
     "hang_seconds",
-    # Another compilation of the same sums, as another mesh is: a machine with other devices or less memory goes on.
+    # These compile the same computation in another way, for machines with other devices or less memory.
     "model.scan_layers",
     "model.remat",
-    # Where the data lies, under whatever name, is no matter: its hash is compared.
+    # The data is compared by its hash, so that it may move.
     *PATH_FIELDS,
 )
-_SHOWN_DIFFERENCES = 5
-# All that may be in the folder of a run, whatever task and version of it.
-_OWN = (
-    *(CONFIG, DATA, ORIGIN, ENTRY, OUTPUT_LAYER, *VOCABULARY_FILES.values()),
-    *(METRICS, TIMING, RESULTS, CURVES, CONFUSION, "events.out.tfevents.*"),
-    *(CHECKPOINTS, DAMAGED, CONVERTED, ".*"),
-)
-# What a shell or a scheduler may have put there before.
-_LOGS = ("*.log", "*.out", "*.err")
+_MAX_SHOWN_DIFFERENCES = 5
+# Files that may be in a new workdir: hidden ones, a converted checkpoint, logs of a shell or a scheduler.
+_ALLOWED_FILES = (".*", CONVERTED, "*.log", "*.out", "*.err")
 
 
-def place(path: str) -> epath.Path:
-    """Where a workdir is to be.
+def resolve(path: str) -> epath.Path:
+    """Resolves the path of a workdir.
 
     Raises:
-      UsageError: no run may live there.
+      UsageError: checkpoints cannot be saved at this path.
     """
-    workdir = absolute(path)
+    workdir = resolve_checkpoint_path(path)
     if workdir == workdir.parent:
         raise UsageError(
-            f"the workdir is {workdir}, the root of the file system, as where a variable of the shell is empty; choose "
+            f"the workdir is {workdir}, the root of the file system, maybe because a shell variable is empty; choose "
             "another --workdir"
         )
     return workdir
 
 
-def make(path: str, own: Sequence[str] = _OWN, mark: str = CONFIG) -> epath.Path:
-    """Makes the workdir where there is none, and finds out whether it can be written.
+def create(path: str, marker: str = CONFIG) -> epath.Path:
+    """Creates a workdir, or returns an existing one.
 
     Args:
-      path: of the workdir.
-      own, mark: as `check_own` takes them; of a run.
+      path: path of the workdir.
+      marker: file that identifies an existing workdir, see `check_unrelated_files`.
 
     Raises:
-      UsageError: no run may live there, or something else does.
-      BertjaxError: it cannot be written.
+      UsageError: the path cannot be a workdir, or holds unrelated files.
+      BertjaxError: the workdir cannot be created.
     """
-    workdir = place(path)
-    check_own(workdir, own, mark)
+    workdir = resolve(path)
+    check_unrelated_files(workdir, marker)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / temporary_name("probe")
-        probe.write_bytes(b"")
-        probe.unlink()
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
     return workdir
 
 
-def check_own(workdir: epath.Path, own: Sequence[str], mark: str) -> None:
-    """Refuses a folder in which there is something else, with which a run would be mixed.
+def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
+    """Raises if a directory holds files that do not belong to a run, which a run might overwrite.
 
     Args:
-      workdir: the folder, or where one is to be made.
-      own: patterns of the names that are expected there, beside those of logs.
-      mark: the name that shows that it is a run's already, which goes on whatever else has been put there.
+      workdir: directory that may not exist yet.
+      marker: file whose presence shows that the directory is a workdir; then additional files are allowed.
 
     Raises:
-      UsageError: names what is there.
+      UsageError: the directory holds unrelated files.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
     except NotADirectoryError as error:
         raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
-    expected = (*own, *_LOGS)
-    others = [name for name in names if not any(fnmatch(name, pattern) for pattern in expected)]
-    if others and mark not in names:
-        raise UsageError(f"the workdir {workdir} holds {listed(others, 3)}, of no run; choose another --workdir")
-    config = _read(workdir / CONFIG)
+    unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
+    if unrelated and marker not in names:
+        raise UsageError(
+            f"the workdir {workdir} holds unrelated files: {listed(unrelated, 3)}; choose another --workdir"
+        )
+    config = _read_json(workdir / CONFIG)
     if config is not None and not {"task", "data", "model"} <= config.keys():
-        raise UsageError(f"{workdir / CONFIG} is of something else than a run; choose another --workdir")
+        raise UsageError(f"{workdir / CONFIG} is not the config of a run; choose another --workdir")
 
 
-def claim(workdir: epath.Path, config: dict[str, Any], data_hash: str, start: str, state: TrainState) -> None:
-    """Writes down whose workdir it is, unless it holds checkpoints of another config or of other data.
-
-    Args:
-      workdir: locked by this process.
-      config: the run's, as nested dictionaries.
-      data_hash: of what the run reads; the config has its path alone.
-      start: fingerprint of the parameters it starts from, kept from the first attempt; "" is random ones.
-      state: abstract, for the size of a checkpoint.
+@contextlib.contextmanager
+def acquire_lock(workdir: epath.Path) -> Iterator[None]:
+    """Locks a local workdir until the context exits or the process ends, and removes leftovers of killed processes.
 
     Raises:
-      UsageError: the checkpoints are of another config, or of other data at the same path.
-      BertjaxError: the disk is too full for two checkpoints.
+      UsageError: another run holds the lock.
+      BertjaxError: the lock file cannot be written.
     """
-    # A run that failed before its first checkpoint has left nothing to protect from the command that puts it right.
-    begun = has_begun(workdir)
-    old = _read(workdir / CONFIG)
-    shown = other_numbers(old, config) if begun and old is not None else ""
-    if shown:
+    if is_remote(workdir) or jax.process_index() != 0:
+        yield
+        return
+    lock = FileLock(workdir / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
+    except OSError as error:
+        raise BertjaxError(f"cannot lock the workdir {workdir} ({error}); choose another --workdir") from error
+    with lock:
+        remove_temporaries(Path(workdir))
+        yield
+
+
+def take_ownership(workdir: epath.Path) -> Callable[[], None]:
+    """Makes this run the owner of a workdir at a `gs://` address, where files cannot be locked.
+
+    The newest run owns the workdir. An older one, for example on a machine that was given up, must stop before its next
+    save, so that two runs never write the same checkpoint.
+
+    Returns:
+      A function that raises a BertjaxError if another run has become the owner.
+    """
+    if not is_remote(workdir) or jax.process_index() != 0:
+        return lambda: None
+    token = secrets.token_hex(16)
+    write_atomic(workdir / _LOCK, token)
+
+    def check_ownership() -> None:
+        try:
+            owner = (workdir / _LOCK).read_text()
+        except FileNotFoundError:
+            owner = ""
+        if owner != token:
+            raise BertjaxError(f"another run has started in the workdir {workdir}, or emptied it; this run stops")
+
+    return check_ownership
+
+
+def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
+    """Raises if a workdir with checkpoints was trained with another config or on other data.
+
+    Without a checkpoint, any config is accepted, since nothing would be lost.
+
+    Args:
+      workdir: workdir of the run.
+      config: config of the run as nested dictionaries.
+      data_hash: hash of the training data.
+
+    Raises:
+      UsageError: the config or the data differs.
+    """
+    if not has_checkpoints(workdir):
+        return
+    saved_config, saved_data = _read_json(workdir / CONFIG), _read_json(workdir / DATA)
+    if saved_config is not None and (changes := result_differences(saved_config, config)):
         raise UsageError(
-            f"the workdir {workdir} belongs to a run with another config ({shown}); choose another "
-            "--workdir, or go back to that config"
+            f"the workdir {workdir} belongs to a run with another config ({changes}); choose another --workdir, or "
+            "restore that config"
         )
-    origin = {"sha256": data_hash, "started_from": start}
-    before = (_read(workdir / DATA) if begun else None) or origin
-    if before["sha256"] != data_hash:
+    if saved_data is not None and saved_data["sha256"] != data_hash:
         raise UsageError(
-            f"the workdir {workdir} belongs to a run on other data: what its config names has changed since (see "
-            f"{DATA}); choose another --workdir, or bring that data back"
+            f"the workdir {workdir} belongs to a run on other data: the files of its config have changed since; choose "
+            "another --workdir, or restore the data"
         )
-    size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    check_free_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
+
+
+def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, init_fingerprint: str) -> None:
+    """Writes the config of a run, and once, before its first checkpoint, the hashes of its data and initial parameters.
+
+    Args:
+      workdir: workdir of the run.
+      config: config of the run as nested dictionaries.
+      data_hash: hash of the training data.
+      init_fingerprint: fingerprint of the parameters of `--init_from`, "" for random ones.
+    """
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
-        write_atomic(workdir / DATA, json.dumps(before) + "\n")
+        if not (has_checkpoints(workdir) and (workdir / DATA).exists()):
+            data = {"sha256": data_hash, "started_from": init_fingerprint}
+            write_atomic(workdir / DATA, json.dumps(data) + "\n")
 
 
-def started_from(workdir: epath.Path) -> str | None:
-    """Fingerprint of the parameters the run of a workdir began with, "" where they were random; None without a run."""
-    data = _read(workdir / DATA) if has_begun(workdir) else None
+def write_files(workdir: epath.Path, files: dict[str, bytes]) -> None:
+    """Writes files of a task, such as its vocabulary, beside the checkpoints."""
+    if jax.process_index() == 0:
+        for name, content in files.items():
+            write_atomic(workdir / name, content)
+
+
+def check_checkpoint_space(workdir: epath.Path, state: TrainState) -> None:
+    """Raises a BertjaxError if two checkpoints of a state do not fit on the disk of a workdir."""
+    size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    check_free_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
+
+
+def saved_init_fingerprint(workdir: epath.Path) -> str | None:
+    """Returns the fingerprint of the parameters a run started from, "" for random ones, None without checkpoints."""
+    data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
     return None if data is None else data.get("started_from", "")
 
 
-def has_begun(workdir: epath.Path) -> bool:
-    """Whether a run has left anything in a workdir that may not be lost: a checkpoint."""
+def has_checkpoints(workdir: epath.Path) -> bool:
+    """Returns whether a workdir has checkpoints, damaged ones included."""
     return any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
 
 
-def other_numbers(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
-    """The fields of two configs whose differences change what a run computes, in a line; "" where there are none.
+def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
+    """Returns the differences of two configs that change what a run computes, in one line, or "".
 
     Args:
-      old, new: as nested dictionaries.
-      of_best: whether its numbers are those of its best evaluation, which how many there are decides, too.
+      old: config as nested dictionaries.
+      new: config as nested dictionaries.
+      of_best: whether the result is that of the best evaluation, which also depends on `eval_every`.
     """
-    # One of them may come from JSON, which has no tuples.
+    # One of the configs may come from JSON, which has no tuples.
     old, new = (json.loads(json.dumps(config)) for config in (old, new))
-    may_change = tuple(field for field in _MAY_CHANGE if not (of_best and field == "eval_every"))
-    changed = [line for line in differences(old, new) if not line.startswith(may_change)]
-    return "; ".join(changed[:_SHOWN_DIFFERENCES]) + ("; ..." if len(changed) > _SHOWN_DIFFERENCES else "")
+    ignored = tuple(field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
+    changes = [line for line in differences(old, new) if not line.startswith(ignored)]
+    return "; ".join(changes[:_MAX_SHOWN_DIFFERENCES]) + ("; ..." if len(changes) > _MAX_SHOWN_DIFFERENCES else "")
 
 
 def is_converted(workdir: Path | epath.Path) -> bool:
-    """Whether a workdir is of a conversion, not of a run."""
+    """Returns whether `bertjax convert` wrote a workdir."""
     return (workdir / ORIGIN).exists()
 
 
-def _read(file: epath.Path) -> dict[str, Any] | None:
-    """A JSON file of the workdir, None if it is not there."""
+def _read_json(file: epath.Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
         return read_json_object(file)
     except ValueError as error:
         raise BertjaxError(f"{file} is damaged ({error}); choose another --workdir") from error
-
-
-def keep_files(workdir: epath.Path, files: dict[str, bytes]) -> None:
-    """Writes what a task wants kept beside its checkpoints."""
-    if jax.process_index() == 0:
-        for name, content in files.items():
-            write_atomic(workdir / name, content)
-
-
-@contextlib.contextmanager
-def lock(workdir: epath.Path) -> Iterator[None]:
-    """Keeps a second run out of a local workdir; a killed run's lock is gone with it.
-
-    Raises:
-      UsageError: another run holds it.
-    """
-    if is_remote(workdir) or jax.process_index() != 0:
-        yield
-        return
-    path = os.fspath(workdir / _LOCK)
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise BertjaxError(f"cannot open {path}: {error.strerror}; if it is a link, remove it") from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
-        remove_temporaries(Path(os.fspath(workdir)))
-        yield
-    finally:
-        os.close(file)
-
-
-def take(workdir: epath.Path) -> Callable[[], None]:
-    """Makes a claimed workdir at an address this run's, where nothing can be locked.
-
-    The newest run has it. An older one, which may be what is left of a machine that was given up, ends before its next
-    save, so that the two do not write into one checkpoint.
-
-    Returns:
-      Raises a BertjaxError when another run has taken the workdir since.
-    """
-    if not is_remote(workdir) or jax.process_index() != 0:
-        return lambda: None
-    ours = secrets.token_hex(16)
-    write_atomic(workdir / _LOCK, ours)
-
-    def check() -> None:
-        try:
-            found = (workdir / _LOCK).read_bytes().decode(errors="replace")
-        except FileNotFoundError:
-            found = ""
-        if found != ours:
-            raise BertjaxError(f"another run has begun in the workdir {workdir}, or emptied it; this one ends")
-
-    return check

@@ -250,7 +250,7 @@ def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp
     assert "config.epochs is 0" in capfd.readouterr().err and not (tmp_path / "run").exists()
     cli.main(command)
     said = capfd.readouterr().err
-    assert "from " in said and "encoder (" in said and "new, with random values: classifier/" in said
+    assert "restored from " in said and "encoder (" in said and "initialized randomly: classifier/" in said
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["hidden_size"] == WIDTH and config["model"]["attention_probs_dropout_prob"] == 0.1
     cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--format=huggingface"])

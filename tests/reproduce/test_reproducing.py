@@ -14,7 +14,6 @@ from several import WORKER, started
 from bertjax.cli import main as cli
 from bertjax.reproduce import results as outcomes
 from bertjax.reproduce import runner as reproducing
-from bertjax.training.checkpoint_metadata import sealed
 from bertjax.utils.io import write_atomic
 
 
@@ -106,9 +105,8 @@ def test_a_table_is_printed_from_the_file_in_which_its_results_are_kept(results,
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/kept.json"
     )
     assert json.loads((tmp_path / "kept.json").read_text()) == kept
-    content = {name: value for name, value in kept.items() if name != "seal"}
-    content["runs"]["pretrain/first"]["asked"][-1] += "0"
-    (tmp_path / "kept.json").write_text(json.dumps(sealed(content)))
+    kept["runs"]["pretrain/first"]["asked"][-1] += "0"
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
     assert "pretrain/first of other settings" in refused(capfd, "table", "5", f"--results={tmp_path}/kept.json")
     (tmp_path / "kept.json").write_text("{}")
     assert "is no file of results" in refused(capfd, "table", "5", f"--results={tmp_path}/kept.json")
@@ -118,9 +116,8 @@ def test_results_of_several_places_are_put_together(results, tmp_path, capfd):
     alone, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/all.json")
     content = json.loads((tmp_path / "all.json").read_text())
     for name in content["runs"]:
-        part = {key: value for key, value in content.items() if key != "seal"}
-        part["runs"] = {name: content["runs"][name]}
-        (tmp_path / f"{Path(name).parts[0]}.json").write_text(json.dumps(sealed(part)))
+        part = {**content, "runs": {name: content["runs"][name]}}
+        (tmp_path / f"{Path(name).parts[0]}.json").write_text(json.dumps(part))
     first, second = f"--results={tmp_path}/pretrain.json", f"--results={tmp_path}/cola.json"
     for one in (first, second):
         half, _ = printed(capfd, "table", "5", one)
@@ -133,8 +130,7 @@ def test_results_of_several_places_are_put_together(results, tmp_path, capfd):
         assert json.loads((tmp_path / "again.json").read_text()) == content
     # Fine-tuned from another pre-training than the one that is looked up first.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
-    other.pop("seal")
-    (tmp_path / "other.json").write_text(json.dumps(sealed(other)))
+    (tmp_path / "other.json").write_text(json.dumps(other))
     out, _ = printed(capfd, "table", "5", first, f"--results={tmp_path}/other.json", second)
     assert out.splitlines() == alone.splitlines()[:-1]
     with pytest.raises(SystemExit) as end:
@@ -175,8 +171,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     for file in (tmp_path / "r/cola/first").glob("trials/*/results.json"):
         content = json.loads(file.read_text())
-        del content["seal"]
-        file.write_text(json.dumps(sealed({**content, "started_from": "0" * 16})))
+        file.write_text(json.dumps({**content, "started_from": "0" * 16}))
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/r"])
     error = capfd.readouterr().err
@@ -188,19 +183,17 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
         cli.main(["table", "5", f"--results={tmp_path}/r"])
     assert end.value.code == 1 and "cola/first started from different parameters" in capfd.readouterr().err
     sweep = json.loads((tmp_path / "r/cola/first/sweep.json").read_text())
-    del sweep["seal"]
-    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps(sealed({**sweep, "left": 1})))
+    (tmp_path / "r/cola/first/sweep.json").write_text(json.dumps({**sweep, "left": 1}))
     assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
     shutil.rmtree(tmp_path / "r/cola/first")
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
     assert "What is missing" in printed(capfd, "table", "5", f"--results={tmp_path}/r")[0]
     assert "--plot draws figure5, and 5 is" in refused(capfd, "table", "5", f"--results={tmp_path}/r", "--plot=a.png")
-    other = sealed({"perplexity": 1.0})
-    write_atomic(tmp_path / "r/pretrain/first/results.json", json.dumps({**other, "perplexity": 2.0}))
+    write_atomic(tmp_path / "r/pretrain/first/results.json", "{")
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/r"])
-    assert end.value.code == 1 and "results.json is damaged" in capfd.readouterr().err
+    assert end.value.code == 1 and "results.json: " in capfd.readouterr().err
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
     assert "has results of other settings than the table asks for (steps: 3 -> 2)" in error
 

@@ -22,7 +22,7 @@ from bertjax.reproduce.paper import paper_table, table_names
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.glue_data import SPECS
-from bertjax.training.checkpoint import NewestOnTime
+from bertjax.training.checkpoint import KeepPeriodic
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
@@ -189,7 +189,7 @@ def test_a_pre_training_that_is_stopped_anywhere_keeps_the_checkpoints_that_figu
     there: list[int] = []
     for step in sorted({*range(every, scale.steps_along[-1] + 1, every), *stops}):
         there.append(step)
-        kept = NewestOnTime(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
+        kept = KeepPeriodic(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
         there = [step for step, is_kept in zip(there, kept, strict=True) if is_kept]
     assert {*scale.steps_along} <= {*there} and len(there) <= keep
 

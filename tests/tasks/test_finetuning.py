@@ -13,8 +13,9 @@ from bertjax.cli import main as cli
 from bertjax.config.load import load_config
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
-from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint, score_of
+from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import adopt
 
 
@@ -23,7 +24,7 @@ def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
     kept = {int(child.name) for child in (cola / "checkpoints").iterdir()}
     assert {results["step"], 80} == kept
     best = find_checkpoint(cola)
-    assert best == cola.resolve() / results["checkpoint"] and score_of(best) == results["matthews"]
+    assert best == cola.resolve() / results["checkpoint"] and read_metadata(best).score == results["matthews"]
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={cola}"])
     assert json.loads(capfd.readouterr().out)["matthews"] == pytest.approx(results["matthews"])
@@ -56,7 +57,7 @@ def test_init_from_restores_all_but_the_output_layer(cola, glue, letters, tmp_pa
     )
     error = capfd.readouterr().err
     assert "encoder (" in error and "pooler (2 arrays)" in error
-    assert "new, with random values: classifier/bias, classifier/kernel" in error
+    assert "initialized randomly: classifier/bias, classifier/kernel" in error
     # The vocabulary came along.
     assert (tmp_path / "rte" / "vocab.txt").read_text() == letters.read_text()
 

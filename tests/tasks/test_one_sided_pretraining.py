@@ -12,7 +12,7 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.checkpoint_metadata import architecture_of, read_meta
+from bertjax.training.checkpoint_metadata import saved_architecture
 
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
 
@@ -47,7 +47,7 @@ def test_language_model_predicts_every_token(pretrained):
 
 def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, capfd):
     kind, workdir = pretrained
-    told = architecture_of(read_meta(find_checkpoint(workdir)))
+    told = saved_architecture(find_checkpoint(workdir))
     assert (told.encoder, told.attention_direction) == {"left": ("transformer", "left"), "lstm": ("lstm", "both")}[kind]
     files = glue_files(tmp_path / "glue")
     task = [f"glue.py:task=cola,path={files}", tmp_path / "cola", None, f"--init_from={workdir}"]
@@ -64,8 +64,8 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
             *overrides(None, steps=1),
         ]
     )
-    assert "new, with random values: classifier/bias, classifier/kernel, pooler/dense/bias" in capfd.readouterr().err
-    tuned = architecture_of(read_meta(find_checkpoint(tmp_path / "cola")))
+    assert "initialized randomly: classifier/bias, classifier/kernel, pooler/dense/bias" in capfd.readouterr().err
+    tuned = saved_architecture(find_checkpoint(tmp_path / "cola"))
     assert (tuned.encoder, tuned.attention_direction) == (told.encoder, told.attention_direction)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'cola'}"])
     assert "accuracy" in json.loads(capfd.readouterr().out.splitlines()[-1])

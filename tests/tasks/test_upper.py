@@ -12,7 +12,7 @@ from running import EXPERIMENTS, overrides, predict, refused, train
 from bertjax.inference import cached_features as frozen
 from bertjax.tasks.build import build_task
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.parameters import load_all_params
+from bertjax.training.parameters import load_params_on_host
 from bertjax.utils.io import CACHE_DIR_VARIABLE, temporary_name
 
 FROZEN = [
@@ -40,7 +40,7 @@ def staging(tmp_path, monkeypatch):
 
 
 def params_of(workdir):
-    return load_all_params(find_checkpoint(workdir))
+    return load_params_on_host(find_checkpoint(workdir))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Checkpoints: what is saved comes back on any mesh, and damage is found, named and passed over."""
+"""Checkpoints: saved states restore on any mesh, and damaged ones are reported and skipped."""
 
+import dataclasses
 import errno
 import shutil
 
@@ -8,28 +9,32 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
+from flax.traverse_util import flatten_dict
 from test_step import CONFIG, OPTIMIZER
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.model.heads import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint, parameters
-from bertjax.training.checkpoint import DAMAGED, Checkpoints, absolute, find_checkpoint
-from bertjax.training.parameters import load_params
+from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, resolve_checkpoint_path
+from bertjax.training.parameters import load_all_params, load_params
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_state, init_state
 
-ONE = (1, 1, 1)
+ONE_DEVICE = (1, 1, 1)
+OBJECTIVE = MaskedLm.for_model(CONFIG)
+MODEL = OBJECTIVE.model
 
 
 def mesh_of(sizes):
     return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
 
 
-def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE, every=1):
-    """Checkpoints of states that differ in a parameter and the step."""
-    state = init_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(sizes), jax.random.key(0))
-    checkpoints = Checkpoints(epath.Path(workdir), keep, {}, every)
+def save_states(workdir, steps=(1, 2, 3), keep=3, sizes=ONE_DEVICE, every=1):
+    """Saves a checkpoint at each step with different parameters; returns the last state."""
+    state = init_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes), jax.random.key(0))
+    checkpoints = Checkpoints(epath.Path(workdir), keep, MODEL, every)
     for step in steps:
         state = state.replace(step=state.step * 0 + step, params=jax.tree.map(lambda x: x + 1, state.params))
         checkpoints.save(state)
@@ -38,9 +43,10 @@ def saved(workdir, steps=(1, 2, 3), keep=3, sizes=ONE, every=1):
     return state
 
 
-def restored(workdir, sizes=ONE, identity=None):
-    checkpoints = Checkpoints(epath.Path(workdir), 3, identity or {})
-    state = checkpoints.restore_latest(abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(sizes)))
+def restore(workdir, sizes=ONE_DEVICE, model=MODEL):
+    """Restores the latest state of a workdir on a mesh."""
+    checkpoints = Checkpoints(epath.Path(workdir), 3, model)
+    state = checkpoints.restore_latest(abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(sizes)))
     checkpoints.close()
     return state
 
@@ -50,33 +56,33 @@ def assert_equal(a, b):
 
 
 @pytest.mark.devices
-def test_a_state_comes_back_bit_for_bit_on_another_mesh(tmp_path, log_lines):
-    state = saved(tmp_path, sizes=(2, 2, 2))
-    for sizes in (ONE, (4, 2, 1)):
-        back = restored(tmp_path, sizes)
+def test_state_restores_bit_for_bit_on_another_mesh(tmp_path, log_lines):
+    state = save_states(tmp_path, sizes=(2, 2, 2))
+    for sizes in (ONE_DEVICE, (4, 2, 1)):
+        restored = restore(tmp_path, sizes)
         assert log_lines == []
-        assert_equal(state, back)
+        assert_equal(state, restored)
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    saved(tmp_path, steps=(1, 2, 3, 4), keep=2)
+def test_only_newest_checkpoints_are_kept(tmp_path):
+    save_states(tmp_path, steps=(1, 2, 3, 4), keep=2)
     assert sorted(child.name for child in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
 
 
 @pytest.mark.parametrize(
-    ("steps", "keep", "kept"),
+    ("steps", "keep", "expected"),
     [
         ((4, 8, 10, 12), 3, [4, 8, 12]),
-        # Of a stop the newest: it is what a run goes on from.
+        # The newest is always kept, since a stopped run resumes from it.
         ((4, 8, 10), 3, [4, 8, 10]),
         ((4, 8, 12, 13), 3, [8, 12, 13]),
         ((4, 5, 6, 7), 3, [4, 7]),
         ((4, 8, 10), 1, [10]),
     ],
 )
-def test_one_that_was_saved_at_a_stop_pushes_out_none_that_was_saved_on_time(tmp_path, steps, keep, kept):
-    saved(tmp_path, steps, keep, every=4)
-    assert sorted(int(child.name) for child in (tmp_path / "checkpoints").iterdir()) == kept
+def test_checkpoint_saved_at_a_stop_does_not_displace_a_periodic_one(tmp_path, steps, keep, expected):
+    save_states(tmp_path, steps, keep, every=4)
+    assert sorted(int(child.name) for child in (tmp_path / "checkpoints").iterdir()) == expected
 
 
 def data_files(step_folder):
@@ -90,7 +96,7 @@ def truncate(folder):
 
 
 def flip_bits(folder):
-    """One bit in every 256 bytes: Orbax leaves bytes in its files that nothing reads, and one flip may fall there."""
+    """Flips a bit in every 256 bytes; Orbax never reads some bytes of its files, so a single flip may have no effect."""
     file = data_files(folder)[0]
     content = bytearray(file.read_bytes())
     for position in range(0, len(content), 256):
@@ -98,165 +104,177 @@ def flip_bits(folder):
     file.write_bytes(bytes(content))
 
 
-def lose_metadata(folder):
+def remove_metadata(folder):
     (folder / "meta" / "metadata").unlink()
 
 
-def edit_metadata(folder):
+def rename_metadata_field(folder):
     file = folder / "meta" / "metadata"
-    file.write_text(file.read_text().replace('"score": null', '"score": 1.0'))
+    file.write_text(file.read_text().replace('"score"', '"scare"'))
 
 
-def empty(folder):
+def empty_files(folder):
     for file in folder.rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_bits, lose_metadata, edit_metadata, empty])
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(tmp_path, damage, log_lines):
-    saved(tmp_path)
+@pytest.mark.parametrize("damage", [truncate, flip_bits, remove_metadata, rename_metadata_field, empty_files])
+def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(tmp_path, damage, log_lines):
+    save_states(tmp_path)
     damage(tmp_path / "checkpoints" / "3")
-    state = restored(tmp_path)
+    state = restore(tmp_path)
     assert int(state.step) == 2
     assert len(log_lines) == 1 and str(tmp_path / "checkpoints" / "3") in log_lines[0] and "damaged" in log_lines[0]
     assert (tmp_path / DAMAGED / "3").is_dir()
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "raised", "message"),
     [
-        (MemoryError(), BertjaxError, r"checkpoints/3 cannot be read \(MemoryError\), which is no damage"),
+        (MemoryError(), BertjaxError, r"checkpoints/3 cannot be read \(MemoryError\), but is not damaged"),
         (
             ValueError("RESOURCE_EXHAUSTED: 9 GB"),
             BertjaxError,
             r"checkpoints/3 cannot be read \(RESOURCE_EXHAUSTED: 9 GB",
         ),
-        (OSError(errno.EMFILE, "Too many open files"), BertjaxError, "Too many open files.*, which is no damage"),
+        (OSError(errno.EMFILE, "Too many open files"), BertjaxError, "Too many open files.*, but is not damaged"),
         (ValueError("Gloo all-reduce failed: Connection closed by peer"), ValueError, "Gloo"),
     ],
-    ids=["memory of the host", "memory of a device", "files", "lost process"],
+    ids=["host memory", "device memory", "open files", "lost process"],
 )
-def test_what_is_no_damage_is_told_and_no_checkpoint_is_set_aside(tmp_path, monkeypatch, error, kind, said):
-    saved(tmp_path)
+def test_other_errors_than_damage_are_reported_and_move_no_checkpoint(tmp_path, monkeypatch, error, raised, message):
+    save_states(tmp_path)
 
     def fail(tree):
         raise error
 
     monkeypatch.setattr(checkpoint, "fingerprint", fail)
     monkeypatch.setattr(parameters, "fingerprint", fail)
-    with monkeypatch.context() as several, pytest.raises(kind, match=said):
-        several.setattr(jax, "process_count", lambda: 2)
+    with monkeypatch.context() as patch, pytest.raises(raised, match=message):
+        patch.setattr(jax, "process_count", lambda: 2)
         checkpoint.raise_unless_damage(error, tmp_path / "checkpoints/3")
-    if kind is BertjaxError:
-        abstract = abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE))
+    if raised is BertjaxError:
+        abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
         for read in (
-            lambda: restored(tmp_path),
+            lambda: restore(tmp_path),
             lambda: load_params(tmp_path / "checkpoints" / "3", abstract.params),
         ):
-            with pytest.raises(BertjaxError, match=said):
+            with pytest.raises(BertjaxError, match=message):
                 read()
     assert not (tmp_path / DAMAGED).exists()
     assert len([*(tmp_path / "checkpoints").iterdir()]) == 3
 
 
-def test_checkpoints_that_cannot_be_listed_are_one_error(tmp_path):
-    saved(tmp_path, steps=(1,))
+def test_checkpoints_that_cannot_be_listed_raise_one_error(tmp_path):
+    save_states(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[" * 100_000)
     with pytest.raises(BertjaxError, match="checkpoints cannot be listed"):
-        restored(tmp_path)
+        restore(tmp_path)
 
 
-def test_when_all_are_damaged_nothing_starts_over_in_silence(tmp_path):
-    saved(tmp_path)
+def test_run_does_not_start_over_if_all_checkpoints_are_damaged(tmp_path):
+    save_states(tmp_path)
     for step in (1, 2, 3):
         truncate(tmp_path / "checkpoints" / str(step))
-    # The second time too, as after a restart by a supervisor.
+    # The second attempt fails too, for example after a supervisor restarts the run.
     for _ in range(2):
         with pytest.raises(BertjaxError, match="all checkpoints"):
-            restored(tmp_path)
+            restore(tmp_path)
 
 
-def test_a_newest_checkpoint_without_parameters_is_named_and_no_older_one_taken(tmp_path):
-    saved(tmp_path)
+def test_find_checkpoint_reports_newest_checkpoint_without_params(tmp_path):
+    save_states(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "3" / "params")
     with pytest.raises(BertjaxError, match=r"checkpoints/3 is damaged"):
         find_checkpoint(tmp_path)
 
 
-def test_a_run_of_another_model_does_not_go_on_from_a_checkpoint(tmp_path):
-    saved(tmp_path)
-    with pytest.raises(BertjaxError, match=r"checkpoints/3 is of another model .*config.json: \(absent\) -> .*relu"):
-        restored(tmp_path, identity={"config.json": {"hidden_act": "relu"}})
+def test_checkpoint_of_another_model_is_not_resumed(tmp_path):
+    save_states(tmp_path)
+    relu = dataclasses.replace(CONFIG, hidden_act="relu")
+    with pytest.raises(BertjaxError, match=r"checkpoints/3 has another model .*hidden_act: gelu_tanh -> relu"):
+        restore(tmp_path, model=MODEL.clone(config=relu))
+    with pytest.raises(BertjaxError, match=r"checkpoints/3 has another model .*model.kind: pretraining -> encoder"):
+        restore(tmp_path, model=EncoderModel(CONFIG))
     assert not (tmp_path / DAMAGED).exists()
 
 
 @pytest.mark.parametrize("name", ["run[1]", "run*", "what?", "back\\slash", "a]"])
-def test_a_place_where_checkpoints_would_be_lost_is_refused(tmp_path, name):
+def test_path_with_glob_characters_is_refused(tmp_path, name):
     for path in (tmp_path / name, tmp_path / name / "deeper"):
-        with pytest.raises(UsageError, match="takes for a pattern; choose a place"):
-            absolute(path)
+        with pytest.raises(UsageError, match="which Orbax reads as a pattern"):
+            resolve_checkpoint_path(path)
 
 
-def test_a_file_where_a_checkpoint_may_belong_is_named_before_a_step_is_taken(tmp_path):
-    saved(tmp_path, steps=(1,))
+def test_file_with_the_name_of_a_checkpoint_is_refused(tmp_path):
+    save_states(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "40").write_text("")
-    with pytest.raises(UsageError, match="checkpoints/40 is no folder"):
-        restored(tmp_path)
+    with pytest.raises(UsageError, match="checkpoints/40 is a file"):
+        restore(tmp_path)
 
 
-def test_a_checkpoint_whose_list_of_arrays_is_gone_is_said_to_be_so(tmp_path):
-    saved(tmp_path, steps=(1,))
+def test_missing_list_of_arrays_is_reported_as_damage(tmp_path):
+    save_states(tmp_path, steps=(1,))
     (tmp_path / "checkpoints" / "1" / "params" / "_METADATA").write_bytes(b"")
-    target = abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE)).params
-    with pytest.raises(BertjaxError, match="does not tell what arrays it holds"):
+    target = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params
+    with pytest.raises(BertjaxError, match="the list of arrays is missing"):
         load_params(tmp_path, target)
 
 
-def test_parameters_load_from_a_workdir_a_folder_or_a_step(tmp_path):
-    state = saved(tmp_path)
-    target = abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE)).params
+def test_params_load_from_workdir_checkpoints_directory_or_step(tmp_path):
+    state = save_states(tmp_path)
+    target = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "3"):
         assert_equal(load_params(path, target), state.params)
     with pytest.raises(UsageError, match="no checkpoint at"):
         find_checkpoint(tmp_path / "nowhere")
 
 
-def test_a_shape_that_differs_is_named_with_both_sides(tmp_path):
-    saved(tmp_path)
-    # A copy: the state is made once and kept.
-    target = jax.tree.map(lambda leaf: leaf, abstract_state(MaskedLm.for_model(CONFIG), OPTIMIZER, mesh_of(ONE)).params)
+def test_different_shape_is_reported_with_both_shapes(tmp_path):
+    save_states(tmp_path)
+    # Copied, since `abstract_state` is cached.
+    target = jax.tree.map(lambda leaf: leaf, abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params)
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
-    with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\).*\(16, 8\)"):
+    with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\) .* but \(16, 8\)"):
         load_params(tmp_path, target)
 
 
-def test_what_is_not_used_is_read_to_the_devices_there_are_and_not_to_those_it_was_saved_from(tmp_path, monkeypatch):
-    state, asked = saved(tmp_path), []
-    whole = ocp.args.StandardRestore
-    monkeypatch.setattr(ocp.args, "StandardRestore", lambda tree: asked.append(tree) or whole(tree))
+def test_unused_params_are_restored_to_the_devices_of_the_target(tmp_path, monkeypatch):
+    state, restored_trees = save_states(tmp_path), []
+    restore_args = ocp.checkpoint_utils.construct_restore_args
+    monkeypatch.setattr(
+        ocp.checkpoint_utils, "construct_restore_args", lambda tree: restored_trees.append(tree) or restore_args(tree)
+    )
     load_params(tmp_path, {"encoder": state.params["encoder"]})
-    (tree,) = asked
+    (tree,) = restored_trees
     (devices,) = {frozenset(leaf.sharding.device_set) for leaf in jax.tree.leaves(state.params)}
-    found = [leaf.sharding for leaf in jax.tree.leaves(tree)]
-    assert len(found) == len(jax.tree.leaves(state.params)) > len(jax.tree.leaves(state.params["encoder"]))
-    assert all(sharding is not None and sharding.device_set == devices for sharding in found)
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(tree)]
+    assert len(shardings) == len(jax.tree.leaves(state.params)) > len(jax.tree.leaves(state.params["encoder"]))
+    assert all(sharding is not None and sharding.device_set == devices for sharding in shardings)
 
 
-def test_a_new_output_layer_keeps_its_own_values_and_is_named(tmp_path, log_lines):
-    state = saved(tmp_path)
+def test_unknown_param_of_a_checkpoint_is_an_error_of_use_and_not_damage(tmp_path):
+    state = save_states(tmp_path)
+    shardings = {f"encoder/{name}": None for name in flatten_dict(state.params["encoder"], sep="/")}
+    with pytest.raises(UsageError, match=r"unknown parameter of checkpoint .*/checkpoints/3: (masked_lm|next|pooler)"):
+        load_all_params(find_checkpoint(tmp_path), shardings)
+
+
+def test_new_output_layer_keeps_its_values_and_is_logged(tmp_path, log_lines):
+    state = save_states(tmp_path)
     target = {"encoder": state.params["encoder"], "new": {"bias": np.full(3, 7.0, np.float32)}}
     loaded = load_params(tmp_path, target)
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["new"]["bias"], 7.0)
-    assert log_lines[0].startswith("from ") and "encoder (21 arrays)" in log_lines[0]
-    assert log_lines[1] == "new, with random values: new/bias"
-    assert "not used here" in log_lines[2] and "pooler/dense/kernel" in log_lines[2]
+    assert log_lines[0].startswith("restored from ") and "encoder (21 arrays)" in log_lines[0]
+    assert log_lines[1] == "initialized randomly: new/bias"
+    assert log_lines[2].startswith("ignored parameters of ") and "pooler/dense/kernel" in log_lines[2]
 
 
-def test_a_layer_that_is_to_be_new_is_not_taken_even_where_it_fits(tmp_path):
-    state = saved(tmp_path)
+def test_reinit_params_keep_their_values_in_the_target(tmp_path):
+    state = save_states(tmp_path)
     target = jax.tree.map(lambda x: x * 0 + 5, state.params)
-    loaded = load_params(tmp_path, target, fresh=("next_sentence",))
+    loaded = load_params(tmp_path, target, reinit_params=("next_sentence",))
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["next_sentence"]["dense"]["bias"], 5)

@@ -272,6 +272,6 @@ def test_processes_are_compared_by_what_they_learn_and_not_by_where_it_lies(corp
             with_attributes(task, workdir_files={**task.workdir_files, OUTPUT_LAYER: labels}), str(tmp_path / "run")
         )
     # The paths of both files may be others on each machine.
-    assert told["identity"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in told["identity"]
+    assert told["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in told["files"]
     assert told["config"]["seed"] == config.seed and told["data"] == task.data_hash
     assert not (tmp_path / "run").exists()

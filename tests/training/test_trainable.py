@@ -22,7 +22,7 @@ from bertjax.training.freezing import is_stacked
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import abstract_state, init_state, make_train_step
-from bertjax.training.workdir import other_numbers
+from bertjax.training.workdir import result_differences
 
 LAYERS = 3
 MODEL = ModelConfig(
@@ -99,7 +99,7 @@ def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_pa
     abstract = abstract_state(
         masked_lm.MaskedLm.for_model(MODEL), make_optimizer(OptimizerConfig(**WITHOUT_EMBEDDINGS)), mesh
     )
-    checkpoints = Checkpoints(epath.Path(tmp_path), 1, identity={})
+    checkpoints = Checkpoints(epath.Path(tmp_path), 1, masked_lm.MaskedLm.for_model(MODEL).model)
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
     restored = checkpoints.restore_latest(abstract)
@@ -168,7 +168,7 @@ def test_names_survive_the_file_of_a_workdir(tmp_path):
     config = {"task": "text", "data": {}, "model": {}, "optimizer": {"freeze": ("pooler", "encoder/embeddings")}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     saved = json.loads((tmp_path / "config.json").read_text())
-    assert other_numbers(saved, config) == ""
+    assert result_differences(saved, config) == ""
     assert load_saved_config(tmp_path / "config.json", []).optimizer.freeze == ("pooler", "encoder/embeddings")
     given = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
     assert load_saved_config(tmp_path / "config.json", given).optimizer.freeze == ("pooler", "classifier")

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, what it is refused for, and what may change when a run goes on."""
+"""Workdirs: their files, when they are refused, and which settings may change on resume."""
 
 import functools
 import json
@@ -20,29 +20,24 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.utils.io import temporary_name
 
 
-def test_links_planted_in_a_workdir_are_not_written_through(corpus, tmp_path):
-    names = [
-        ".write_probe",
-        ".lock",
-        *(f".{name}.partial" for name in ("config.json", "metrics.jsonl", "results.json")),
-    ]
+def test_link_in_place_of_the_lock_file_is_not_followed(corpus, tmp_path):
     (tmp_path / "run").mkdir()
-    for name in (*names, ".curves.png.partial", "metrics.jsonl"):
-        (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("content")
     config, task = make(corpus)
-    (tmp_path / "precious").write_text("dear")
-    with pytest.raises(BertjaxError, match=r"cannot open .*/run/\.lock: .*if it is a link, remove it"):
+    with pytest.raises(BertjaxError, match=r"cannot lock the workdir .*/run "):
         loop.train(task, str(tmp_path / "run"))
-    (tmp_path / "run" / ".lock").unlink()
-    abandoned = tmp_path / "run" / temporary_name("config.json")
-    abandoned.write_text("half of it")
-    loop.train(task, str(tmp_path / "run"))
-    assert (tmp_path / "precious").read_text() == "dear"
-    assert (tmp_path / "run" / ".write_probe").is_symlink() and not abandoned.exists()
-    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink()
+    assert (tmp_path / "elsewhere").read_text() == "content"
 
 
-def test_the_workdir_holds_all_that_is_promised(corpus, whole):
+def test_lock_removes_leftovers_of_a_killed_run(tmp_path):
+    leftover = tmp_path / temporary_name("config.json")
+    leftover.write_text("half of it")
+    with workdir.acquire_lock(epath.Path(tmp_path)):
+        assert not leftover.exists()
+
+
+def test_finished_workdir_holds_the_documented_files(corpus, whole):
     names = {child.name for child in whole.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "curves.png", "vocab.txt", "results.json"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
@@ -54,11 +49,11 @@ def test_the_workdir_holds_all_that_is_promised(corpus, whole):
     last = next(line for line in reversed(lines) if "loss" in line)
     assert last["loss"] == pytest.approx(last["mlm_loss"] + last["nsp_loss"], rel=1e-5)
     assert last["positions"] == 14 * 8 * 16
-    # Tokens are counted without padding, to the step, between two log lines too.
-    real = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, SINGLE_SHARD)])]
-    assert real[-1] < 14 * 8 * 16
-    assert [line["tokens"] for line in lines] == [real[line["step"]] for line in lines]
-    assert last["token_fraction"] == pytest.approx((real[14] - real[12]) / (2 * 8 * 16), rel=1e-6)
+    # `tokens` leaves out padding and is exact at every logged step.
+    tokens = [0, *np.cumsum([batch["input_mask"].sum() for batch in make(corpus)[1].train_batches(0, SINGLE_SHARD)])]
+    assert tokens[-1] < 14 * 8 * 16
+    assert [line["tokens"] for line in lines] == [tokens[line["step"]] for line in lines]
+    assert last["token_fraction"] == pytest.approx((tokens[14] - tokens[12]) / (2 * 8 * 16), rel=1e-6)
     timing = [json.loads(line) for line in (whole / "timing.jsonl").read_text().splitlines()]
     assert timing[-1]["tokens_per_second"] == pytest.approx(
         last["token_fraction"] * timing[-1]["positions_per_second"], rel=1e-4
@@ -66,13 +61,13 @@ def test_the_workdir_holds_all_that_is_promised(corpus, whole):
     assert json.loads((whole / "results.json").read_text())["step"] == 14
 
 
-def test_another_config_is_refused_with_the_field_and_both_values(corpus, whole):
+def test_resume_with_another_config_is_refused_with_both_values(corpus, whole):
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
         loop.train(task, str(whole))
 
 
-def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_path):
+def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp_path):
     text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
     prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_share=0.2, workers=1)
     config, _ = make(corpus)
@@ -81,7 +76,7 @@ def test_a_corpus_prepared_anew_at_the_same_path_is_refused(corpus, whole, tmp_p
         loop.train(other, str(whole))
 
 
-def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_right(corpus, tmp_path):
+def test_workdir_without_checkpoints_accepts_another_config(corpus, tmp_path):
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
         loop.train(spoiled(task, 0, _fail_early), str(tmp_path))
@@ -92,10 +87,10 @@ def test_a_workdir_without_checkpoints_is_free_for_the_command_that_puts_it_righ
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 
-def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_path):
+def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path):
     config, task = make(corpus)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UsageError, match="config.json is of something else than a run"):
+    with pytest.raises(UsageError, match="config.json is not the config of a run"):
         loop.train(task, str(tmp_path))
     assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
     with pytest.raises(UsageError, match="the root of the file system"):
@@ -103,16 +98,16 @@ def test_a_folder_of_something_else_and_the_root_are_no_workdirs(corpus, tmp_pat
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "novel.txt").write_text("")
     (tmp_path / "own" / "job.log").write_text("")
-    with pytest.raises(UsageError, match=r"own holds novel.txt, of no run"):
+    with pytest.raises(UsageError, match=r"own holds unrelated files: novel.txt; "):
         loop.train(task, str(tmp_path / "own"))
-    with pytest.raises(UsageError, match=r"holds heldout.documents.bin, .* and \d+ more, of no run"):
+    with pytest.raises(UsageError, match=r"holds unrelated files: heldout.documents.bin, .* and \d+ more; "):
         loop.train(task, str(corpus))
     with pytest.raises(UsageError, match="novel.txt is a file"):
         loop.train(task, str(tmp_path / "own" / "novel.txt"))
     assert sorted(os.listdir(tmp_path / "own")) == ["job.log", "novel.txt"]
 
 
-def test_a_run_goes_on_whatever_somebody_has_put_into_its_folder(corpus, whole, tmp_path):
+def test_resume_accepts_additional_files_in_its_workdir(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
     (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -125,7 +120,7 @@ def _fail_early(batch):
     raise RuntimeError("early")
 
 
-def test_how_often_to_log_may_change(corpus, whole, tmp_path):
+def test_resume_accepts_other_log_and_checkpoint_settings(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
@@ -137,7 +132,7 @@ def test_how_often_to_log_may_change(corpus, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_path):
+def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
@@ -150,14 +145,14 @@ def test_layers_may_be_compiled_otherwise_when_a_run_goes_on(corpus, whole, tmp_
     )
 
 
-def test_a_workdir_that_cannot_be_written_is_an_error_before_any_step(corpus, tmp_path):
+def test_unwritable_workdir_is_refused_before_the_first_step(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     config, task = make(corpus)
     with pytest.raises(BertjaxError, match="cannot write in the workdir"):
         loop.train(task, str(tmp_path / "file" / "run"))
 
 
-def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypatch):
+def test_full_disk_is_refused_before_the_first_step(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     config, task = make(corpus)
@@ -169,11 +164,11 @@ def test_a_disk_too_small_is_an_error_before_any_step(corpus, tmp_path, monkeypa
 def test_two_runs_cannot_share_a_workdir(corpus, tmp_path):
     config, task = make(corpus)
     tmp_path.mkdir(exist_ok=True)
-    with workdir.lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
+    with workdir.acquire_lock(epath.Path(tmp_path)), pytest.raises(UsageError, match="another run is using"):
         loop.train(task, str(tmp_path))
 
 
-def test_a_relative_workdir_is_one_too(corpus, tmp_path, monkeypatch):
+def test_workdir_may_be_relative(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, task = make(corpus, steps=4)
     loop.train(task, "run")
