@@ -1,4 +1,4 @@
-"""Configs, of an experiment's file or of a checkpoint's workdir, and the tasks they describe."""
+"""Configs of experiment files and of checkpoints."""
 
 import os
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from bertjax.utils.io import is_remote
 
 
 def experiment_config(experiment: str, overrides: Sequence[str], start: str | epath.Path | None = None) -> ConfigDict:
-    """The config of an experiment.
+    """Loads the config of an experiment.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
-      overrides: `--config.FIELD=VALUE`.
-      start: checkpoint that gives what the config leaves to it.
+      overrides: `--config.FIELD=VALUE` arguments.
+      start: checkpoint whose architecture and vocabulary the config adopts (default: None, none).
 
     Raises:
-      UsageError: the config or the checkpoint cannot be used.
+      UsageError: the config is invalid, or there is no such checkpoint.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
         raise UsageError(
-            f"the config of {experiment.partition(':')[0]} has no data or no model; begin with the defaults, see "
+            f"the config of {experiment.partition(':')[0]} lacks `data` or `model`; start from a config of "
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
@@ -43,15 +43,19 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:
-    """The config a checkpoint was trained with.
+    """Loads the config that a checkpoint was trained with; its vocabulary and labels are those of the workdir.
+
+    Args:
+      checkpoint: a step's directory.
+      overrides: `--config.FIELD=VALUE` arguments.
 
     Raises:
-      UsageError: there is none, or the overrides do not fit.
+      UsageError: the workdir has no config, or an override is invalid.
     """
     workdir = workdir_of(checkpoint)
     config = load_saved_config(workdir / CONFIG, overrides)
     if "vocabulary" in config.data and not _is_set("vocabulary", overrides):
-        # The one it started with may be gone.
+        # The workdir has a copy, and the original may have been removed.
         config.data.vocabulary = str(workdir / ENTRY)
     return config if _is_set("labels", overrides) else with_labels_of(config, checkpoint)
 
@@ -61,7 +65,7 @@ def _is_set(name: str, overrides: Sequence[str]) -> bool:
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """The config, with the labels that the checkpoint's outputs stand for."""
+    """Sets `config.data.labels` to the labels of a checkpoint's outputs, and returns the config."""
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if "labels" in config.data and file.exists():
         config.data.labels = str(file)
@@ -69,37 +73,37 @@ def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def choose_split(config: ConfigDict, split: str) -> ConfigDict:
-    """The config, to predict the examples of `split`.
+    """Sets the split whose examples are predicted, and returns the config.
 
     Raises:
-      UsageError: there is no such split, or the task predicts none.
+      UsageError: unknown split, or a task without predictions.
     """
     if split not in SPLITS:
-        raise UsageError(f"--split is {split!r}; known: {', '.join(SPLITS)}")
+        raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
     if "eval_split" not in config.data:
-        raise UsageError(f"the task {config.task} has no predictions to write")
+        raise UsageError(f"the task {config.task} has no predictions; use a checkpoint of another task")
     config.data.eval_split = split
     return config
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
-    """The model of a checkpoint: the architecture that is sealed into it, and how its workdir's config has it computed.
+    """Returns the model config of a checkpoint: its saved architecture, with the layout of its workdir's config.
 
-    But for attention, which is what the devices at hand do best: texts have other lengths than training rows had.
+    The attention implementation is chosen anew for the local devices and for rows of any length.
 
     Raises:
-      UsageError: its config does not tell.
-      BertjaxError: it is damaged.
+      UsageError: the config of the workdir has an unknown field of the model.
+      BertjaxError: the checkpoint is damaged.
     """
     config = checkpoint_config(checkpoint, [])
     try:
         return ModelConfig(**{**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"})
     except TypeError as error:
-        raise UsageError(f"{workdir_of(checkpoint) / CONFIG} does not tell the model: {error}") from error
+        raise UsageError(f"{workdir_of(checkpoint) / CONFIG} has no valid model: {error}") from error
 
 
 def _make_absolute(data: ConfigDict) -> None:
-    """Makes paths whole, so that the config a run saves means the same from any folder."""
+    """Makes paths absolute, so that a saved config does not depend on the working directory."""
     for name in (*DATA_PATHS, *(() if data.get("path") else DATA_FILES)):
         if data.get(name) and not (data[name].startswith(PREFIX) or is_remote(data[name])):
             data[name] = os.path.abspath(os.path.expanduser(data[name]))

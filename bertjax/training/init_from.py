@@ -1,4 +1,4 @@
-"""Where a fine-tuning run takes its model's sizes and its vocabulary from: the checkpoint it starts with."""
+"""Compatibility of a task with the checkpoint that it starts from or evaluates."""
 
 import json
 import logging
@@ -17,92 +17,96 @@ from bertjax.utils.io import read_json
 logger = logging.getLogger(__name__)
 
 
-def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
-    """Refuses a checkpoint whose pieces have other ids than the task's data.
+def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
+    """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
 
     Raises:
-      UsageError: it has another vocabulary.
+      UsageError: the config sets an architecture field to another value.
+      BertjaxError: the checkpoint is damaged.
     """
-    theirs = workdir_of(checkpoint) / ENTRY
-    if ENTRY in task.workdir_files and theirs.exists():
-        ours = json.loads(task.workdir_files[ENTRY])["sha256"]
-        found = workdir_vocabulary(workdir_of(checkpoint)).sha256
-        if found != ours:
+    config = config.copy_and_resolve_references()
+    for name, saved in vars(saved_architecture(checkpoint)).items():
+        configured = config.model.get(name)
+        if name == "vocab_size" and not configured:
+            # The vocabulary sets it, and `check_vocabulary` compares the vocabularies.
+            continue
+        # The padding of the token table changes its shape, so it must be the checkpoint's.
+        if configured is not None and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"{checkpoint} was trained with another vocabulary than the data has (SHA-256 {found[:12]} and "
-                f"{ours[:12]}); prepare the data with {theirs.parent / read_json(theirs)['file']}"
+                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= out of the config, "
+                "or use the checkpoint's value"
             )
+        config.model[name] = saved
+    if "vocabulary" in config.data and not config.data.vocabulary:
+        config.data.vocabulary = str(workdir_of(checkpoint) / ENTRY)
+    return config
+
+
+def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
+    """Raises if a checkpoint was trained with another vocabulary than the task's data.
+
+    Raises:
+      UsageError: the vocabularies differ.
+    """
+    file = workdir_of(checkpoint) / ENTRY
+    if ENTRY not in task.workdir_files or not file.exists():
+        return
+    expected = json.loads(task.workdir_files[ENTRY])["sha256"]
+    saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
+    if saved != expected:
+        raise UsageError(
+            f"{checkpoint} was trained with another vocabulary than the data has (SHA-256 {saved[:12]} and "
+            f"{expected[:12]}); prepare the data with {file.parent / read_json(file)['file']}"
+        )
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Refuses to evaluate an output layer as that of another task, whose shape it may well have.
+    """Raises if the output layer of a checkpoint was trained for another task, even one with equal shapes.
 
     Args:
-      task: what the layer is to be used for.
-      checkpoint: whose layer it is.
+      task: task that the output layer is evaluated on.
+      checkpoint: a step's directory.
 
     Returns:
-      For each label of the task, which output of the layer it is; [] where all are in order.
+      The index of the output of each label of the task, or [] if outputs and labels have the same order.
 
     Raises:
-      UsageError: the checkpoint was trained for another task, or its classes are others.
+      UsageError: the checkpoint was trained for another task or other labels.
     """
-    theirs = workdir_of(checkpoint) / OUTPUT_LAYER
-    if OUTPUT_LAYER not in task.workdir_files or not theirs.exists():
+    file = workdir_of(checkpoint) / OUTPUT_LAYER
+    if OUTPUT_LAYER not in task.workdir_files or not file.exists():
         return []
-    ours, found = json.loads(task.workdir_files[OUTPUT_LAYER]), read_json(theirs)
-    # "" is converted from a format that does not tell.
-    for what in ("output", "labels") if found["output"] else ():
-        if found[what] != ours[what]:
-            raise UsageError(
-                f"the output layer of {checkpoint} has {what} {_shown(found[what])}, the config wants "
-                f"{_shown(ours[what])}; give a checkpoint that was fine-tuned for it"
-            )
-    if not found["output"] and (found["kind"] == MULTILABEL) != (ours["kind"] == MULTILABEL):
+    expected, saved = json.loads(task.workdir_files[OUTPUT_LAYER]), read_json(file)
+    if saved["output"]:
+        for field in ("output", "labels"):
+            if saved[field] != expected[field]:
+                raise UsageError(
+                    f"the output layer of {checkpoint} has {field} {_quoted(saved[field])}, but the config has "
+                    f"{_quoted(expected[field])}; use a checkpoint fine-tuned for it"
+                )
+        return []
+    # A layer converted from another format does not name its task.
+    if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         raise UsageError(
-            f"the output layer of {checkpoint} is for {found['kind']}, the config wants {ours['output']}; give "
-            f"kind={MULTILABEL} for the one and not for others"
+            f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; set "
+            f"kind={MULTILABEL} for several labels per text, and only for those"
         )
-    return [] if found["output"] else _output_order(found["labels"], ours["labels"], checkpoint)
+    return _output_order(saved["labels"], expected["labels"], checkpoint)
 
 
-def _output_order(found: list[str], wanted: list[str], checkpoint: epath.Path) -> list[int]:
-    """Which of the found labels each wanted one is: the one of its name, or, where none has its name, of its place."""
-    names, ours = [label.lower() for label in found], [label.lower() for label in wanted]
-    if sorted(names) == sorted(ours):
-        return [] if names == ours else [names.index(label) for label in ours]
-    if len(found) != len(wanted) or {*names} & {*ours}:
+def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
+    """Matches labels to outputs by name, or by position if no name matches."""
+    saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
+    if sorted(saved_names) == sorted(names):
+        return [] if saved_names == names else [saved_names.index(name) for name in names]
+    if len(saved) != len(labels) or {*saved_names} & {*names}:
         raise UsageError(
-            f"the output layer of {checkpoint} has labels {_shown(found)}, the config wants {_shown(wanted)}"
+            f"the output layer of {checkpoint} has labels {_quoted(saved)}, but the config has {_quoted(labels)}; use a "
+            "checkpoint fine-tuned for them"
         )
-    logger.info(f"the labels {_shown(found)} of {checkpoint} are taken for {_shown(wanted)}, in this order")
+    logger.info(f"outputs {_quoted(saved)} of {checkpoint} are used as labels {_quoted(labels)}, in this order")
     return []
 
 
-def _shown(value: str | list[str]) -> str:
+def _quoted(value: str | list[str]) -> str:
     return quoted(value) if isinstance(value, str) else listed(value) or "(none)"
-
-
-def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """The config with what it leaves to the checkpoint: its architecture, whole, and the path of the vocabulary.
-
-    Raises:
-      UsageError: the config wants another architecture.
-      BertjaxError: the checkpoint is damaged.
-    """
-    whole = config.copy_and_resolve_references()
-    for name, value in vars(saved_architecture(checkpoint)).items():
-        given = whole.model.get(name)
-        if name == "vocab_size" and not given:
-            # The vocabulary's, whose hash is compared.
-            continue
-        # How far the token table is padded is nobody's wish, and must be as it was saved.
-        if given is not None and given != value and name != "pad_vocab_to_multiple_of":
-            raise UsageError(
-                f"config.model.{name} is {given}, {checkpoint} has {value}; leave size= out of the "
-                "config, or give what the checkpoint has"
-            )
-        whole.model[name] = value
-    if "vocabulary" in whole.data and not whole.data.vocabulary:
-        whole.data.vocabulary = str(workdir_of(checkpoint) / ENTRY)
-    return whole

@@ -78,7 +78,7 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
     for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
-        assert "has output 'glue/cola', the config wants 'glue/rte'" in error
+        assert "has output 'glue/cola', but the config has 'glue/rte'" in error
     assert "has no masked_lm, it has classifier" in refused(capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]")
     assert "times the input of pre-training" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"

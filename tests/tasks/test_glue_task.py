@@ -244,4 +244,4 @@ def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tm
     assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - wanted["accuracy"])
     with pytest.raises(SystemExit):
         metrics_with(["entailment", "contradiction"])
-    assert "has labels entailment, contradiction, the config wants" in capfd.readouterr().err
+    assert "has labels entailment, contradiction, but the config has" in capfd.readouterr().err
