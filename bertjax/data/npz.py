@@ -1,4 +1,4 @@
-"""Batches for people: text in paragraphs, and `.npz` files."""
+"""Output of `bertjax inspect`: wrapped text and `.npz` files."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ _WIDTH = 120
 
 
 def paragraph(head: str, text: str) -> list[str]:
-    """Lines of a paragraph that begins with `head`."""
+    """Wraps text to lines, with `head` before the first one."""
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -26,23 +26,23 @@ def paragraph(head: str, text: str) -> list[str]:
 
 
 def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path) -> None:
-    """Writes the batches of consecutive steps to one `.npz` file, whole or not at all.
+    """Writes the batches of consecutive steps to one `.npz` file, atomically.
 
-    Each array has the batches stacked, [N, ...] under its name in the batch. Where batches change their shape, as
-    between phases, each run of equal shapes has arrays of its own, `phase_0/input_ids`, `phase_1/input_ids` and so on.
+    Batches are stacked to arrays [N, ...]. If their shapes change between phases, the arrays of each phase have a
+    prefix: `phase_0/input_ids`, `phase_1/input_ids` and so on.
 
     Raises:
-      UsageError: there are no batches, or the folder does not exist.
+      UsageError: there are no batches, or the directory does not exist.
       BertjaxError: the file cannot be written.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise UsageError(f"cannot write {path}: it is there and is not a file")
+        raise UsageError(f"cannot write {path}: it exists and is not a file; choose another path")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        raise UsageError(f"cannot write {path}: no directory {path.parent}; create it first")
     phases = [list(group) for _, group in groupby(batches, lambda batch: {k: np.shape(v) for k, v in batch.items()})]
     if not phases:
-        raise UsageError(f"no batches to write to {path}; ask for at least one step")
+        raise UsageError(f"no batches to write to {path}; use at least one step")
     arrays = {
         f"phase_{index}/{name}" if len(phases) > 1 else name: np.stack([batch[name] for batch in phase])
         for index, phase in enumerate(phases)

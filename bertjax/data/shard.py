@@ -1,4 +1,4 @@
-"""Which rows of a global batch one process makes: the mesh decides (`training/sharding.py`), not its number."""
+"""Rows of a global batch that one process produces, as the device mesh determines (`training/sharding.py`)."""
 
 import dataclasses
 
@@ -9,45 +9,40 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """Some of the equal, contiguous parts that every global batch is cut into.
+    """Parts of every global batch that belong to one process; all parts are contiguous and equally large.
 
-    Processes whose devices hold the same part, as those of one tensor-parallel group do, both have it in their share,
-    and make the same rows of it.
+    Processes whose devices hold the same part, such as those of a tensor-parallel group, each produce its rows.
 
     Attributes:
-      parts: those of this process, ascending.
-      count: of all parts.
+      parts: indices of the parts, ascending.
+      count: number of parts of a global batch.
     """
 
     parts: tuple[int, ...]
     count: int
 
-    def runs(self, batch_size: int) -> list[tuple[int, int]]:
-        """First row and the one after the last of each stretch of rows without a gap, ascending.
+    def row_ranges(self, batch_size: int) -> list[tuple[int, int]]:
+        """Returns the contiguous row ranges of this process as (start, stop), ascending.
 
         Raises:
-          UsageError: the batch cannot be cut into so many equal parts.
+          UsageError: the batch does not divide into equal parts.
         """
         if batch_size % self.count:
             raise UsageError(
-                f"batch_size {batch_size} cannot be split into {self.count} parts; make it a multiple of {self.count}"
+                f"batch_size={batch_size} is not divisible by {self.count} data shards; use a multiple of {self.count}"
             )
         rows = batch_size // self.count
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for part in self.parts:
             start, stop = part * rows, (part + 1) * rows
-            if found and found[-1][1] == start:
-                start, _ = found.pop()
-            found.append((start, stop))
-        return found
+            if ranges and ranges[-1][1] == start:
+                start, _ = ranges.pop()
+            ranges.append((start, stop))
+        return ranges
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """int64 [rows of this process], ascending.
-
-        Raises:
-          UsageError: as `runs`.
-        """
-        return np.concatenate([np.arange(start, stop) for start, stop in self.runs(batch_size)])
+        """Returns the row indices of this process, int64, ascending; raises as `row_ranges`."""
+        return np.concatenate([np.arange(start, stop) for start, stop in self.row_ranges(batch_size)])
 
 
 SINGLE_SHARD = DataShard((0,), 1)

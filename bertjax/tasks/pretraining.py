@@ -10,8 +10,7 @@ from bertjax.config.fields import at_least, limited, one_of
 from bertjax.config.run import DEFAULT_VOCAB_SIZE, RunConfig
 from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.vocabulary_files import vocabulary_files
-from bertjax.data.pretraining.config import PAIRS_A_ROW, SHORTEST_ROW, Masking, Phase, packed_predictions
-from bertjax.data.pretraining.formatting import format_example
+from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, max_packed_predictions
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
@@ -93,7 +92,7 @@ class LongPhase:
     keep_tokens_per_batch: bool = True
 
     def __post_init__(self) -> None:
-        at_least(self, "config.long_phase", seq_len=SHORTEST_ROW, max_predictions=0)
+        at_least(self, "config.long_phase", seq_len=MIN_ROW_TOKENS, max_predictions=0)
         if not 0 <= self.share < 1:
             raise UsageError(f"config.long_phase.share={self.share} is out of range; use a value in [0, 1)")
 
@@ -157,8 +156,8 @@ class Config(RunConfig):
         predictions = self.objective_class.max_predictions(seq_len, max_predictions, rate)
         if not self.data.packing:
             return Phase(seq_len, batch_size, predictions, start, stop)
-        row_predictions = packed_predictions(rate, seq_len, predictions, PAIRS_A_ROW)
-        return Phase(seq_len, batch_size, predictions, start, stop, PAIRS_A_ROW, row_predictions)
+        row_predictions = max_packed_predictions(rate, seq_len, predictions, MAX_PAIRS_PER_ROW)
+        return Phase(seq_len, batch_size, predictions, start, stop, MAX_PAIRS_PER_ROW, row_predictions)
 
 
 class Task(task.Task):
@@ -219,7 +218,7 @@ class Task(task.Task):
                     seed=self.config.seed,
                     dupe_factor=self.config.data.dupe_factor,
                     start_step=first,
-                    share=shard,
+                    shard=shard,
                 )
                 batches = watched(dataset, self._corpus, lambda made, first=first: self.check_data(first + made))
                 yield from self.objective.prepare(batches)
@@ -245,7 +244,7 @@ class Task(task.Task):
         return self.objective.synthetic_batch(self.config.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return format_example(batch, row, vocabulary=self._vocabulary)
+        return self._row_source.prediction.format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
         """Adds the perplexity of the predicted tokens, over the mean of the directions if there are two."""
@@ -260,7 +259,9 @@ class Task(task.Task):
         # The baseline counts the tokens of the whole corpus.
         self._open_corpus().verification.verify_all()
         names = [loss.removesuffix("_loss") for loss in self.objective.losses if loss != "nsp_loss"]
-        return context_free_baseline(self._corpus, self.eval_batches(SINGLE_SHARD), names)
+        source = self._row_source
+        prediction = (source.heldout_like or source).prediction
+        return context_free_baseline(self._corpus, self.eval_batches(SINGLE_SHARD), names, prediction)
 
     def check_data(self, steps: int | None) -> None:
         corpus = self._open_corpus()
@@ -290,7 +291,7 @@ class Task(task.Task):
             source=self._row_source,
             masking=data.masking,
             max_rows=data.eval_rows or None,
-            share=shard,
+            shard=shard,
         )
 
     def _open_corpus(self) -> Any:
@@ -308,7 +309,7 @@ def _no_corpus() -> UsageError:
 def _describe_phase(phase: Phase, model: ModelConfig) -> str:
     positions = phase.batch_size * phase.seq_len
     flops = flops_per_token(model, phase.seq_len, phase.max_predictions)
-    packed = f" with up to {phase.spans_a_row} sentence pairs" if phase.spans_a_row > 1 else ""
+    packed = f" with up to {phase.spans_per_row} sentence pairs" if phase.spans_per_row > 1 else ""
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
         f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "

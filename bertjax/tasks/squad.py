@@ -103,7 +103,7 @@ class SpanObjective(Objective):
 
     @property
     def schema(self) -> Schema:
-        return (*SEQUENCE, *(ArraySpec(name, (), below="length") for name in _POSITIONS), *EXAMPLE)
+        return (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # Twice the rows, so that the sum of both losses is their mean.

@@ -28,7 +28,7 @@ def fingerprint(tree: Any) -> str:
     """
     total = np.zeros(_LANES, np.uint32)
     for seeds, leaf in _leaves_with_seeds(tree):
-        # Each sum is fetched before the next one starts: concurrent all-reduces over many devices of one CPU can deadlock.
+        # Fetched before the next sum starts: concurrent all-reduces over many devices of one CPU can deadlock.
         if getattr(leaf, "is_fully_addressable", True) and leaf.nbytes <= _SMALL_BYTES:
             total += _numpy_sum(np.asarray(leaf), seeds)
         else:

@@ -33,8 +33,8 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
         # The padding of the token table changes its shape, so it must be the checkpoint's.
         if configured is not None and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= out of the config, "
-                "or use the checkpoint's value"
+                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= out of the "
+                "config, or use the checkpoint's value"
             )
         config.model[name] = saved
     if "vocabulary" in config.data and not config.data.vocabulary:
@@ -101,8 +101,8 @@ def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -
         return [] if saved_names == names else [saved_names.index(name) for name in names]
     if len(saved) != len(labels) or {*saved_names} & {*names}:
         raise UsageError(
-            f"the output layer of {checkpoint} has labels {_quoted(saved)}, but the config has {_quoted(labels)}; use a "
-            "checkpoint fine-tuned for them"
+            f"the output layer of {checkpoint} has labels {_quoted(saved)}, but the config has {_quoted(labels)}; "
+            "use a checkpoint fine-tuned for them"
         )
     logger.info(f"outputs {_quoted(saved)} of {checkpoint} are used as labels {_quoted(labels)}, in this order")
     return []

@@ -12,13 +12,13 @@ import time
 import numpy as np
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining.config import PAIRS_A_ROW, SPECIAL_TOKENS_OF_PAIR
-from bertjax.data.pretraining.pair_index import PairPlan, pair_plan
+from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, PAIR_SPECIAL_TOKENS
+from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
 
 
-def lengths_of(plan: PairPlan, seq_len: int) -> np.ndarray:
+def lengths_of(plan: PairIndex, seq_len: int) -> np.ndarray:
     """Real tokens of each pair, int64 [pairs]."""
-    lengths = plan.records["a_length"].astype(np.int64) + plan.records["b_length"] + SPECIAL_TOKENS_OF_PAIR
+    lengths = plan.records["a_length"].astype(np.int64) + plan.records["b_length"] + PAIR_SPECIAL_TOKENS
     return lengths.clip(max=seq_len)
 
 
@@ -48,14 +48,14 @@ def main() -> None:
     args = parser.parse_args()
     corpus = open_corpus(args.corpus)
     for seq_len in args.seq_len:
-        for pairs_a_row in (1, PAIRS_A_ROW):
+        for pairs_per_row in (1, MAX_PAIRS_PER_ROW):
             begin = time.perf_counter()
-            plan = pair_plan(corpus, "train", seq_len, args.seed, args.passes, pairs_a_row)
+            plan = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row)
             seconds = time.perf_counter() - begin
             rows = int(plan.pass_ends[-1])
             lengths = lengths_of(plan, seq_len)
-            fewest = len(lengths) if pairs_a_row == 1 else fewest_rows(lengths, seq_len)
-            told = {"seq_len": seq_len, "pairs_a_row": pairs_a_row, "pairs": len(lengths), "rows": rows}
+            fewest = len(lengths) if pairs_per_row == 1 else fewest_rows(lengths, seq_len)
+            told = {"seq_len": seq_len, "pairs_per_row": pairs_per_row, "pairs": len(lengths), "rows": rows}
             full = lengths.sum() / seq_len  # rows, if all were
             fills = {"token_fraction": round(full / rows, 4), "fill_at_most": round(full / fewest, 4)}
             print(json.dumps({**told, **fills, "seconds": round(seconds, 2)}))

@@ -18,14 +18,14 @@ import numpy as np
 from packing import tokens_of
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining.config import PAIRS_A_ROW
-from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW
+from bertjax.data.pretraining.pair_index import open_pair_index
 
 EVALUATIONS = 6
 
 
-def tokens_a_row(corpus: str, seq_len: int, pairs_a_row: int) -> float:
-    plan = pair_plan(open_corpus(corpus), "train", seq_len, 0, 1, pairs_a_row)
+def tokens_a_row(corpus: str, seq_len: int, pairs_per_row: int) -> float:
+    plan = open_pair_index(open_corpus(corpus), "train", seq_len, 0, 1, pairs_per_row)
     return tokens_of(plan, seq_len) / int(plan.pass_ends[-1])
 
 
@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    filled = {packing: tokens_a_row(args.corpus, args.seq_len, PAIRS_A_ROW if packing else 1) for packing in (0, 1)}
+    filled = {
+        packing: tokens_a_row(args.corpus, args.seq_len, MAX_PAIRS_PER_ROW if packing else 1) for packing in (0, 1)
+    }
     rows = {1: args.rows, 0: round(args.rows * filled[1] / filled[0])}
     steps = int(args.tokens / (args.rows * filled[1])) // EVALUATIONS * EVALUATIONS
     curves: dict[int, list[np.ndarray]] = {0: [], 1: []}

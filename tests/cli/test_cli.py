@@ -76,7 +76,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
     [
         (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is not of type int"),
         (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is not of type bool"),
-        (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len is 0"),
+        (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len=0"),
         (["--config", f"{EXPERIMENT}:phases=2", "--config.long_phase.seq_len=0"], "config.long_phase.seq_len is 0"),
         (["--config", f"{EXPERIMENT}:phases=3"], "phases=3"),
         (["--config", f"{EXPERIMENT}:batch=rows"], "unknown batch=rows; use tokens or sequences"),
@@ -92,7 +92,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
             "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1; each must be at least 1",
         ),
         (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, pairs, none"),
-        (["--config", TINY, "--config.data.masking.rate=2.0"], "masking rate is 2.0"),
+        (["--config", TINY, "--config.data.masking.rate=2.0"], "masking.rate=2.0 is out of range"),
         (
             ["--config", TINY, "--config.model.hidden_dropout_prob=0.999999"],
             "hidden_dropout_prob is 0.999999; it must be in [0, 0.",
@@ -185,7 +185,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     control = "\x1b[31mred\x9b2J\u202e\r"
     monkeypatch.setattr("bertjax.inference.load.load_trained", lambda *_, **__: None)
     monkeypatch.setattr("bertjax.inference.fill_mask.fill_mask", lambda *_: [[(control, 0.5)]])
-    monkeypatch.setattr("bertjax.tasks.pretraining.format_example", lambda *_, **__: f"A: ä\t{control}")
+    monkeypatch.setattr("bertjax.data.pretraining.formatting.paragraph", lambda *_, **__: [f"A: ä\t{control}"])
     main(["fill_mask", "--checkpoint=x", "a [MASK]"])
     main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     logging.getLogger("bertjax").info(f"labels {control}")

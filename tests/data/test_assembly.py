@@ -1,4 +1,4 @@
-"""Truncation and layout of rows."""
+"""Truncation of pairs and assembly of rows."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from small_corpora import write_pieces
 
 from bertjax.data.corpus.tokenizer import load_vocabulary
-from bertjax.data.pretraining.assembly import assembled, truncated
+from bertjax.data.pretraining.assembly import assemble_rows, truncate_pairs
 from bertjax.data.pretraining.rows import Spans
 
 
@@ -20,10 +20,10 @@ def random_bits(rows: int) -> tf.Tensor:
     return tf.constant(np.random.default_rng(0).integers(0, 2**64, (rows, 2), np.uint64))
 
 
-def test_lengths_are_those_of_dropping_one_token_at_a_time():
+def test_truncated_lengths_equal_dropping_one_token_at_a_time():
     room = 21
     a, b = np.meshgrid(np.arange(1, 60), np.arange(1, 60))
-    cut = truncated(spans(1000, a, 2000, b), room, random_bits(a.size))
+    cut = truncate_pairs(spans(1000, a, 2000, b), room, random_bits(a.size))
     for a_length, b_length, a_kept, b_kept in zip(
         a.flat, b.flat, cut.a_length.numpy(), cut.b_length.numpy(), strict=True
     ):
@@ -40,10 +40,10 @@ def test_lengths_are_those_of_dropping_one_token_at_a_time():
         assert (front + kept.numpy() <= length.ravel()).all()
 
 
-def test_tokens_lost_in_front_are_binomial():
+def test_tokens_dropped_from_the_front_are_binomial():
     rows, room = 20_000, 21
     for lost in (3, 64, 65, 400):
-        cut = truncated(spans(0, 20 + lost, 10_000, 1), room, random_bits(rows))
+        cut = truncate_pairs(spans(0, 20 + lost, 10_000, 1), room, random_bits(rows))
         front = cut.a_start.numpy()
         assert abs(front.mean() - lost / 2) < 5 * np.sqrt(lost / 4 / rows)
         assert abs(front.var() / (lost / 4) - 1) < 0.06
@@ -52,18 +52,18 @@ def test_tokens_lost_in_front_are_binomial():
             np.testing.assert_allclose([counts[n] / rows for n in range(4)], [1 / 8, 3 / 8, 3 / 8, 1 / 8], atol=0.015)
 
 
-def test_the_fronts_of_a_and_b_are_cut_independently():
-    cut = truncated(spans(0, 50, 1000, 50), 20, random_bits(20_000))
+def test_a_and_b_are_truncated_independently():
+    cut = truncate_pairs(spans(0, 50, 1000, 50), 20, random_bits(20_000))
     assert abs(np.corrcoef(cut.a_start, cut.b_start)[0, 1]) < 0.03
 
 
-def test_layout_of_a_pair_and_of_a_span(tmp_path):
+def test_rows_of_pairs_and_of_single_spans(tmp_path):
     write_pieces(tmp_path / "vocab.txt", 200)
     vocabulary = load_vocabulary(tmp_path / "vocab.txt")
     tokens = tf.range(100, 130)
     pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
     rows = spans([2, 0], [3, 4], [20, 10], [2, 3])
-    ids, segment_ids, lengths = assembled(tokens, rows, 10, vocabulary, paired=True)
+    ids, segment_ids, lengths = assemble_rows(tokens, rows, 10, vocabulary, paired=True)
     assert ids.numpy().tolist() == [
         [cls, 102, 103, 104, sep, 120, 121, sep, pad, pad],
         [cls, 100, 101, 102, 103, sep, 110, 111, 112, sep],
@@ -71,7 +71,7 @@ def test_layout_of_a_pair_and_of_a_span(tmp_path):
     assert segment_ids.numpy().tolist() == [[0, 0, 0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]]
     assert lengths.numpy().tolist() == [8, 10]
 
-    ids, segment_ids, lengths = assembled(tokens, spans([27, 5], [8, 2], 0, 0, -1), 10, vocabulary, paired=False)
+    ids, segment_ids, lengths = assemble_rows(tokens, spans([27, 5], [8, 2], 0, 0, -1), 10, vocabulary, paired=False)
     assert ids.numpy().tolist() == [
         [cls, 127, 128, 129, 100, 101, 102, 103, 104, sep],
         [cls, 105, 106, sep, pad, pad, pad, pad, pad, pad],

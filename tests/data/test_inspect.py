@@ -1,4 +1,4 @@
-"""Batches as text and as files."""
+"""Batches as text and as `.npz` files."""
 
 import os
 
@@ -10,13 +10,13 @@ from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.npz import write_batches
 from bertjax.data.pretraining.bench import bench_input
 from bertjax.data.pretraining.config import Masking, Phase
-from bertjax.data.pretraining.formatting import format_example
+from bertjax.data.pretraining.formatting import format_masked_row, format_packed_row
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.errors import BertjaxError, UsageError
 
 
-def test_an_example_shows_what_was_masked_and_how(tmp_path):
+def test_masked_row_shows_tokens_and_originals(tmp_path):
     write_pieces(tmp_path / "vocab.txt", 60)
     vocabulary = load_vocabulary(tmp_path / "vocab.txt")
     cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
@@ -29,18 +29,18 @@ def test_an_example_shows_what_was_masked_and_how(tmp_path):
         "masked_lm_weights": np.array([[1, 1, 1, 0.0]]),
         "next_sentence_labels": np.array([1]),
     }
-    assert format_example(batch, 0, vocabulary).splitlines() == [
+    assert format_masked_row(batch, 0, vocabulary).splitlines() == [
         "NotNext, 7 tokens + 2 padding, 3 predictions",
         "A: [CLS] p13 [MASK]←##p20 [SEP]",
         "B: p17←p30 (random) p18 (kept) [SEP]",
     ]
     alone = batch | {"segment_ids": np.zeros((1, 9), int), "next_sentence_labels": np.array([-1])}
-    lines = format_example(alone, 0, vocabulary).splitlines()
+    lines = format_masked_row(alone, 0, vocabulary).splitlines()
     assert lines[0].startswith("no next sentence")
     assert len(lines) == 2
 
 
-def test_an_example_of_several_pairs_shows_each(tmp_path):
+def test_packed_row_shows_each_pair(tmp_path):
     write_pieces(tmp_path / "vocab.txt", 60)
     vocabulary = load_vocabulary(tmp_path / "vocab.txt")
     cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
@@ -53,7 +53,7 @@ def test_an_example_of_several_pairs_shows_each(tmp_path):
         "masked_lm_weights": np.array([[1, 1, 0.0]]),
         "next_sentence_labels": np.array([[0, 1, -1]]),
     }
-    assert format_example(batch, 0, vocabulary).splitlines() == [
+    assert format_packed_row(batch, 0, vocabulary).splitlines() == [
         "2 pairs, 11 tokens + 1 padding",
         "IsNext, 5 tokens, 1 predictions",
         "A: [CLS] p13 [SEP]",
@@ -76,14 +76,14 @@ def test_npz_stacks_the_batches_of_a_phase(tmp_path):
         np.testing.assert_array_equal(arrays["labels"], [[0, 0], [1, 0], [2, 0]])
 
 
-def test_npz_replaces_files_and_nothing_else(tmp_path):
+def test_npz_replaces_only_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is there and is not a file"):
+    with pytest.raises(UsageError, match="exists and is not a file"):
         write_batches([{"input_ids": np.zeros((2, 3))}], tmp_path / "pipe")
     assert not (tmp_path / "pipe").is_file()
 
 
-def test_npz_keeps_phases_apart(tmp_path):
+def test_npz_separates_phases(tmp_path):
     write_batches(example_batches(4, 3) + example_batches(8, 2), tmp_path / "two.npz")
     with np.load(tmp_path / "two.npz") as arrays:
         assert {name: arrays[name].shape for name in arrays} == {
@@ -94,7 +94,7 @@ def test_npz_keeps_phases_apart(tmp_path):
         }
 
 
-def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_npz_is_written_atomically(tmp_path, monkeypatch):
     path = tmp_path / "batches.npz"
     path.write_text("what was there")
 
@@ -109,17 +109,17 @@ def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text() == "what was there"
 
 
-def test_npz_refuses_what_cannot_be(tmp_path):
+def test_npz_without_batches_or_directory_is_refused(tmp_path):
     with pytest.raises(UsageError, match="at least one step"):
         write_batches([], tmp_path / "none.npz")
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="no directory"):
         write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
 
 
 @pytest.mark.parametrize(
     "source", [pytest.param(SENTENCE_PAIRS, marks=pytest.mark.slow), PACKED_PAIRS], ids=["alone", "packed"]
 )
-def test_bench_counts_what_it_says(traced, source):
+def test_bench_input_reports_its_measurements(traced, source):
     result = bench_input(
         traced, Phase(32, 4, 5, 10, 20), source=source, masking=Masking(), seed=0, dupe_factor=1, seconds=0.2
     )

@@ -1,4 +1,4 @@
-"""Which tokens are masked, and how."""
+"""Masking of tokens."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from small_corpora import write_pieces
 
 from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.config import Masking
-from bertjax.data.pretraining.masking import masker, uniforms_per_row
+from bertjax.data.pretraining.masking import make_masker, num_uniforms
 from bertjax.errors import UsageError
 
 VOCABULARY_SIZE = 64
@@ -21,7 +21,7 @@ def vocabulary(tmp_path_factory):
 
 
 def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of random lengths with every kind of special token inside the text."""
+    """Returns rows of random lengths with special tokens inside the text."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, VOCABULARY_SIZE, (rows, seq_len), np.int32)
     ids[:, 0] = vocabulary.cls_id
@@ -33,8 +33,8 @@ def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.nd
 
 def masked(vocabulary, masking, max_predictions, rows=2000, seq_len=40):
     ids, lengths = example_rows(vocabulary, rows, seq_len)
-    uniforms = np.random.default_rng(1).random((rows, uniforms_per_row(seq_len, max_predictions)), np.float32)
-    function = tf.function(masker(vocabulary, masking, seq_len, max_predictions))
+    uniforms = np.random.default_rng(1).random((rows, num_uniforms(seq_len, max_predictions)), np.float32)
+    function = tf.function(make_masker(vocabulary, masking, seq_len, max_predictions))
     result = function(tf.constant(ids), tf.constant(lengths), tf.constant(uniforms))
     return ids, lengths, *(tensor.numpy() for tensor in result)
 
@@ -45,7 +45,7 @@ def expected_number(lengths, rate, max_predictions):
 
 @pytest.mark.parametrize("whole_word", [False, True])
 @pytest.mark.parametrize("rate", [0.15, 0.25, 1.0])
-def test_only_ordinary_tokens_are_chosen_and_all_else_stays(vocabulary, whole_word, rate):
+def test_only_ordinary_tokens_are_masked(vocabulary, whole_word, rate):
     masking = Masking(rate=rate, whole_word=whole_word)
     ids, lengths, inputs, positions, originals, weights = masked(vocabulary, masking, 12)
     used = weights == 1
@@ -63,14 +63,14 @@ def test_only_ordinary_tokens_are_chosen_and_all_else_stays(vocabulary, whole_wo
 
 
 @pytest.mark.parametrize("rate, max_predictions", [(0.15, 20), (0.25, 20), (0.15, 3), (1.0, 40)])
-def test_number_of_predictions(vocabulary, rate, max_predictions):
+def test_number_of_predictions_follows_the_rate(vocabulary, rate, max_predictions):
     ids, lengths, _, _, _, weights = masked(vocabulary, Masking(rate=rate), max_predictions)
     candidates = (~np.isin(ids, vocabulary.special_ids)).sum(axis=1)
     expected = np.minimum(expected_number(lengths, rate, max_predictions), candidates)
     np.testing.assert_array_equal(weights.sum(axis=1), expected)
 
 
-def test_every_ordinary_position_is_as_likely(vocabulary):
+def test_ordinary_positions_are_equally_likely(vocabulary):
     ids, lengths, _, positions, _, weights = masked(vocabulary, Masking(rate=0.2), 8, rows=20_000)
     candidates = ~np.isin(ids, vocabulary.special_ids)
     chosen = np.zeros_like(ids)
@@ -80,25 +80,25 @@ def test_every_ordinary_position_is_as_likely(vocabulary):
     assert chosen[:, 1:-1].sum(axis=0) == pytest.approx(expected[1:-1], rel=0.12)
 
 
-@pytest.mark.parametrize("shares", [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0, 0.2, 0.8), (0, 0, 1)])
-def test_shares_of_mask_same_and_random(vocabulary, shares):
-    masking = Masking(0.25, *shares)
+@pytest.mark.parametrize("probs", [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0, 0.2, 0.8), (0, 0, 1)])
+def test_mask_keep_and_random_probabilities(vocabulary, probs):
+    masking = Masking(0.25, *probs)
     _, _, inputs, positions, originals, weights = masked(vocabulary, masking, 10, rows=8000)
     used = weights == 1
     seen = np.take_along_axis(inputs, positions, 1)[used]
     originals = originals[used]
     ordinary = VOCABULARY_SIZE - 5
     mask, same = seen == vocabulary.mask_id, seen == originals
-    assert mask.mean() == pytest.approx(shares[0], abs=0.01)
+    assert mask.mean() == pytest.approx(probs[0], abs=0.01)
     # A random token is the same one by chance.
-    assert same.mean() == pytest.approx(shares[1] + shares[2] / ordinary, abs=0.01)
+    assert same.mean() == pytest.approx(probs[1] + probs[2] / ordinary, abs=0.01)
     replaced = seen[~mask & ~same]
     assert not np.isin(replaced, vocabulary.special_ids).any()
-    if shares[2]:
+    if probs[2]:
         assert len(np.unique(replaced)) == ordinary
 
 
-def test_whole_words_are_chosen_whole_and_never_too_many(vocabulary):
+def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
     max_predictions = 8
     masking = Masking(rate=0.2, whole_word=True)
     ids, lengths, _, positions, _, weights = masked(vocabulary, masking, max_predictions)
@@ -131,12 +131,12 @@ def test_whole_words_are_chosen_whole_and_never_too_many(vocabulary):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"rate": 0.0}, "rate is 0.0"),
-        ({"rate": 1.5}, "rate is 1.5"),
+        ({"rate": 0.0}, "rate=0.0 is out of range"),
+        ({"rate": 1.5}, "rate=1.5 is out of range"),
         ({"mask_prob": 0.7}, "add up to 0.9"),
-        ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob is 1.1"),
+        ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob=1.1 is out of range"),
     ],
 )
-def test_impossible_settings_are_refused(arguments, message):
+def test_invalid_settings_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         Masking(**arguments)

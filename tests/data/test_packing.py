@@ -1,4 +1,4 @@
-"""Sentence pairs that share rows: the same pairs, each in one row of its epoch, and rows that are full."""
+"""Packed rows: the same pairs as without packing, each in one row of its epoch."""
 
 import itertools
 
@@ -8,33 +8,33 @@ from unpacking import unpacked
 
 from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import train_dataset
-from bertjax.data.pretraining.config import Masking, Phase, packed_predictions, prediction_numbers
+from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
-from bertjax.data.pretraining.packing import packed
-from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.pretraining.packing import pack_rows
+from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.pairs import RECORD
-from bertjax.data.pretraining.rows import packed_pairs
+from bertjax.data.pretraining.rows import packed_pair_lookup
 from bertjax.data.shard import SINGLE_SHARD
 
 SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8
-ROW_PREDICTIONS = packed_predictions(0.15, SEQ_LEN, PREDICTIONS, MOST)
+ROW_PREDICTIONS = max_packed_predictions(0.15, SEQ_LEN, PREDICTIONS, MOST)
 
 
 def short_documents(count: int, seed: int) -> list[list[int]]:
-    """Sentence lengths of documents, most of which are shorter than a row."""
+    """Draws sentence lengths of documents, most of which are shorter than a row."""
     rng = np.random.default_rng(seed)
     return [rng.integers(1, 14, rng.integers(1, 9)).tolist() for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
 def traced(make_corpus):
-    """A corpus whose tokens are all different."""
+    """Creates a corpus of unique tokens."""
     return make_corpus(short_documents(120, 1), short_documents(20, 2), unique=True)
 
 
 def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[list[int]]:
-    """The pairs of each row."""
-    order, numbers = packed(np.array(lengths), room, most, np.random.default_rng(seed))
+    """Returns the pairs of each row."""
+    order, numbers = pack_rows(np.array(lengths), room, most, np.random.default_rng(seed))
     sizes = np.repeat(np.arange(1, most + 1), numbers)
     assert sizes.sum() == len(lengths)
     return [part.tolist() for part in np.split(order, np.cumsum(sizes)[:-1])]
@@ -54,7 +54,7 @@ def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[lis
         ([1], 1, [[0]]),
     ],
 )
-def test_each_pair_goes_where_it_leaves_the_least_room(lengths, most, expected):
+def test_pairs_go_to_the_fullest_row_with_room(lengths, most, expected):
     def by_length(rows):
         return sorted(sorted(lengths[pair] for pair in row) for row in rows)
 
@@ -63,7 +63,7 @@ def test_each_pair_goes_where_it_leaves_the_least_room(lengths, most, expected):
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_hold_every_pair_once_and_no_two_of_them_fit_into_one(most, seed):
+def test_rows_hold_every_pair_once_and_cannot_be_merged(most, seed):
     rng = np.random.default_rng(seed)
     room = 40
     lengths = np.minimum(room, 5 + rng.geometric(0.08, 500)).tolist()
@@ -77,7 +77,7 @@ def test_rows_hold_every_pair_once_and_no_two_of_them_fit_into_one(most, seed):
     assert open_rows.size < 2 or open_rows[0] + open_rows[1] > room
 
 
-def test_pairs_of_one_length_share_rows_by_chance():
+def test_pairs_of_equal_length_are_combined_randomly():
     lengths = [30] * 50 + [34] * 50
     first, second = (rows_of(lengths, 64, 8, seed) for seed in (0, 1))
     assert [len(row) for row in first] == [2] * 50
@@ -85,17 +85,17 @@ def test_pairs_of_one_length_share_rows_by_chance():
 
 
 def passes_of(made) -> list[np.ndarray]:
-    """The records of each pass, in a fixed order."""
+    """Returns the records of each pass in a fixed order."""
     sizes = np.repeat(made.runs[:, 1], made.runs[:, 0])
     ends = np.cumsum(sizes)[made.pass_ends - 1]
     return [np.sort(part, order=RECORD.names) for part in np.split(np.array(made.records), ends[:-1])]
 
 
 @pytest.mark.parametrize("at_once", [1 << 18, 300])
-def test_a_packed_plan_has_the_pairs_of_the_plan_in_fewer_rows(make_corpus, monkeypatch, at_once):
-    monkeypatch.setattr("bertjax.data.pretraining.pairs._ROWS_AT_ONCE", at_once)
+def test_packed_index_has_the_same_pairs_in_fewer_rows(make_corpus, monkeypatch, at_once):
+    monkeypatch.setattr("bertjax.data.pretraining.pairs._MAX_ROWS", at_once)
     corpus = make_corpus(short_documents(600, 3))
-    alone, together = (pair_plan(corpus, "train", SEQ_LEN, 0, 3, most) for most in (1, MOST))
+    alone, together = (open_pair_index(corpus, "train", SEQ_LEN, 0, 3, most) for most in (1, MOST))
     for one, other in zip(passes_of(alone), passes_of(together), strict=True):
         np.testing.assert_array_equal(one, other)
     assert together.pass_ends[-1] < 0.8 * alone.pass_ends[-1]
@@ -104,11 +104,11 @@ def test_a_packed_plan_has_the_pairs_of_the_plan_in_fewer_rows(make_corpus, monk
     assert np.add.reduceat(lengths, starts).max() <= SEQ_LEN
 
 
-def test_any_row_is_looked_up_by_itself():
+def test_rows_are_looked_up_independently():
     runs = np.array([[3, 1], [2, 2], [1, 3], [2, 1], [2, 3]])
     sizes = np.repeat(runs[:, 1], runs[:, 0])
     expected = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    lookup = packed_pairs(runs, 3)
+    lookup = packed_pair_lookup(runs, 3)
     rows = np.array([9, 0, 4, 5, 5, 8, 2])
     pairs, place = (tensor.numpy() for tensor in lookup(rows))
     np.testing.assert_array_equal(pairs, np.concatenate([expected[row] for row in rows]))
@@ -117,15 +117,15 @@ def test_any_row_is_looked_up_by_itself():
 
 @pytest.mark.parametrize("rate", [0.15, 0.3, 1.0])
 @pytest.mark.parametrize("predictions", [1, 7, 64])
-def test_no_row_can_have_more_predictions_than_there_is_room_for(rate, predictions):
-    numbers = prediction_numbers(rate, SEQ_LEN, predictions)
+def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
+    numbers = predictions_by_length(rate, SEQ_LEN, predictions)
     # The most that `count` pairs of `length` tokens together can have.
     most = np.zeros(SEQ_LEN + 1, int)
     for _ in range(MOST):
         most = np.array(
             [max([most[n], *(most[n - k] + numbers[k] for k in range(5, n + 1))]) for n in range(SEQ_LEN + 1)]
         )
-    limit = packed_predictions(rate, SEQ_LEN, predictions, MOST)
+    limit = max_packed_predictions(rate, SEQ_LEN, predictions, MOST)
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MOST / 2, 1)
 
 
@@ -139,17 +139,17 @@ def train(corpus, steps, masking=None, predictions=PREDICTIONS):
         seed=0,
         dupe_factor=1,
         start_step=0,
-        share=SINGLE_SHARD,
+        shard=SINGLE_SHARD,
     )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
-def test_an_epoch_has_each_pair_of_the_plan_in_one_row_and_none_cut_further(traced):
-    plan = pair_plan(traced, "train", SEQ_LEN, 0, 1, MOST)
+def test_epoch_has_each_pair_in_one_row_without_further_truncation(traced):
+    plan = open_pair_index(traced, "train", SEQ_LEN, 0, 1, MOST)
     rows = int(plan.pass_ends[-1])
     batches = train(traced, -(-2 * rows // BATCH))
     packed_rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    records = np.array(pair_plan(traced, "train", SEQ_LEN, 0, 1).records)
+    records = np.array(open_pair_index(traced, "train", SEQ_LEN, 0, 1).records)
     vocabulary = load_vocabulary(traced.vocabulary_path)
     offset = np.full(vocabulary.size, -1)
     offset[traced.train.tokens] = np.arange(len(traced.train.tokens))
@@ -182,10 +182,10 @@ def test_an_epoch_has_each_pair_of_the_plan_in_one_row_and_none_cut_further(trac
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
-def test_each_pair_is_masked_as_if_it_were_alone(traced, whole_word):
+def test_pairs_are_masked_as_without_packing(traced, whole_word):
     masking = Masking(whole_word=whole_word)
     batches = train(traced, 40, masking)
-    numbers = np.array(prediction_numbers(masking.rate, SEQ_LEN, PREDICTIONS))
+    numbers = np.array(predictions_by_length(masking.rate, SEQ_LEN, PREDICTIONS))
     vocabulary = load_vocabulary(traced.vocabulary_path)
     rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
@@ -207,7 +207,7 @@ def test_each_pair_is_masked_as_if_it_were_alone(traced, whole_word):
     assert middle.mean() == pytest.approx(0.5, abs=0.02)
 
 
-def test_room_for_more_predictions_than_a_pair_can_have_changes_no_mask(traced):
+def test_unused_max_predictions_do_not_change_masks(traced):
     (some,), (more,) = (train(traced, 1, predictions=count) for count in (10, SEQ_LEN))
     assert some.keys() == more.keys()
     for name in some:

@@ -1,4 +1,4 @@
-"""The vectorised pair rule against the same rule written one document at a time."""
+"""Sentence pairs compared with the same rule applied to one document at a time."""
 
 import random
 
@@ -24,7 +24,7 @@ def one_pass(documents: list[list[int]], max_tokens: int, seed: int, pass_index:
 
 
 def expected_pairs(documents: list[list[int]], max_tokens: int, rng: random.Random) -> list[tuple[int, int, bool]]:
-    """Lengths of A and B before truncation, and whether B is random, document by document."""
+    """Returns the lengths of A and B before truncation, and whether B is random, one document at a time."""
     pairs = []
     for own, document in enumerate(documents):
         target = rng.randint(2, max_tokens) if rng.random() < 0.1 else max_tokens
@@ -52,7 +52,7 @@ def expected_pairs(documents: list[list[int]], max_tokens: int, rng: random.Rand
 
 
 @pytest.mark.parametrize("max_tokens", [61, 253])
-def test_distributions_equal_those_of_the_rule_one_document_at_a_time(max_tokens):
+def test_distributions_equal_the_sequential_rule(max_tokens):
     documents, passes = random_documents(200, 0), 20
     rng = random.Random(5)
     expected = np.array([p for _ in range(passes) for p in expected_pairs(documents, max_tokens, rng)])
@@ -71,7 +71,7 @@ def test_distributions_equal_those_of_the_rule_one_document_at_a_time(max_tokens
 
 
 @pytest.mark.parametrize("max_tokens", [13, 125])
-def test_every_sentence_is_once_in_a_or_in_a_b_that_is_next(max_tokens):
+def test_every_sentence_is_in_one_a_or_is_next_b(max_tokens):
     documents = [*random_documents(80, 4), [9], [200, 1]]
     sentences, _ = offsets(documents)
     for pass_index in range(3):
@@ -110,7 +110,7 @@ def test_b_is_next_or_from_another_document():
     assert len(set(b[is_random].tolist())) > 20
 
 
-def test_one_document_in_ten_is_short_and_each_once_in_ten_passes():
+def test_one_document_in_ten_has_a_short_target():
     lengths = np.random.default_rng(0).integers(5, 5000, 1000)
     targets = np.stack([target_lengths(lengths, 61, index, np.random.default_rng(1)) for index in range(10)])
     # A short target may be the longest by chance.
@@ -122,7 +122,7 @@ def test_one_document_in_ten_is_short_and_each_once_in_ten_passes():
     assert counts.min() >= 15 and counts.max() <= 18
 
 
-def test_an_empty_sentence_is_an_error():
+def test_empty_sentence_is_an_error():
     sentences, documents = np.array([0, 3, 3, 5]), np.array([0, 2, 3])
     with pytest.raises(BertjaxError, match="empty document or sentence"):
         list(document_pairs(sentences, documents, 0, np.array([9, 9]), np.random.default_rng(0)))

@@ -1,4 +1,4 @@
-"""Batches as a pure function of corpus, seed and step; what an epoch and an evaluation hold."""
+"""Pre-training batches: pure functions of corpus, seed and step; rows of an epoch and of an evaluation."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
-from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.tiles import TILES
@@ -44,7 +44,7 @@ def train(
     masking=None,
     seed=0,
     dupe_factor=2,
-    share=SINGLE_SHARD,
+    shard=SINGLE_SHARD,
     **arguments,
 ):
     dataset = train_dataset(
@@ -55,13 +55,13 @@ def train(
         seed=seed,
         dupe_factor=dupe_factor,
         start_step=start_step,
-        share=share,
+        shard=shard,
         **arguments,
     )
     return list(itertools.islice(dataset.as_numpy_iterator(), steps))
 
 
-def evaluate(corpus, objective="nsp", batch_size=BATCH, share=SINGLE_SHARD, **arguments):
+def evaluate(corpus, objective="nsp", batch_size=BATCH, shard=SINGLE_SHARD, **arguments):
     dataset = eval_dataset(
         corpus,
         seq_len=SEQ_LEN,
@@ -69,7 +69,7 @@ def evaluate(corpus, objective="nsp", batch_size=BATCH, share=SINGLE_SHARD, **ar
         max_predictions=PREDICTIONS,
         source=SOURCES[objective],
         masking=Masking(),
-        share=share,
+        shard=shard,
         **arguments,
     )
     return list(dataset.as_numpy_iterator())
@@ -88,7 +88,7 @@ def joined(batches):
 
 
 def original_rows(batches) -> np.ndarray:
-    """All rows with their masks undone."""
+    """Returns all rows with the original tokens."""
     rows = joined(batches)
     ids = rows["input_ids"].copy()
     row, column = np.nonzero(rows["masked_lm_weights"])
@@ -97,14 +97,14 @@ def original_rows(batches) -> np.ndarray:
 
 
 def traced_offsets(corpus, split, batches) -> list[np.ndarray]:
-    """For each row of a corpus of unique tokens, the token offsets of its text, specials left out."""
+    """Returns the token offsets of the text of each row, for a corpus of unique tokens."""
     tokens = getattr(corpus, split).tokens
     offset = np.full(load_vocabulary(corpus.vocabulary_path).size, -1)
     offset[tokens] = np.arange(len(tokens))
     return [offset[row][offset[row] >= 0] for row in original_rows(batches)]
 
 
-def test_names_shapes_and_dtypes(traced):
+def test_batch_has_documented_names_shapes_and_dtypes(traced):
     for objective in ("nsp", "none"):
         (batch,) = train(traced, 1, objective=objective, phase=dataclasses.replace(PHASE, max_predictions=7))
         assert {name: array.dtype for name, array in batch.items()} == NAMES_AND_DTYPES
@@ -122,32 +122,32 @@ def test_names_shapes_and_dtypes(traced):
         pytest.param("none", 4, marks=pytest.mark.slow),
     ],
 )
-def test_shares_together_make_the_rows_of_the_whole(traced, objective, parts):
+def test_shards_together_hold_the_rows_of_the_global_batch(traced, objective, parts):
     whole = train(traced, 5, objective=objective, masking=Masking(whole_word=True))
-    shares = [
-        train(traced, 5, objective=objective, masking=Masking(whole_word=True), share=DataShard((index,), parts))
+    shards = [
+        train(traced, 5, objective=objective, masking=Masking(whole_word=True), shard=DataShard((index,), parts))
         for index in range(parts)
     ]
-    assert_same(whole, [joined(step) for step in zip(*shares, strict=True)])
+    assert_same(whole, [joined(step) for step in zip(*shards, strict=True)])
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_a_share_with_gaps_is_the_rows_it_names(traced, objective):
+def test_shard_with_gaps_holds_its_rows(traced, objective):
     whole = train(traced, 3, objective=objective)
-    gaps = train(traced, 3, objective=objective, share=DataShard((0, 1, 3), 4))
+    gaps = train(traced, 3, objective=objective, shard=DataShard((0, 1, 3), 4))
     rows = [0, 1, 2, 3, 6, 7]
     assert_same([{name: array[rows] for name, array in batch.items()} for batch in whole], gaps)
-    assert DataShard((0, 1, 3), 4).runs(BATCH) == [(0, 4), (6, 8)]
+    assert DataShard((0, 1, 3), 4).row_ranges(BATCH) == [(0, 4), (6, 8)]
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_a_resumed_stream_is_the_stream(traced, objective):
+def test_dataset_from_a_later_step_continues_the_same_batches(traced, objective):
     stream = train(traced, 40, objective=objective)
     for step in (1, 17, 39):
         assert_same(stream[step:], train(traced, 40 - step, objective=objective, start_step=step))
 
 
-def test_phases_have_streams_of_their_own_that_end_and_resume(traced):
+def test_phases_have_different_batches_and_resume(traced):
     phases = (
         Phase(SEQ_LEN, 8, PREDICTIONS, start_step=0, stop_step=6),
         Phase(SEQ_LEN, 8, PREDICTIONS, start_step=6, stop_step=10),
@@ -159,7 +159,7 @@ def test_phases_have_streams_of_their_own_that_end_and_resume(traced):
 
 
 @pytest.mark.parametrize("objective", ["nsp", "packed", "none"])
-def test_a_jump_to_a_late_step(traced, objective):
+def test_late_step_starts_at_once(traced, objective):
     late = train(traced, 3, objective=objective, start_step=1_000_000)
     assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
     # The epoch and the place in it follow from the step alone: so many epochs later, the passes are in the same turn.
@@ -167,12 +167,12 @@ def test_a_jump_to_a_late_step(traced, objective):
     assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
 
 
-def test_seeds_differ(traced):
+def test_seeds_yield_different_batches(traced):
     (a,), (b,) = (train(traced, 1, seed=seed) for seed in (0, 1))
     assert not np.array_equal(a["input_ids"], b["input_ids"])
 
 
-def test_an_epoch_is_a_permutation_and_each_another_one():
+def test_epochs_are_different_permutations():
     pass_ends = np.array([1000, 1900, 3001])
     rows, epochs = epoch_order(pass_ends, stream_key(0), shuffle=True)(np.arange(6002))
     rows, epochs = rows.numpy(), epochs.numpy()
@@ -189,7 +189,7 @@ def test_an_epoch_is_a_permutation_and_each_another_one():
         assert abs(np.corrcoef(order[:size], other[:size])[0, 1]) < 0.15
 
 
-def test_neighbours_in_an_epoch_are_unrelated_in_the_corpus():
+def test_neighboring_rows_of_an_epoch_are_uncorrelated():
     count = 1_000_000
     order = epoch_order(np.array([count]), stream_key(0), shuffle=True)
     rows = order(np.arange(100_000))[0].numpy()
@@ -200,7 +200,7 @@ def test_neighbours_in_an_epoch_are_unrelated_in_the_corpus():
     assert abs(np.corrcoef(rows, later)[0, 1]) < 0.02
 
 
-def test_an_epoch_of_pairs_visits_every_sentence(traced):
+def test_epoch_of_pairs_holds_every_sentence(traced):
     records = pair_records(traced)
     owner = np.full(len(traced.train.tokens), -1)
     for index, record in enumerate(records):
@@ -233,10 +233,10 @@ def test_an_epoch_of_pairs_visits_every_sentence(traced):
 
 
 def pair_records(corpus):
-    return pair_plan(corpus, "train", SEQ_LEN, 0, 1).records
+    return open_pair_index(corpus, "train", SEQ_LEN, 0, 1).records
 
 
-def test_masks_and_cuts_are_drawn_anew_when_a_pass_is_used_again(traced):
+def test_repeated_pass_has_new_masks_and_truncation(traced):
     count = len(pair_records(traced))
     batches = train(traced, -(-2 * count // BATCH), dupe_factor=1)
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
@@ -271,7 +271,7 @@ def test_special_tokens_and_padding_are_never_masked(traced, whole_word):
     assert (batch["input_ids"][batch["input_mask"] == 0] == vocabulary.pad_id).all()
 
 
-def test_an_epoch_without_pairs_holds_every_token_once(traced):
+def test_epoch_of_tiles_holds_every_token_once(traced):
     size, width = len(traced.train.tokens), SEQ_LEN - 2
     count = -(-size // width)
     batches = train(traced, -(-2 * count // BATCH), objective="none")
@@ -306,11 +306,11 @@ def test_evaluation_holds_every_row_once_with_fixed_masks(traced, objective):
     # Neither the batch size nor the number of hosts changes a row.
     for name, array in joined(evaluate(traced, objective, batch_size=2 * BATCH)).items():
         np.testing.assert_array_equal(array[:count], whole[name][:count])
-    parts = [evaluate(traced, objective, share=DataShard((index,), 4)) for index in range(4)]
+    parts = [evaluate(traced, objective, shard=DataShard((index,), 4)) for index in range(4)]
     assert_same(batches, [joined(step) for step in zip(*parts, strict=True)])
 
 
-def test_a_limited_evaluation_is_spread_over_the_split(traced):
+def test_max_rows_spreads_rows_over_the_split(traced):
     batches = evaluate(traced, max_rows=11)
     real = joined(batches)["input_mask"].any(axis=1)
     assert real.sum() == 11 and len(real) == 2 * BATCH
@@ -319,7 +319,7 @@ def test_a_limited_evaluation_is_spread_over_the_split(traced):
     assert first_tokens[-1] > 0.8 * len(traced.heldout.tokens)
 
 
-def test_a_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
+def test_memory_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens")
     array = map_files([tmp_path / "tokens"], np.dtype(np.uint16))
     tensor = without_copy(array)
@@ -327,7 +327,7 @@ def test_a_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
     assert tensor[500].numpy() == 7
 
 
-def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
+def test_corpus_larger_than_memory_is_read(traced, tmp_path):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with open(tmp_path / "tokens", "wb") as file:
         file.truncate(2 * memory)
@@ -343,13 +343,13 @@ def test_a_corpus_may_be_larger_than_memory(traced, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"seed": -1}, "seed is -1"),
-        ({"dupe_factor": 0}, "dupe_factor is 0"),
-        ({"share": DataShard((0,), 3)}, "batch_size 8 cannot be split into 3 parts"),
-        ({"phase": dataclasses.replace(PHASE, start_step=5), "start_step": 4}, "step 4 is outside its phase"),
+        ({"seed": -1}, "config.seed=-1 is negative"),
+        ({"dupe_factor": 0}, "dupe_factor=0 is out of range"),
+        ({"shard": DataShard((0,), 3)}, "batch_size=8 is not divisible by 3 data shards"),
+        ({"phase": dataclasses.replace(PHASE, start_step=5), "start_step": 4}, "step 4 is outside of its phase"),
     ],
 )
-def test_wrong_use_is_one_clear_line(traced, change, message):
+def test_invalid_arguments_raise_one_line(traced, change, message):
     with pytest.raises(UsageError, match=message) as error:
         train(traced, 1, **change)
     assert "\n" not in str(error.value)
@@ -358,19 +358,19 @@ def test_wrong_use_is_one_clear_line(traced, change, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((7, 8, 2, 0, 1), "seq_len is 7"),
-        ((64, 0, 2, 0, 1), "batch_size is 0"),
-        ((64, 8, 0, 0, 1), "max_predictions is 0"),
-        ((64, 8, 65, 0, 1), "max_predictions is 65"),
+        ((7, 8, 2, 0, 1), "seq_len=7 is too short"),
+        ((64, 0, 2, 0, 1), "batch_size=0 is out of range"),
+        ((64, 8, 0, 0, 1), "max_predictions=0 is out of range"),
+        ((64, 8, 65, 0, 1), "max_predictions=65 is out of range"),
         ((64, 8, 10, 5, 4), "steps 5 to 4"),
     ],
 )
-def test_impossible_phases_are_refused(arguments, message):
+def test_invalid_phases_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         Phase(*arguments)
 
 
-def test_an_empty_heldout_split_is_refused(make_corpus):
+def test_empty_heldout_split_is_refused(make_corpus):
     corpus = make_corpus([[3, 4], [5]], [])
     assert read_manifest(corpus.path)
     for objective in ("nsp", "none"):

@@ -105,7 +105,7 @@ def test_what_steps_read_is_verified_and_the_rest_is_not(corpus, source):
     corpus = store.open_corpus(corpus.path)
     steps, path = 3, corpus.path / "train.tokens.bin"
     arguments = {"source": source, **TRAINING}
-    dataset = train_dataset(corpus, PHASE, masking=Masking(), start_step=0, share=SINGLE_SHARD, **arguments)
+    dataset = train_dataset(corpus, PHASE, masking=Masking(), start_step=0, shard=SINGLE_SHARD, **arguments)
     batches = list(itertools.islice(dataset.as_numpy_iterator(), steps))
     before = corpus.verification._left[path].copy()
     verified.verify_training(corpus, (PHASE,), steps, **arguments)
@@ -170,7 +170,7 @@ def test_an_evaluation_verifies_the_held_out_split(corpus):
         max_predictions=3,
         source=SENTENCE_PAIRS,
         masking=Masking(),
-        share=SINGLE_SHARD,
+        shard=SINGLE_SHARD,
     )
     assert list(verified.watched(dataset, opened, lambda made: None))
     damage(file, np.flatnonzero(opened.verification._left[file])[-1] * BLOCK)
@@ -186,7 +186,7 @@ def test_a_batch_that_cannot_be_made_is_told_by_the_damage(corpus):
         damage(corpus.path / "train.tokens.bin", block * BLOCK, b"\xff" * BLOCK)
     masking = Masking(whole_word=True)
     arguments = {"source": TILES, **TRAINING}
-    dataset = train_dataset(opened, PHASE, masking=masking, start_step=0, share=SINGLE_SHARD, **arguments)
+    dataset = train_dataset(opened, PHASE, masking=masking, start_step=0, shard=SINGLE_SHARD, **arguments)
     opened.verification.start = lambda: None
     batches = verified.watched(
         dataset, opened, lambda made: verified.verify_training(opened, (PHASE,), made, **arguments)

@@ -17,7 +17,7 @@ from bertjax.data.corpus import blocks
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.data.pretraining import batches
-from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
@@ -72,7 +72,7 @@ def test_a_task_checks_the_corpus_it_reads(corpus, tmp_path, monkeypatch):
 
 def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(corpus, whole, tmp_path):
     config, task = make(corpus, data__packing=True, steps=3, eval_every=3)
-    assert config.phases[0].spans_a_row > 1
+    assert config.phases[0].spans_per_row > 1
     loop.train(task, str(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     real = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
@@ -82,7 +82,7 @@ def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(cor
 
 
 def test_evaluation_takes_each_held_out_row_once(corpus):
-    rows = len(pair_plan(open_corpus(corpus), "heldout", 16, 0, 1).records)
+    rows = len(open_pair_index(open_corpus(corpus), "heldout", 16, 0, 1).records)
     _, task = make(corpus, data__batch_size=rows - 3)
     labels = [batch["next_sentence_labels"] for batch in task.eval_batches(SINGLE_SHARD)]
     assert len(labels) == 2

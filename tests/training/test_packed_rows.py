@@ -26,7 +26,7 @@ CONFIG = ModelConfig(
     initializer_range=0.3,
 )
 PHASE = Phase(
-    seq_len=24, batch_size=4, max_predictions=3, start_step=0, stop_step=1, spans_a_row=3, packed_row_predictions=5
+    seq_len=24, batch_size=4, max_predictions=3, start_step=0, stop_step=1, spans_per_row=3, packed_row_predictions=5
 )
 
 

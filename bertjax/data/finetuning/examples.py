@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_of
+from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 
@@ -52,7 +52,7 @@ class Examples:
         return digest.hexdigest()
 
 
-_PADDING_VALUES = padding_of((*EXAMPLE, TOKEN_LABELS))
+_PADDING_VALUES = padding_values((*EXAMPLE, TOKEN_LABELS))
 
 
 def padding_value(name: str) -> int:

@@ -1,6 +1,6 @@
-"""From spans of the corpus to rows of tokens, a whole batch at a time.
+"""Assembly of token rows from spans of the corpus, one batch at a time.
 
-B rows of a batch, S tokens a row.
+Axes: B rows, S tokens per row.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from bertjax.data.pretraining.rows import Spans
 _EXACT_BITS = 64
 
 
-class Assembled(NamedTuple):
-    """Rows of one span each, with their special tokens and padding.
+class TokenRows(NamedTuple):
+    """Rows of one span each, with special tokens and padding.
 
     Attributes:
-      ids: int32 [B, S].
-      segment_ids: int32 [B, S], 1 for B and the [SEP] after it.
-      lengths: int32 [B].
+      ids: token ids, int32 [B, S].
+      segment_ids: 1 for B and the [SEP] after it, else 0, int32 [B, S].
+      lengths: tokens without padding, int32 [B].
     """
 
     ids: tf.Tensor
@@ -27,50 +27,52 @@ class Assembled(NamedTuple):
     lengths: tf.Tensor
 
 
-def truncated(spans: Spans, room: int, bits: tf.Tensor) -> Spans:
-    """Cuts pairs to `room` tokens as `truncate_seq_pair` of google-research/bert's script does; others stay.
+def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
+    """Truncates pairs as `truncate_seq_pair` of google-research/bert `create_pretraining_data.py` does.
 
-    The script drops one token at a time from the longer of A and B, from B where they are equal, and from the front or
-    the back with probability 1/2 each. So the lengths left have a closed form, and the number of tokens lost in front
-    is binomial.
+    The script drops one token at a time from the longer of A and B, or from B if they are equal, and from the front or
+    the back with probability 1/2. Hence the remaining lengths have a closed form, and the number of tokens dropped from
+    the front is binomial.
 
     Args:
-      spans: of B rows.
-      room: tokens A and B may have together.
-      bits: uint64 [B, 2], uniform.
+      spans: spans of B rows.
+      max_tokens: maximum tokens of A and B together.
+      bits: uniform random bits, uint64 [B, 2].
     """
-    a_kept = tf.minimum(spans.a_length, tf.maximum(room - spans.b_length, (room + 1) // 2))
-    b_kept = tf.minimum(spans.b_length, tf.maximum(room - spans.a_length, room // 2))
+    a_length = tf.minimum(spans.a_length, tf.maximum(max_tokens - spans.b_length, (max_tokens + 1) // 2))
+    b_length = tf.minimum(spans.b_length, tf.maximum(max_tokens - spans.a_length, max_tokens // 2))
     return spans._replace(
-        a_start=spans.a_start + _lost_in_front(spans.a_length - a_kept, bits[:, 0]),
-        a_length=a_kept,
-        b_start=spans.b_start + _lost_in_front(spans.b_length - b_kept, bits[:, 1]),
-        b_length=b_kept,
+        a_start=spans.a_start + _dropped_from_front(spans.a_length - a_length, bits[:, 0]),
+        a_length=a_length,
+        b_start=spans.b_start + _dropped_from_front(spans.b_length - b_length, bits[:, 1]),
+        b_length=b_length,
     )
 
 
-def _lost_in_front(lost: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Binomial(lost, 1/2), int64 [B]: the ones among `lost` random bits; the rounded normal where 64 are too few."""
-    used_bits = tf.bitwise.right_shift(bits, tf.cast(_EXACT_BITS - tf.clip_by_value(lost, 1, _EXACT_BITS), tf.uint64))
-    exact = tf.where(lost > 0, tf.cast(tf.raw_ops.PopulationCount(x=used_bits), tf.int64), 0)
-    # The 53 bits that a float64 holds, and a half so that it is never 0.
+def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+    """Draws from Binomial(dropped, 1/2), int64 [B]: counts random bits, or above 64 of them rounds a normal."""
+    used_bits = tf.bitwise.right_shift(
+        bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
+    )
+    exact = tf.where(dropped > 0, tf.cast(tf.raw_ops.PopulationCount(x=used_bits), tf.int64), 0)
+    # A float64 holds 53 bits; the added half avoids 0.
     high_bits = tf.cast(tf.bitwise.right_shift(bits, tf.constant(11, tf.uint64)), tf.int64)
     uniform = (tf.cast(high_bits, tf.float64) + 0.5) * 2.0**-53
-    number = tf.cast(lost, tf.float64)
+    number = tf.cast(dropped, tf.float64)
     normal = tf.cast(tf.round(number / 2 + tf.sqrt(number) / 2 * tf.math.ndtri(uniform)), tf.int64)
-    return tf.where(lost <= _EXACT_BITS, exact, tf.clip_by_value(normal, 0, lost))
+    return tf.where(dropped <= _EXACT_BITS, exact, tf.clip_by_value(normal, 0, dropped))
 
 
-def assembled(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> Assembled:
-    """Rows of [CLS] A [SEP] B [SEP] and [PAD] if paired, of [CLS] A [SEP] and [PAD] else.
+def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> TokenRows:
+    """Assembles rows of [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without pairs, padded with [PAD].
 
     Args:
-      tokens: [tokens], any integer type.
-      spans: of B rows, with room for the special tokens. Without pairs they may run over the end of `tokens` and go on
-        at its start.
+      tokens: tokens of the corpus, any integer type.
+      spans: spans of B rows that leave room for the special tokens. Without pairs, a span may wrap around the end of
+        `tokens`.
       seq_len: S.
-      vocabulary: has the ids of the special tokens.
-      paired: whether rows have a B.
+      vocabulary: vocabulary with the ids of the special tokens.
+      paired: whether rows have a segment B.
     """
     position = tf.range(seq_len)
     a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [B, 1]
@@ -88,11 +90,11 @@ def assembled(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabul
     special = tf.where((position == a_end) | (position == last), vocabulary.sep_id, special)
     ids = tf.where(is_text, tf.cast(tf.gather(tokens, index), tf.int32), special)
     segment_ids = tf.cast((position > a_end) & (position <= last), tf.int32)
-    return Assembled(ids, segment_ids, last[:, 0] + 1)
+    return TokenRows(ids, segment_ids, last[:, 0] + 1)
 
 
-def one_a_row(rows: Assembled) -> dict[str, tf.Tensor]:
-    """What a batch has besides its tokens where each span is a row."""
+def mask_and_segments(rows: TokenRows) -> dict[str, tf.Tensor]:
+    """Returns `input_mask` and `segment_ids` of rows of one span each."""
     length = tf.shape(rows.ids)[1]
     return {
         "input_mask": tf.cast(tf.range(length) < rows.lengths[:, None], tf.int32),

@@ -1,49 +1,50 @@
-"""What no context at all reaches on the held-out rows: the line a model has to get beyond."""
+"""Baseline metrics of predictions that ignore the context."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from bertjax.data.corpus.store import Corpus
+from bertjax.data.pretraining.source import Prediction
 
 _BLOCK_TOKENS = 1 << 24
 
 
 def context_free_baseline(
-    corpus: Corpus, eval_batches: Iterable[dict[str, np.ndarray]], names: Sequence[str]
+    corpus: Corpus, eval_batches: Iterable[dict[str, np.ndarray]], names: Sequence[str], prediction: Prediction
 ) -> dict[str, float]:
-    """Metrics of guessing by frequency, on the same positions and pairs that a model is evaluated on.
+    """Computes metrics of predicting token frequencies, on the positions and pairs that a model is evaluated on.
 
     Args:
-      names: of what is predicted, such as `mlm`.
+      corpus: corpus of the run.
+      eval_batches: all evaluation batches.
+      names: prefixes of the token metrics, such as `mlm`.
+      prediction: predicted tokens of the batches.
 
     Returns:
-      NAME_loss: nats, cross-entropy of the predicted tokens under training frequencies (one added to each count).
-      NAME_accuracy: share of the predicted tokens that are the most frequent training token.
-      nsp_accuracy: share of the more frequent of IsNext and NotNext; left out without pairs.
-      heldout_entropy: nats, of the held-out tokens' own frequencies: no guess without context has a lower mean loss.
+      NAME_loss: cross-entropy of the predicted tokens under training frequencies, in nats (add-one smoothing).
+      NAME_accuracy: fraction of the predicted tokens that are the most frequent training token.
+      nsp_accuracy: fraction of the more frequent next-sentence label; missing without labels.
+      heldout_entropy: entropy of the held-out token frequencies in nats, a lower bound for losses without context.
     """
     size = corpus.manifest["vocabulary"]["size"]
     train, heldout = (token_counts(split.tokens, size) for split in (corpus.train, corpus.heldout))
     predicted, labels = np.zeros(size, np.int64), np.zeros(2, np.int64)
     for batch in eval_batches:
-        if "masked_lm_ids" in batch:
-            predicted += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=size)
-            known = batch["next_sentence_labels"]
-            labels += np.bincount(known[known >= 0], minlength=2)
-        else:
-            # All but the first and the last token of a row.
-            predicted += np.bincount(batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0], minlength=size)
-    share, own_share = predicted / predicted.sum(), heldout / heldout.sum()
-    own_share = own_share[own_share > 0]
-    loss, accuracy = float(-(share * np.log((train + 1) / (train + 1).sum())).sum()), float(share[train.argmax()])
+        predicted += np.bincount(prediction.predicted_ids(batch), minlength=size)
+        batch_labels = prediction.next_sentence_labels(batch)
+        labels += np.bincount(batch_labels[batch_labels >= 0], minlength=2)
+    frequencies, heldout_frequencies = predicted / predicted.sum(), heldout / heldout.sum()
+    heldout_frequencies = heldout_frequencies[heldout_frequencies > 0]
+    loss = float(-(frequencies * np.log((train + 1) / (train + 1).sum())).sum())
+    accuracy = float(frequencies[train.argmax()])
     values = {f"{name}_{metric}": value for name in names for metric, value in (("loss", loss), ("accuracy", accuracy))}
-    values["heldout_entropy"] = float(-(own_share * np.log(own_share)).sum())
+    values["heldout_entropy"] = float(-(heldout_frequencies * np.log(heldout_frequencies)).sum())
     return values | ({"nsp_accuracy": float(labels.max() / labels.sum())} if labels.sum() else {})
 
 
 def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
-    """[tokens] ids to int64 [size] counts, block by block, since the array may be larger than RAM."""
+    """Counts token ids, int64 [size], in blocks, since the array may be larger than memory."""
     counts = np.zeros(size, np.int64)
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         counts += np.bincount(tokens[start : start + _BLOCK_TOKENS], minlength=size)

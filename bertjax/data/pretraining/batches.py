@@ -1,10 +1,10 @@
-"""Pre-training batches with tf.data: each a pure function of (corpus, seed, step), made by whole-batch operations.
+"""Pre-training batches with tf.data; each batch is a pure function of (corpus, seed, step).
 
-Position p counts the rows of a phase: row r of step s is p = (s - start_step) * batch_size + r. A position decides
-its span of the corpus and its random numbers with a fixed number of operations, so the rows do not depend on the
-number of hosts and a jump to any step costs what the first step costs.
+Row r of step s has the position (s - start_step) * batch_size + r in its phase. The position determines the span of the
+corpus and the random numbers of the row in a constant number of operations. Hence rows do not depend on the number of
+hosts, and starting at any step is as fast as starting at the first one.
 
-B rows of a batch on this process, S tokens a row, P predictions a row.
+Axes: B rows of this process, S tokens per row, P predictions per row.
 """
 
 import contextlib
@@ -13,19 +13,19 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus, Split
-from bertjax.data.pretraining.assembly import assembled, truncated
-from bertjax.data.pretraining.config import SPECIAL_TOKENS_OF_PAIR, Masking, Phase, check_shape
+from bertjax.data.pretraining.assembly import assemble_rows, truncate_pairs
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase, check_shape
 from bertjax.data.pretraining.rows import (
     Spans,
     stream_key,
     without_copy,
 )
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
-from bertjax.data.schema import Schema, padding_of
+from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 
-# TensorFlow only feeds; it must not take the accelerator's memory. Too late if something else already started it.
+# Keeps TensorFlow from reserving accelerator memory; fails if TensorFlow has already initialized the devices.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
@@ -43,44 +43,46 @@ def train_dataset(
     seed: int,
     dupe_factor: int,
     start_step: int,
-    share: DataShard,
+    shard: DataShard,
     parallel_calls: int | None = None,
     shuffle: bool = True,
 ) -> tf.data.Dataset:
-    """This process's rows of the batches of steps `start_step` to `phase.stop_step`, in order.
+    """Returns the training batches of steps `start_step` to `phase.stop_step`, with the rows of this process.
 
-    Rows of an epoch come in an order of its own, and truncated ends and masks are drawn anew in every epoch, also where
-    a pass is used again.
+    Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated.
 
     Args:
-      corpus: an opened corpus.
-      phase: shape of the batch and its steps.
-      source: of the rows: `SENTENCE_PAIRS`, `PACKED_PAIRS`, `TILES` or `WHOLE_TILES`.
-      masking: what is masked, and how.
-      seed: 0 or more.
-      dupe_factor: different passes to make before the first is used again.
+      corpus: open corpus.
+      phase: batch shape and steps.
+      source: source of the rows: `SENTENCE_PAIRS`, `PACKED_PAIRS`, `TILES` or `WHOLE_TILES`.
+      masking: masking settings.
+      seed: random seed, 0 or more.
+      dupe_factor: number of different passes, after which the first one is repeated.
       start_step: first step of the dataset, within the phase.
-      share: the rows of the global batch that are made.
-      parallel_calls: batches made at the same time; chosen by tf.data if None.
-      shuffle: False takes each epoch's rows in the order of the corpus, to see what random access costs.
+      shard: rows of the global batch to produce.
+      parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
+      shuffle: whether to shuffle the rows of an epoch; without it, rows have the order of the corpus.
 
     Returns:
-      A dataset of dictionaries: input_ids, input_mask, segment_ids int32 [B, S]; and of masked rows also
-      masked_lm_positions, masked_lm_ids int32 [B, P]; masked_lm_weights float32 [B, P]; next_sentence_labels int32 [B],
-      0 IsNext, 1 NotNext, -1 none. Packed rows of up to K pairs have sequence_ids, counted from 1, and position_ids
-      int32 [B, S] in place of input_mask, and next_sentence_labels [B, K].
+      A dataset of dictionaries.
+        `input_ids`, `input_mask`, `segment_ids`: int32 [B, S].
+        `masked_lm_positions`, `masked_lm_ids`: int32 [B, P], and `masked_lm_weights`: float32 [B, P]; not for
+        `WHOLE_TILES`.
+        `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 without a label; not for `WHOLE_TILES`.
+      `PACKED_PAIRS` has `sequence_ids`, counted from 1, and `position_ids`, int32 [B, S], instead of `input_mask`, and
+      `next_sentence_labels` [B, K].
 
     Raises:
-      UsageError: an argument is out of its range, or the corpus is too small.
-      BertjaxError: the pair plan cannot be made or stored.
+      UsageError: an argument is out of range, or the corpus is too small.
+      BertjaxError: the pair index cannot be built or stored.
     """
-    runs = share.runs(phase.batch_size)
+    row_ranges = shard.row_ranges(phase.batch_size)
     if seed < 0:
-        raise UsageError(f"seed is {seed}; it must be 0 or more")
+        raise UsageError(f"config.seed={seed} is negative; use 0 or more")
     if dupe_factor < 1:
-        raise UsageError(f"dupe_factor is {dupe_factor}; it must be at least 1")
+        raise UsageError(f"config.data.dupe_factor={dupe_factor} is out of range; use at least 1")
     if not phase.start_step <= start_step <= phase.stop_step:
-        raise UsageError(f"step {start_step} is outside its phase, steps {phase.start_step} to {phase.stop_step}")
+        raise UsageError(f"step {start_step} is outside of its phase; use {phase.start_step} to {phase.stop_step}")
 
     lookup = source.train(corpus, phase, seed, dupe_factor, shuffle)
     assemble = _assembler(
@@ -90,11 +92,11 @@ def train_dataset(
         phase.seq_len,
         phase.max_predictions,
         source,
-        runs,
+        row_ranges,
         seed,
         phase.start_step,
     )
-    rows = share.rows(phase.batch_size)
+    rows = shard.rows(phase.batch_size)
 
     def batch_of_step(step: tf.Tensor) -> Batch:
         first = (step - phase.start_step) * phase.batch_size
@@ -111,38 +113,49 @@ def eval_dataset(
     max_predictions: int,
     source: RowSource,
     masking: Masking,
-    share: DataShard,
+    shard: DataShard,
     max_rows: int | None = None,
     parallel_calls: int | None = None,
 ) -> tf.data.Dataset:
-    """This process's rows of one pass over the held-out documents, each row exactly once, in order.
+    """Returns the evaluation batches, with each held-out row exactly once.
 
-    Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows` alone:
-    not on the training seed, the step, `batch_size` or the number of processes. The last batch is filled up with rows
-    of padding, whose weights are 0 and whose label is -1. As `train_dataset` otherwise.
+    Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows` only, not on
+    the training seed, the step, `batch_size` or the number of processes. Rows of padding, with weights 0 and label -1,
+    complete the last batch.
 
     Args:
-      max_rows: takes so many rows, spread evenly over the split; all rows if None.
+      corpus: open corpus.
+      seq_len: tokens per row.
+      batch_size: rows of the global batch.
+      max_predictions: maximum predictions of a row.
+      source: source of the rows, see `train_dataset`.
+      masking: masking settings.
+      shard: rows of the global batch to produce.
+      max_rows: number of rows, spread evenly over the split (default: None, all rows).
+      parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
+
+    Returns:
+      A dataset of dictionaries like those of `train_dataset`.
 
     Raises:
-      UsageError: an argument is out of its range, or the held-out split is too small.
-      BertjaxError: the pair plan cannot be made or stored.
+      UsageError: an argument is out of range, or the held-out split is too small.
+      BertjaxError: the pair index cannot be built or stored.
     """
     check_shape(seq_len, batch_size, max_predictions)
     source = source.heldout_like or source
-    runs = share.runs(batch_size)
+    row_ranges = shard.row_ranges(batch_size)
     if max_rows is not None and max_rows < 1:
-        raise UsageError(f"max_rows of the evaluation is {max_rows}; it must be at least 1")
+        raise UsageError(f"max_rows={max_rows} is out of range; use at least 1")
     available, lookup = source.heldout(corpus, seq_len)
     count = min(available, max_rows or available)
-    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, source, runs, EVAL_SEED)
-    rows = share.rows(batch_size)
+    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, source, row_ranges, EVAL_SEED)
+    rows = shard.rows(batch_size)
 
     def batch_of_index(index: tf.Tensor) -> Batch:
         first = index * batch_size
         positions = first + rows
         spans = lookup(tf.minimum(positions, count - 1) * available // count)
-        return _only_real(assemble(spans, first), positions < count, source.prediction.schema)
+        return _pad_rows(assemble(spans, first), positions < count, source.prediction.schema)
 
     return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
 
@@ -151,11 +164,11 @@ def _mapped(
     indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch], parallel_calls: int | None
 ) -> tf.data.Dataset:
     calls = tf.data.AUTOTUNE if parallel_calls is None else parallel_calls
-    # There is no Python in it to be converted, which would take a second a dataset and leave files.
+    # Autograph conversion is not needed, takes a second per dataset and leaves temporary files.
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = indices.map(make_batch, num_parallel_calls=calls, deterministic=True)
     options = tf.data.Options()
-    # Batches are made in parallel; operations within one that also spread over the cores only get in their way.
+    # Batches are produced in parallel, so that intra-op parallelism would only add contention.
     options.threading.max_intra_op_parallelism = 1
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
@@ -167,53 +180,55 @@ def _assembler(
     seq_len: int,
     max_predictions: int,
     source: RowSource,
-    runs: list[tuple[int, int]],
+    row_ranges: list[tuple[int, int]],
     *seeds: int,
 ) -> Callable[[Spans, tf.Tensor], Batch]:
-    """Makes the function of (spans of the `runs` of rows, position of the global batch's first row) to a batch."""
+    """Returns a function from (spans of the rows, position of the first row of the global batch) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
-    predict = source.prediction.maker(vocabulary, masking, seq_len, max_predictions)
+    make_batch = source.prediction.make_batch_function(vocabulary, masking, seq_len, max_predictions)
     mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
-    row_uniforms = source.prediction.uniforms(masking, seq_len, max_predictions)
-    # Philox makes 128 bits a count of its counter; whole counts a row let any row's numbers be made alone.
-    row_counts = -(-row_uniforms // 4)
+    num_uniforms = source.prediction.num_uniforms(masking, seq_len, max_predictions)
+    # Philox yields 4 numbers per counter value; each row starts at a new value, so that rows are independent.
+    counters_per_row = -(-num_uniforms // 4)
 
-    def by_run(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """What `draw` gives for the first row and the number of rows of each run."""
-        return tf.concat([draw(start, stop - start) for start, stop in runs], axis=0)
+    def draw_ranges(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
+        """Concatenates what `draw` returns for the first row and the number of rows of each range."""
+        return tf.concat([draw(start, stop - start) for start, stop in row_ranges], axis=0)
 
     def assemble(spans: Spans, first: tf.Tensor) -> Batch:
-        uniforms = by_run(
+        uniforms = draw_ranges(
             lambda start, rows: tf.raw_ops.StatelessRandomUniformV2(
-                shape=[rows, 4 * row_counts],
+                shape=[rows, 4 * counters_per_row],
                 key=[mask_key],
-                counter=tf.cast(tf.stack([(first + start) * row_counts, 0]), tf.uint64),
+                counter=tf.cast(tf.stack([(first + start) * counters_per_row, 0]), tf.uint64),
                 alg=_PHILOX,
             )
-        )[:, :row_uniforms]
-        if source.is_paired:
-            places = source.spans_a_row
-            bits = by_run(
+        )[:, :num_uniforms]
+        if source.has_pairs:
+            slots = source.spans_per_row
+            bits = draw_ranges(
                 lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
-                    shape=[rows * places, 2],
+                    shape=[rows * slots, 2],
                     key=[cut_key],
-                    counter=tf.cast(tf.stack([(first + start) * places, 0]), tf.uint64),
+                    counter=tf.cast(tf.stack([(first + start) * slots, 0]), tf.uint64),
                     alg=_PHILOX,
                     dtype=tf.uint64,
                 )
             )
-            bits = bits if spans.place is None else tf.gather(bits, spans.place)
-            spans = truncated(spans, seq_len - SPECIAL_TOKENS_OF_PAIR, bits)
-        return predict(assembled(tokens, spans, seq_len, vocabulary, source.is_paired), spans, uniforms)
+            bits = bits if spans.slots is None else tf.gather(bits, spans.slots)
+            spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, bits)
+        return make_batch(assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs), spans, uniforms)
 
     return assemble
 
 
-def _only_real(batch: Batch, real: tf.Tensor, schema: Schema) -> Batch:
-    """The batch with padding in the rows that are not real."""
-    padding = padding_of(schema)
+def _pad_rows(batch: Batch, is_real: tf.Tensor, schema: Schema) -> Batch:
+    """Replaces the rows that are not real by padding."""
+    padding = padding_values(schema)
     return {
-        name: tf.where(real if value.shape.rank == 1 else real[:, None], value, tf.constant(padding[name], value.dtype))
+        name: tf.where(
+            is_real if value.shape.rank == 1 else is_real[:, None], value, tf.constant(padding[name], value.dtype)
+        )
         for name, value in batch.items()
     }

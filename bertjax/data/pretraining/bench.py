@@ -1,4 +1,4 @@
-"""How fast pre-training batches are made."""
+"""Benchmark of the pre-training input pipeline."""
 
 import dataclasses
 import itertools
@@ -32,25 +32,33 @@ def bench_input(
     seconds: float = 10.0,
     parallel_calls: int | None = None,
 ) -> dict[str, Any]:
-    """Measures the training input by iterating over it, in training's order and, in turns, in the corpus's order.
+    """Measures the speed of the input pipeline, in training order and in corpus order by turns.
 
     Args:
-      phase: shape of the batch; its steps do not matter.
-      seconds: for each of the two orders.
-      Others as in `pretraining.train_dataset`.
+      corpus: open corpus.
+      phase: batch shape; its steps are ignored.
+      source: source of the rows.
+      masking: masking settings.
+      seed: random seed.
+      dupe_factor: number of different passes.
+      seconds: duration of the measurement of each order.
+      parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
 
     Returns:
-      real_tokens_per_second: in training's order, without padding.
-      positions_per_second: with padding.
-      sequential_positions_per_second: the same with neighbouring rows from neighbouring places of the corpus.
-      random_access_cost: share of the sequential rate lost to training's order.
-      seconds_to_first_batch: with the pair plan, whether made or read.
-      batches, seconds: measured in training's order.
-      fill: share of positions that are not padding, of the first batches.
-      seq_len, batch_size: of the phase.
+      real_tokens_per_second: tokens without padding, in training order.
+      positions_per_second: positions with padding, in training order.
+      sequential_positions_per_second: positions with padding, in corpus order.
+      random_access_cost: fraction of the sequential rate that is lost in training order.
+      seconds_to_first_batch: time to the first batch, including the pair index.
+      batches: batches measured in training order.
+      seconds: duration of their measurement.
+      token_fraction: fraction of positions that are not padding, in the first batches.
+      seq_len: tokens per row.
+      batch_size: rows per batch.
 
     Raises:
-      UsageError, BertjaxError: as `pretraining.train_dataset`; also, the corpus is damaged.
+      UsageError: an argument is out of range, or the corpus is too small.
+      BertjaxError: the corpus is damaged, or the pair index cannot be stored.
     """
     # More steps than any measurement reaches.
     phase = dataclasses.replace(phase, start_step=0, stop_step=1 << 40)
@@ -64,7 +72,7 @@ def bench_input(
             seed=seed,
             dupe_factor=dupe_factor,
             start_step=0,
-            share=SINGLE_SHARD,
+            shard=SINGLE_SHARD,
             parallel_calls=parallel_calls,
             shuffle=shuffle,
         )
@@ -74,41 +82,41 @@ def bench_input(
         verify_training(corpus, (phase,), steps, source=source, seed=seed, dupe_factor=dupe_factor, shuffle=shuffle)
 
     if not 0 < seconds <= 3600:
-        raise UsageError(f"--seconds is {seconds}; it must be above 0 and at most 3600")
+        raise UsageError(f"--seconds={seconds} is out of range; use a value above 0 and at most 3600")
     started = time.perf_counter()
     stream = batches(shuffle=True)
     first_batches = [next(stream)]
     seconds_to_first_batch = time.perf_counter() - started
     first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
-    fill = float(np.mean([is_token(batch).mean() for batch in first_batches]))
+    token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
     del stream
 
-    count, spent = {True: 0, False: 0}, {True: 0.0, False: 0.0}
-    # In turns, so that other work on the machine slows both alike; never both at once, or one fills its buffers while
-    # the other is measured.
+    count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+    # Measured by turns, so that other load affects both orders equally. Never at the same time, since prefetching of one
+    # would disturb the other.
     for shuffle in [True, False] * _ROUNDS:
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
         count[shuffle] += batch_count
-        spent[shuffle] += batch_seconds
+        elapsed[shuffle] += batch_seconds
     for shuffle in count:
         verify(count[shuffle] + _WARM_UP_BATCHES, shuffle)
-    rate = {shuffle: count[shuffle] * phase.batch_size * phase.seq_len / spent[shuffle] for shuffle in count}
+    rate = {shuffle: count[shuffle] * phase.batch_size * phase.seq_len / elapsed[shuffle] for shuffle in count}
     return {
-        "real_tokens_per_second": fill * rate[True],
+        "real_tokens_per_second": token_fraction * rate[True],
         "positions_per_second": rate[True],
         "sequential_positions_per_second": rate[False],
         "random_access_cost": 1 - rate[True] / rate[False],
         "seconds_to_first_batch": seconds_to_first_batch,
         "batches": count[True],
-        "seconds": spent[True],
-        "token_fraction": fill,
+        "seconds": elapsed[True],
+        "token_fraction": token_fraction,
         "seq_len": phase.seq_len,
         "batch_size": phase.batch_size,
     }
 
 
 def _measure(stream: Iterator[dict[str, np.ndarray]], seconds: float) -> tuple[int, float]:
-    """Batches taken, at least one, and the seconds this took; without the first few, which start the threads."""
+    """Returns the number of batches, at least one, and their duration, after a warm-up that starts the threads."""
     for _ in range(_WARM_UP_BATCHES):
         next(stream)
     begin = time.perf_counter()

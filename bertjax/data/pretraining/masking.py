@@ -1,6 +1,6 @@
-"""Masking whole batches of rows, as TensorFlow graph operations.
+"""Masking of batches, as TensorFlow graph operations.
 
-B rows of a batch, S tokens a row, P predictions a row, V vocabulary.
+Axes: B rows, S tokens per row, P predictions per row, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -10,23 +10,24 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.tokenizer import Vocabulary
-from bertjax.data.pretraining.assembly import Assembled, one_a_row
-from bertjax.data.pretraining.config import MASKED_LM_BATCH, Masking, prediction_numbers
+from bertjax.data.pretraining.assembly import TokenRows, mask_and_segments
+from bertjax.data.pretraining.config import MASKED_LM_BATCH, Masking, predictions_by_length
+from bertjax.data.pretraining.formatting import format_masked_row
 from bertjax.data.pretraining.rows import Spans
-from bertjax.data.pretraining.source import Prediction
+from bertjax.data.pretraining.source import NumpyBatch, Prediction
 
-# How many words too long for what is left of a row's predictions are passed over before choosing stops.
+# Words that are skipped because they exceed the remaining predictions of a row, before the choice ends.
 _SKIPPED_WORDS = 2
 
 
 class Masked(NamedTuple):
-    """Rows after masking; unused predictions are at the end, all zero.
+    """Rows after masking; unused predictions are zero and come last.
 
     Attributes:
-      input_ids: int32 [B, S].
-      positions: int32 [B, P], ascending.
-      ids: int32 [B, P], what stood there.
-      weights: float32 [B, P], 1 for a prediction, 0 for an unused one.
+      input_ids: token ids after masking, int32 [B, S].
+      positions: predicted positions, int32 [B, P], ascending.
+      ids: original ids at these positions, int32 [B, P].
+      weights: 1 for a prediction, 0 for an unused one, float32 [B, P].
     """
 
     input_ids: tf.Tensor
@@ -35,31 +36,31 @@ class Masked(NamedTuple):
     weights: tf.Tensor
 
 
-def uniforms_per_row(seq_len: int, max_predictions: int) -> int:
-    """Random numbers `masker` takes for a row."""
+def num_uniforms(seq_len: int, max_predictions: int) -> int:
+    """Returns the random numbers that masking a row needs."""
     return seq_len + 2 * max_predictions
 
 
-def masker(
+def make_masker(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
-    """Makes the function that masks a batch.
+    """Returns a function that masks a batch.
 
     A row of n tokens, special ones included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
-    google-research/bert's `create_pretraining_data.py`, or as many as it has tokens to choose from. None of the five
-    special tokens is chosen, wherever it stands (the script may choose an [UNK] of the text), and none is drawn as a
-    random token (the script draws from the whole vocabulary).
+    google-research/bert `create_pretraining_data.py`, or fewer if it has fewer ordinary tokens. Special tokens are
+    never masked and never drawn as a random replacement; the script may mask an [UNK] of the text, and draws
+    replacements from the whole vocabulary.
 
-    Whole words (runs of a piece and its continuations) are taken in random order while they fit, never exceeding that
-    number. The script passes over any number of words that do not fit, here the choice ends at the third of a row; the
-    script also takes a continuation at the start of B for the end of A's last word, here it is a word of its own.
+    Whole words (a piece and its continuations) are chosen in random order while they fit. The choice ends at the third
+    word of a row that does not fit, while the script skips any number of them. A continuation at the start of B is a
+    word of its own, while the script appends it to the last word of A.
 
     Returns:
-      A function of ids int32 [B, S], row lengths int32 [B] and uniforms float32
-      [B, uniforms_per_row] in [0, 1) to `Masked`.
+      A function from ids int32 [B, S], row lengths int32 [B] and uniforms float32 [B, num_uniforms] in [0, 1) to
+      `Masked`.
     """
-    choose = chooser(vocabulary, masking, seq_len, max_predictions)
-    replace = replacer(vocabulary, masking, seq_len)
+    choose = make_chooser(vocabulary, masking, seq_len, max_predictions)
+    replace = make_replacer(vocabulary, masking, seq_len)
 
     def mask(ids: tf.Tensor, lengths: tf.Tensor, uniforms: tf.Tensor) -> Masked:
         choice, others = tf.split(uniforms, [seq_len, 2 * max_predictions], axis=1)
@@ -68,11 +69,11 @@ def masker(
     return mask
 
 
-def chooser(
+def make_chooser(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
-    """The first half of `masker`: ids, row lengths and uniforms [B, S] to positions int32 [B, P], S where unused."""
-    numbers = prediction_numbers(masking.rate, seq_len, max_predictions)
+    """Returns a function from ids, row lengths and uniforms [B, S] to masked positions, int32 [B, P]; S is unused."""
+    numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
     is_special = np.zeros(vocabulary.size, bool)
     is_special[list(vocabulary.special_ids)] = True
 
@@ -87,10 +88,10 @@ def chooser(
     return choose
 
 
-def replacer(
+def make_replacer(
     vocabulary: Vocabulary, masking: Masking, seq_len: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
-    """The second half of `masker`: ids, positions from `chooser` and uniforms [B, 2 P] to `Masked`."""
+    """Returns a function from ids, positions of `make_chooser` and uniforms [B, 2 P] to `Masked`."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     ordinary_ids = np.flatnonzero(is_ordinary).astype(np.int32)
@@ -107,7 +108,7 @@ def replacer(
             vocabulary.mask_id,
             tf.where(action < masking.mask_prob + masking.keep_prob, originals, random_ids),
         )
-        # Unused predictions write back what stands at position 0.
+        # Unused predictions write the original token of position 0.
         new_ids = tf.where(used, new_ids, originals)
         flat_positions = positions + seq_len * tf.range(tf.shape(ids)[0])[:, None]
         input_ids = tf.tensor_scatter_nd_update(
@@ -121,7 +122,7 @@ def replacer(
 
 
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
-    """The candidates [B, S] with the largest uniforms, `number` [B] a row; ascending int32 [B, P], S where unused."""
+    """Returns the `number` [B] candidates [B, S] with the largest uniforms, ascending int32 [B, P]; S is unused."""
     seq_len = candidates.shape[1]
     values, positions = tf.math.top_k(tf.where(candidates, uniform, -1.0), max_predictions)
     used = (values >= 0) & (tf.range(max_predictions) < number[:, None])
@@ -131,11 +132,11 @@ def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor,
 def _choose_words(
     candidates: tf.Tensor, continues: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
 ) -> tf.Tensor:
-    """As `_choose_tokens`, all pieces of a word together."""
+    """Chooses as `_choose_tokens`, but all pieces of a word or none."""
     batch, seq_len = tf.shape(candidates)[0], candidates.shape[1]
     after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
     starts = candidates & ~(continues & after_candidate)
-    # Each candidate's word, counted from 0; the words of a row are entries 0, 1, ... of its sizes.
+    # Index of each candidate's word in its row; `sizes` has the pieces of each word.
     word = tf.maximum(tf.cumsum(tf.cast(starts, tf.int32), axis=1) - 1, 0)
     first_entry = seq_len * tf.range(batch)[:, None]
     sizes = tf.math.unsorted_segment_sum(
@@ -151,30 +152,34 @@ def _choose_words(
         too_long = (tf.cumsum(ranked_sizes, axis=1) > limit) & (ranked_sizes > 0)
         first_too_long = too_long & (tf.cumsum(tf.cast(too_long, tf.int32), axis=1) == 1)
         ranked_sizes = tf.where(first_too_long, 0, ranked_sizes)
-    taken = (tf.cumsum(ranked_sizes, axis=1) <= limit) & (ranked_sizes > 0)
+    chosen_ranks = (tf.cumsum(ranked_sizes, axis=1) <= limit) & (ranked_sizes > 0)
 
-    taken_words = tf.scatter_nd(
-        tf.reshape(order + first_entry, [-1, 1]), tf.cast(tf.reshape(taken, [-1]), tf.int32), [batch * seq_len]
+    chosen_words = tf.scatter_nd(
+        tf.reshape(order + first_entry, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
     )
-    chosen = candidates & (tf.gather(tf.reshape(taken_words, [-1, seq_len]), word, batch_dims=1) > 0)
-    # From the back: top_k of S - position puts the chosen in ascending order and the rest, 0, behind them.
+    chosen = candidates & (tf.gather(tf.reshape(chosen_words, [-1, seq_len]), word, batch_dims=1) > 0)
+    # The largest S - position come first, so that chosen positions are ascending and unused ones last.
     return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values
 
 
-def _maker(
+def _batch_function(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
-    mask = masker(vocabulary, masking, seq_len, max_predictions)
+) -> Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]:
+    mask = make_masker(vocabulary, masking, seq_len, max_predictions)
 
-    def make(assembled: Assembled, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        masked = mask(assembled.ids, assembled.lengths, uniforms)
-        return {**one_a_row(assembled), **fields_of(masked), "next_sentence_labels": tf.cast(spans.label, tf.int32)}
+    def make_batch(rows: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        masked = mask(rows.ids, rows.lengths, uniforms)
+        return {
+            **mask_and_segments(rows),
+            **masked_fields(masked),
+            "next_sentence_labels": tf.cast(spans.label, tf.int32),
+        }
 
-    return make
+    return make_batch
 
 
-def fields_of(masked: Masked) -> dict[str, tf.Tensor]:
-    """The fields of a batch that masking makes."""
+def masked_fields(masked: Masked) -> dict[str, tf.Tensor]:
+    """Returns the arrays of a batch that masking produces."""
     return {
         "input_ids": masked.input_ids,
         "masked_lm_positions": masked.positions,
@@ -183,4 +188,21 @@ def fields_of(masked: Masked) -> dict[str, tf.Tensor]:
     }
 
 
-MASKED_LM = Prediction(MASKED_LM_BATCH, lambda masking, *sizes: uniforms_per_row(*sizes), _maker)
+def masked_ids(batch: NumpyBatch) -> np.ndarray:
+    """Returns the original ids of all masked positions of a batch."""
+    return batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
+
+
+def next_sentence_labels(batch: NumpyBatch) -> np.ndarray:
+    """Returns the next-sentence labels of a batch, flattened."""
+    return batch["next_sentence_labels"].reshape(-1)
+
+
+MASKED_LM = Prediction(
+    schema=MASKED_LM_BATCH,
+    num_uniforms=lambda masking, *sizes: num_uniforms(*sizes),
+    make_batch_function=_batch_function,
+    predicted_ids=masked_ids,
+    next_sentence_labels=next_sentence_labels,
+    format_row=format_masked_row,
+)

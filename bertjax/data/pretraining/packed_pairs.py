@@ -1,9 +1,9 @@
-"""Rows of several sentence pairs each, for masked LM with next-sentence prediction.
+"""Rows of several sentence pairs, for masked LM with next-sentence prediction.
 
-The pairs are those of `sentence_pairs`, cut, truncated and masked alike, each alone; a row has as many as fit into it.
-Every pair of an epoch is in exactly one row.
+The pairs are those of `sentence_pairs`, and are truncated and masked one by one. Every pair of an epoch is in exactly
+one row, with as many other pairs as fit.
 
-B rows, N pairs, S tokens a row, P predictions a row, K pairs a row at most.
+Axes: B rows, N pairs, S tokens per row, P predictions per row, at pair_predictions K pairs per row.
 """
 
 import dataclasses
@@ -14,118 +14,137 @@ import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.tokenizer import Vocabulary
-from bertjax.data.pretraining.assembly import Assembled
+from bertjax.data.pretraining.assembly import TokenRows
 from bertjax.data.pretraining.config import (
+    MAX_PAIRS_PER_ROW,
     PACKED_BATCH,
-    PAIRS_A_ROW,
     Masking,
     Phase,
-    packed_predictions,
-    prediction_numbers,
+    max_packed_predictions,
+    predictions_by_length,
 )
-from bertjax.data.pretraining.masking import chooser, fields_of, replacer
-from bertjax.data.pretraining.pair_index import pair_plan
-from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pairs, pair_lookup, stream_key
+from bertjax.data.pretraining.formatting import format_packed_row
+from bertjax.data.pretraining.masking import (
+    make_chooser,
+    make_replacer,
+    masked_fields,
+    masked_ids,
+    next_sentence_labels,
+)
+from bertjax.data.pretraining.pair_index import open_pair_index
+from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pair_lookup, pair_lookup, stream_key
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bertjax.data.pretraining.source import ORDER, Lookup, Prediction
 
 
-class _Joining:
-    """Where the parts of a row's pairs come to lie, one behind the other.
+class _RowLayout:
+    """Positions of the pairs in their rows, one after the other.
 
-    Most rows hold one pair, so each row's first pair is copied whole and the others are scattered behind it.
+    Most rows hold one pair, so the first pair of each row is copied and the others are scattered behind it.
+
+    Attributes:
+      starts: start of each pair in its row, int32 [N].
     """
 
-    def __init__(self, place: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
-        """Of parts of `lengths` tokens, int32 [N], that lie in arrays [N, width], at `place`, see `Spans`."""
-        row, nth = tf.cast(place // PAIRS_A_ROW, tf.int32), place % PAIRS_A_ROW
+    def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
+        """Lays out arrays [N, width], of which `lengths` entries, int32 [N], are used, at `slots`, see `Spans`."""
+        row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), slots % MAX_PAIRS_PER_ROW
         self._first = tf.where(nth == 0)[:, 0]
         before = tf.cumsum(lengths, exclusive=True)
-        # int32 [N], where in its row each part starts.
         self.starts = before - tf.gather(tf.gather(before, self._first), row)
         later = tf.where(nth > 0)[:, 0]
         inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
         pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
-        # int64 [tokens of later pairs, 2], in arrays of pairs and of rows.
-        self.in_pairs = tf.stack([pair, offset], axis=1)
+        # Indices of the entries of later pairs, int64 [entries, 2], in arrays of pairs and of rows.
+        self._pair_indices = tf.stack([pair, offset], axis=1)
         start = tf.cast(tf.gather(self.starts, pair), tf.int64)
-        self.in_rows = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)
-        self.row = row
+        self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)
+        self._row = row
 
-    def joined(self, parts: tf.Tensor) -> tf.Tensor:
-        """[N, width], what is beyond a part's length being padding, to [B, width]."""
+    def join(self, parts: tf.Tensor) -> tf.Tensor:
+        """Joins arrays of pairs [N, width], padded beyond their lengths, to rows [B, width]."""
         return tf.tensor_scatter_nd_update(
-            tf.gather(parts, self._first), self.in_rows, tf.gather_nd(parts, self.in_pairs)
+            tf.gather(parts, self._first), self._row_indices, tf.gather_nd(parts, self._pair_indices)
         )
 
-    def parted(self, rows: tf.Tensor) -> tf.Tensor:
-        """[B, width] to [N, width]; what is beyond a part's length is no matter."""
-        return tf.tensor_scatter_nd_update(tf.gather(rows, self.row), self.in_pairs, tf.gather_nd(rows, self.in_rows))
+    def split(self, rows: tf.Tensor) -> tf.Tensor:
+        """Splits rows [B, width] to pairs [N, width], with arbitrary values beyond their lengths."""
+        return tf.tensor_scatter_nd_update(
+            tf.gather(rows, self._row), self._pair_indices, tf.gather_nd(rows, self._row_indices)
+        )
 
 
-def _predictions(masking: Masking, seq_len: int, max_predictions: int) -> int:
-    return packed_predictions(masking.rate, seq_len, max_predictions, PAIRS_A_ROW)
+def _max_predictions(masking: Masking, seq_len: int, max_predictions: int) -> int:
+    return max_packed_predictions(masking.rate, seq_len, max_predictions, MAX_PAIRS_PER_ROW)
 
 
-def _maker(
+def _batch_function(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
-    row_predictions = _predictions(masking, seq_len, max_predictions)
-    # Of one pair: there may be room for more than it can have.
-    most = max(prediction_numbers(masking.rate, seq_len, max_predictions))
-    choose = chooser(vocabulary, masking, seq_len, most)
-    replace = replacer(vocabulary, masking, seq_len)
+) -> Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]:
+    row_predictions = _max_predictions(masking, seq_len, max_predictions)
+    pair_predictions = max(predictions_by_length(masking.rate, seq_len, max_predictions))
+    choose = make_chooser(vocabulary, masking, seq_len, pair_predictions)
+    replace = make_replacer(vocabulary, masking, seq_len)
 
-    def make(pairs: Assembled, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+    def make_batch(pairs: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
-        tokens = _Joining(spans.place, pairs.lengths, seq_len)
-        # Each token has the number of its position in the row.
-        chosen = choose(pairs.ids, pairs.lengths, tokens.parted(choice))
+        tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
+        # The uniform of a token depends on its position in the row only.
+        chosen = choose(pairs.ids, pairs.lengths, tokens.split(choice))
         used = chosen < seq_len
         in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)
-        unused = tf.fill([tf.shape(chosen)[0], row_predictions - most], seq_len)
-        predictions = _Joining(spans.place, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), most)
-        positions = predictions.joined(tf.concat([in_row, unused], axis=1))
+        unused = tf.fill([tf.shape(chosen)[0], row_predictions - pair_predictions], seq_len)
+        predictions = _RowLayout(spans.slots, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), pair_predictions)
+        positions = predictions.join(tf.concat([in_row, unused], axis=1))
         is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
-        number = tf.cast(spans.place % PAIRS_A_ROW + 1, tf.int32)
+        pair_numbers = tf.cast(spans.slots % MAX_PAIRS_PER_ROW + 1, tf.int32)
         labels = tf.tensor_scatter_nd_update(
-            tf.fill([tf.shape(uniforms)[0] * PAIRS_A_ROW], -1), spans.place[:, None], tf.cast(spans.label, tf.int32)
+            tf.fill([tf.shape(uniforms)[0] * MAX_PAIRS_PER_ROW], -1),
+            spans.slots[:, None],
+            tf.cast(spans.label, tf.int32),
         )
         return {
-            **fields_of(replace(tokens.joined(pairs.ids), positions, others)),
-            "segment_ids": tokens.joined(pairs.segment_ids),
-            "sequence_ids": tokens.joined(number[:, None] * is_token),
-            "position_ids": tokens.joined(tf.range(seq_len) * is_token),
-            "next_sentence_labels": tf.reshape(labels, [-1, PAIRS_A_ROW]),
+            **masked_fields(replace(tokens.join(pairs.ids), positions, others)),
+            "segment_ids": tokens.join(pairs.segment_ids),
+            "sequence_ids": tokens.join(pair_numbers[:, None] * is_token),
+            "position_ids": tokens.join(tf.range(seq_len) * is_token),
+            "next_sentence_labels": tf.reshape(labels, [-1, MAX_PAIRS_PER_ROW]),
         }
 
-    return make
+    return make_batch
 
 
 def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
-    plan = pair_plan(corpus, "train", phase.seq_len, seed, passes, PAIRS_A_ROW)
-    order = epoch_order(plan.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
-    pairs_of, spans = packed_pairs(plan.runs, PAIRS_A_ROW), pair_lookup(plan)
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, passes, MAX_PAIRS_PER_ROW)
+    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
+    lookup_pairs, lookup_spans = packed_pair_lookup(index.runs, MAX_PAIRS_PER_ROW), pair_lookup(index)
 
     def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
-        pairs, place = pairs_of(order(positions)[0])
-        return pairs, spans(pairs)._replace(place=place)
+        pairs, slots = lookup_pairs(order(positions)[0])
+        return pairs, lookup_spans(pairs)._replace(slots=slots)
 
     return lookup
 
 
 def _train_plan(corpus: Corpus, seq_len: int, seed: int, passes: int) -> Path:
-    return pair_plan(corpus, "train", seq_len, seed, passes, PAIRS_A_ROW).path
+    return open_pair_index(corpus, "train", seq_len, seed, passes, MAX_PAIRS_PER_ROW).path
 
 
-def _uniforms(masking: Masking, seq_len: int, max_predictions: int) -> int:
-    return seq_len + 2 * _predictions(masking, seq_len, max_predictions)
+def _num_uniforms(masking: Masking, seq_len: int, max_predictions: int) -> int:
+    return seq_len + 2 * _max_predictions(masking, seq_len, max_predictions)
 
 
 PACKED_PAIRS = dataclasses.replace(
     SENTENCE_PAIRS,
-    prediction=Prediction(PACKED_BATCH, _uniforms, _maker),
-    spans_a_row=PAIRS_A_ROW,
+    prediction=Prediction(
+        schema=PACKED_BATCH,
+        num_uniforms=_num_uniforms,
+        make_batch_function=_batch_function,
+        predicted_ids=masked_ids,
+        next_sentence_labels=next_sentence_labels,
+        format_row=format_packed_row,
+    ),
+    spans_per_row=MAX_PAIRS_PER_ROW,
     train=_train,
     train_plan=_train_plan,
     heldout_like=SENTENCE_PAIRS,

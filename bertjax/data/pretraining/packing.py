@@ -1,33 +1,35 @@
-"""Putting several sentence pairs into one row, so that rows are full."""
+"""Packing of several sentence pairs into a row."""
 
 import numpy as np
 
 
-def packed(lengths: np.ndarray, room: int, most: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Puts pairs into rows: the longest first, each into the row that it fills best (best-fit decreasing).
+def pack_rows(
+    lengths: np.ndarray, seq_len: int, max_pairs: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Packs pairs into rows by best-fit decreasing: longest first, each into the fullest row with seq_len for it.
 
     Args:
-      lengths: [pairs] int64, tokens of each with its special ones, 1 to `room`.
-      room: tokens of a row.
-      most: pairs a row.
-      rng: decides which of the pairs of one length go together; only its `permutation` is used.
+      lengths: tokens of each pair with its special tokens, 1 to `seq_len`, int64 [pairs].
+      seq_len: tokens per row.
+      max_pairs: maximum pairs of a row.
+      rng: random generator that orders pairs of equal length; only its `permutation` is used.
 
     Returns:
-      int64 [pairs], the pairs row after row, and int64 [most], how many rows have one, two, ... pairs. Rows of fewer
-      pairs come first, and those of equally many in the order of the first of their pairs.
+      The pairs in the order of their rows, int64 [pairs], and the number of rows with 1, 2, ... pairs, int64
+      [max_pairs]. Rows are sorted by their number of pairs, then by their first pair.
     """
     shuffled = rng.permutation(lengths.size)
-    # The longest first, those of one length in random order.
+    # Longest first, pairs of equal length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # Numbers of the rows that take another pair, by the room that is left in them.
-    open_rows: list[list[np.ndarray]] = [[] for _ in range(room + 1)]
+    # Rows that can take another pair, by their remaining tokens.
+    open_rows: list[list[np.ndarray]] = [[] for _ in range(seq_len + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
-    bounds = np.flatnonzero(np.diff(lengths[order], prepend=room + 1, append=0))
+    bounds = np.flatnonzero(np.diff(lengths[order], prepend=seq_len + 1, append=0))
     for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
         length, waiting = int(lengths[order[start]]), order[start:stop]
-        for left in range(length, room):
+        for left in range(length, seq_len):
             while waiting.size and open_rows[left]:
                 stack = open_rows[left].pop()
                 taken, rest = stack[: waiting.size], stack[waiting.size :]
@@ -36,25 +38,25 @@ def packed(lengths: np.ndarray, room: int, most: int, rng: np.random.Generator) 
                 row_of[waiting[: taken.size]] = taken
                 waiting = waiting[taken.size :]
                 counts[taken] += 1
-                still = taken[counts[taken] < most]
-                if still.size and left > length:
-                    open_rows[left - length].append(still)
+                unfilled = taken[counts[taken] < max_pairs]
+                if unfilled.size and left > length:
+                    open_rows[left - length].append(unfilled)
             if not waiting.size:
                 break
         if waiting.size:
-            # Those that fit into no row open new ones, several of them in each where they are short.
-            made = rows + np.arange(waiting.size) // min(room // length, most)
-            row_of[waiting] = made
-            filled = np.bincount(made - rows)
+            # The remaining pairs open new rows, with several short ones in each.
+            new_rows = rows + np.arange(waiting.size) // min(seq_len // length, max_pairs)
+            row_of[waiting] = new_rows
+            filled = np.bincount(new_rows - rows)
             counts[rows : rows + filled.size] = filled
             for number in np.unique(filled):
-                left = room - number * length
-                if number < most and left:
+                left = seq_len - number * length
+                if number < max_pairs and left:
                     open_rows[left].append(rows + np.flatnonzero(filled == number))
             rows += filled.size
     first = np.full(rows, lengths.size, np.int64)
     np.minimum.at(first, row_of, np.arange(lengths.size))
     numbers = np.bincount(row_of, minlength=rows)
-    place = np.empty(rows, np.int64)
-    place[np.lexsort((first, numbers))] = np.arange(rows)
-    return np.argsort(place[row_of], kind="stable"), np.bincount(numbers, minlength=most + 1)[1:]
+    position = np.empty(rows, np.int64)
+    position[np.lexsort((first, numbers))] = np.arange(rows)
+    return np.argsort(position[row_of], kind="stable"), np.bincount(numbers, minlength=max_pairs + 1)[1:]

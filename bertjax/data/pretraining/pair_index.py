@@ -1,8 +1,8 @@
-"""The pair plan on disk: which spans of the corpus make which row, for several passes over a split.
+"""Index of sentence pairs on disk: the corpus spans of every row, for several passes over a split.
 
-A plan is a pure function of (corpus, split, seq_len, seed, passes, pairs_a_row), made once and memory-mapped: no row of
-it depends on another at training time, so any row of any epoch is one lookup away. It is written block by block, so
-neither the corpus nor the plan has to fit into memory.
+The index is a pure function of (corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and
+memory-mapped, so that any row of any epoch is one lookup. It is written block by block, so that neither corpus nor index
+has to fit into memory.
 """
 
 import dataclasses
@@ -20,27 +20,27 @@ import numpy as np
 from bertjax.data.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
 from bertjax.data.corpus.mapping import map_files
 from bertjax.data.corpus.store import Corpus, Split, array_file
-from bertjax.data.pretraining.config import SPECIAL_TOKENS_OF_PAIR
-from bertjax.data.pretraining.packing import packed
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS
+from bertjax.data.pretraining.packing import pack_rows
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import atomic_file, check_free_space, read_json, remove_temporaries, write_atomic
 from bertjax.utils.terminal import progress_bar
 
-# Changes whenever the same settings give other rows, so that no older plan is taken for a newer one.
+# Incremented when equal settings yield other rows, so that an older index is not reused.
 _VERSION = 1
 _BLOCK_SENTENCES = 1 << 20
 _PROGRESS_AFTER_SECONDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class PairPlan:
+class PairIndex:
     """Sentence pairs of several passes, one pass after the other.
 
     Attributes:
-      records: [pairs] `pairs.RECORD`, memory-mapped, row after row.
-      pass_ends: [passes] int64, rows up to and with each pass.
-      runs: [runs, 2] int64, stretches of rows that have equally many pairs: rows, and pairs a row.
+      records: pairs in the order of their rows, [pairs] of `pairs.RECORD`, memory-mapped.
+      pass_ends: end row of each pass, int64 [passes].
+      runs: consecutive rows with equally many pairs as (number of rows, pairs per row), int64 [runs, 2].
       path: of the records' file, whose blocks the corpus's `verification` knows.
     """
 
@@ -50,8 +50,10 @@ class PairPlan:
     path: Path
 
 
-def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int = 1) -> PairPlan:
-    """The plan of a split, from disk if it is there and whole, else made and stored.
+def open_pair_index(
+    corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int = 1
+) -> PairIndex:
+    """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
     Stored in the corpus' folder `plans`, or, if that is not writable, in a folder of this user alone in the system's
     folder for temporary files. A large plan is held against its checksums in part here, and goes on to be by the
@@ -59,26 +61,25 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
     all make the same bytes.
 
     Args:
-      corpus: the corpus.
-      split: "train" or "heldout".
-      seq_len: tokens a row; A and B of a pair get seq_len - 3.
-      seed: 0 or more; equal seeds give equal plans.
-      passes: independent cuts of the whole split, 1 or more.
-      pairs_a_row: at most; above 1 the pairs of a pass are packed into as few rows as they fit into. The pairs are the
-        same for any number.
+      corpus: open corpus.
+      split: `train` or `heldout`.
+      seq_len: tokens per row; A and B of a pair have at most seq_len - 3 tokens.
+      seed: random seed, 0 or more.
+      passes: number of independent passes over the split.
+      pairs_per_row: maximum pairs of a row (default: 1, not packed). It does not change the pairs.
 
     Raises:
-      UsageError: the split has fewer than two documents, so that no B could come from another one.
-      BertjaxError: the plan cannot be written anywhere, or the corpus that it is to be made of is damaged.
+      UsageError: the split has fewer than two documents, so that there is no other document for a random B.
+      BertjaxError: the index cannot be stored, or the corpus is damaged.
     """
     data: Split = getattr(corpus, split)
     count = max(0, data.documents.size - 1)
     if count < 2:
         raise UsageError(
-            f"the {split} split of the corpus {corpus.path} has {count} document(s); sentence pairs need at least 2: "
+            f"the {split} split of the corpus {corpus.path} has {count} documents, but sentence pairs need at least 2; "
             + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
         )
-    settings = _settings(corpus, split, seq_len, seed, passes, pairs_a_row)
+    settings = _settings(corpus, split, seq_len, seed, passes, pairs_per_row)
     places = _places(corpus, settings)
     shared = places[-1].parent
     for place in places:
@@ -88,7 +89,7 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
                 return plan
     for array in ("sentences", "documents"):
         corpus.verification.verify(corpus.path / array_file(split, array))
-    # About a row for each `seq_len` tokens.
+    # About one row per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
     for place in places:
@@ -107,11 +108,11 @@ def pair_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
         if plan is not None:
             return plan
         problems.append(f"{folder}: the file does not read back as written")
-    raise BertjaxError(f"cannot store the pair plan ({'; '.join(problems)}); free some space or set TMPDIR")
+    raise BertjaxError(f"cannot store the pair index: {'; '.join(problems)}; free some space or set TMPDIR")
 
 
 def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> None:
-    """Holds the plan that `pair_plan` gave for these arguments against its checksums; nothing where it gave none.
+    """Holds the plan that `open_pair_index` gave for these arguments against its checksums; nothing where it gave none.
 
     Raises:
       BertjaxError: a block is damaged.
@@ -121,7 +122,7 @@ def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes
             corpus.verification.verify(place.with_suffix(".bin"))
 
 
-def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_a_row: int) -> dict[str, Any]:
+def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "corpus": corpus.fingerprint,
@@ -129,19 +130,19 @@ def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
         "seq_len": seq_len,
         "seed": seed,
         "passes": passes,
-        "pairs_a_row": pairs_a_row,
+        "pairs_per_row": pairs_per_row,
     }
 
 
 def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
-    """Where a plan may lie, its files' endings left out: beside the corpus, or in this user's temporary folder."""
+    """Returns the possible paths of an index without suffix: beside the corpus, and in a temporary directory."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
     return corpus.path / "plans" / name, Path(tempfile.gettempdir()) / f"bertjax-plans-{os.getuid()}" / name
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether a folder, not a link to one, is this user's and nobody else can put anything there."""
+    """Returns whether a path is a directory, not a link, that only this user can write to."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -149,7 +150,7 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-def _read(path: Path, settings: dict[str, Any], verification: Verification) -> PairPlan | None:
+def _read(path: Path, settings: dict[str, Any], verification: Verification) -> PairIndex | None:
     """Maps a stored plan; None if there is none, or it is of other settings, cut short or changed."""
     records = path.with_suffix(".bin")
     try:
@@ -169,7 +170,7 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
         verification.take_over(found)
     except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, BertjaxError):
         return None
-    return PairPlan(map_files([records], RECORD), ends, runs, records)
+    return PairIndex(map_files([records], RECORD), ends, runs, records)
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
@@ -179,7 +180,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
     runs: list[list[int]] = []
     rows = 0
     with atomic_file(path.with_suffix(".bin")) as unfinished:
-        # Unbuffered: a full disk shows at the write that met it.
+        # Unbuffered, so that a full disk fails at the write itself.
         with (
             open(unfinished, "wb", buffering=0) as file,
             progress_bar(
@@ -192,8 +193,8 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
             for pass_index in range(settings["passes"]):
                 for block, tokens in _blocks(split, settings["seq_len"], settings["seed"], pass_index):
                     for records in block:
-                        packing = _generator(settings["seed"], pass_index, rows, 0)
-                        records, numbers = _in_rows(records, settings["seq_len"], settings["pairs_a_row"], packing)
+                        rng = _generator(settings["seed"], pass_index, rows, 0)
+                        records, numbers = _pack(records, settings["seq_len"], settings["pairs_per_row"], rng)
                         _write_all(file, records.view(np.uint8).data)
                         for pairs in np.flatnonzero(numbers):
                             if not runs or runs[-1][1] != pairs:
@@ -208,15 +209,15 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
     write_atomic(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
 
 
-def _in_rows(
-    records: np.ndarray, seq_len: int, pairs_a_row: int, rng: np.random.Generator
+def _pack(
+    records: np.ndarray, seq_len: int, pairs_per_row: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs row after row, and int64 [pairs_a_row + 1], how many rows have no, one, two, ... of them."""
-    if pairs_a_row == 1:
+    """Returns the pairs in the order of rows, and the number of rows with 0, 1, 2, ... pairs."""
+    if pairs_per_row == 1:
         return records, np.array([0, records.size])
-    room = seq_len - SPECIAL_TOKENS_OF_PAIR
-    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], room) + SPECIAL_TOKENS_OF_PAIR
-    order, numbers = packed(lengths, seq_len, pairs_a_row, rng)
+    max_tokens = seq_len - PAIR_SPECIAL_TOKENS
+    lengths = np.minimum(records["a_length"].astype(np.int64) + records["b_length"], max_tokens) + PAIR_SPECIAL_TOKENS
+    order, numbers = pack_rows(lengths, seq_len, pairs_per_row, rng)
     return records[order], np.concatenate([[0], numbers])
 
 
@@ -231,15 +232,15 @@ def _write_all(file: Any, data: memoryview) -> None:
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """The pairs of one pass by blocks of documents, and the tokens of each block."""
-    # A view as signed integers: numpy would turn the whole array into floats to search for signed values in it.
+    """Yields the pairs of each block of documents in one pass, and the tokens of the block."""
+    # `np.searchsorted` with signed values would convert an unsigned array to float64.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1
     while first < count:
         last = int(np.searchsorted(documents, documents[first] + _BLOCK_SENTENCES))
         last = min(max(last, first + 1), count)
         lengths = np.diff(sentences[documents[first : last + 1]])
-        targets = target_lengths(lengths, seq_len - SPECIAL_TOKENS_OF_PAIR, pass_index, _generator(seed, first))
+        targets = target_lengths(lengths, seq_len - PAIR_SPECIAL_TOKENS, pass_index, _generator(seed, first))
         pairs = document_pairs(sentences, documents, first, targets, _generator(seed, first, pass_index + 1))
         yield pairs, int(lengths.sum())
         first = last

@@ -1,6 +1,6 @@
-"""From a row's position in training to its spans of the corpus, at the same cost for every position.
+"""Lookup of the corpus spans of a row by its position in training, at the same cost for every position.
 
-B rows of N spans, one each unless they are packed; tensors are int64 [B], or [N] of spans, unless said otherwise.
+Axes: B rows, N spans; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated otherwise.
 """
 
 from collections.abc import Callable
@@ -9,21 +9,25 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bertjax.data.pretraining.pair_index import PairPlan
+from bertjax.data.pretraining.pair_index import PairIndex
 from bertjax.data.pretraining.pairs import RECORD
 
-# TensorFlow's default of 4 rounds leaves neighbours of epochs of a million rows close together (correlation 0.4);
-# 24 cost 0.1 microseconds a row more.
+# With TensorFlow's default of 4 rounds, neighboring rows of epochs of a million rows stay close (correlation 0.4); 24
+# rounds cost 0.1 microseconds more per row.
 _SHUFFLE_ROUNDS = 24
 
 
 class Spans(NamedTuple):
-    """Where the tokens of rows stand in the token array, before truncation.
+    """Spans of the token array, before truncation.
 
     Attributes:
-      a_start, a_length, b_start, b_length: token offsets and numbers of tokens; `b_length` is 0 without pairs.
+      a_start: offset of A in tokens.
+      a_length: tokens of A.
+      b_start: offset of B in tokens.
+      b_length: tokens of B; 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
-      place: of packed rows, in ascending order: row of the batch * pairs a row at most + which pair of its row.
+      slots: for packed rows, index of the row times `MAX_PAIRS_PER_ROW`, plus the index of the pair in its row,
+        ascending.
     """
 
     a_start: tf.Tensor
@@ -31,26 +35,26 @@ class Spans(NamedTuple):
     b_start: tf.Tensor
     b_length: tf.Tensor
     label: tf.Tensor
-    place: tf.Tensor | None = None
+    slots: tf.Tensor | None = None
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """A 64-bit key of a stream of random numbers, from a seed and what tells the stream from others."""
+    """Returns the 64-bit key of a random stream, from a seed and the purpose of the stream."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
 def epoch_order(
     pass_ends: np.ndarray, key: np.uint64, shuffle: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """The order in which training takes the rows of several passes, one pass an epoch, over and over.
+    """Returns the order of rows in training, one pass per epoch, cycling through the passes.
 
     Args:
-      pass_ends: [passes] int64, rows up to and with each pass; no pass is empty.
-      key: every key gives every epoch another permutation of its pass.
-      shuffle: False gives the identity.
+      pass_ends: end row of each pass, int64 [passes]; no pass is empty.
+      key: random key; each epoch has its own permutation.
+      shuffle: whether to permute the rows of an epoch.
 
     Returns:
-      A function of positions to (row, epoch).
+      A function from positions to (row, epoch).
     """
     starts = np.concatenate([[0], pass_ends[:-1]])
     counts = pass_ends - starts
@@ -74,9 +78,9 @@ def epoch_order(
     return order
 
 
-def pair_lookup(plan: PairPlan) -> Callable[[tf.Tensor], Spans]:
-    """A function of pairs of a plan, which of one pair a row are its rows, to their spans."""
-    words = without_copy(plan.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
+def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
+    """Returns a function from pair numbers of an index to spans; with one pair per row, a pair is a row."""
+    words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
     def lookup(pairs: tf.Tensor) -> Spans:
         fields = tf.gather(words, pairs)  # int32 [N, 7]
@@ -87,56 +91,54 @@ def pair_lookup(plan: PairPlan) -> Callable[[tf.Tensor], Spans]:
     return lookup
 
 
-def packed_pairs(runs: np.ndarray, pairs_a_row: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Which pairs of a plan its rows have.
+def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Returns the pairs of packed rows.
 
     Args:
-      runs: of a `PairPlan`.
-      pairs_a_row: at most.
+      runs: `runs` of a `PairIndex`.
+      pairs_per_row: maximum pairs of a row.
 
     Returns:
-      A function of rows to (pairs [N], their `place`).
+      A function from rows to (pair numbers [N], their `slots`).
     """
     run_rows, run_pairs = runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
 
-    def pairs_of(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def lookup(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
-        # From the run's end, where both are known.
+        # Counted back from the end of the run, whose row and pair are known.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
-        nth = tf.range(pairs_a_row, dtype=tf.int64)
-        there = nth < number[:, None]  # [B, pairs_a_row]
-        place = tf.where(tf.reshape(there, [-1]))[:, 0]
-        return tf.boolean_mask(first[:, None] + nth, there), place
+        nth = tf.range(pairs_per_row, dtype=tf.int64)
+        exists = nth < number[:, None]  # [B, pairs_per_row]
+        slots = tf.where(tf.reshape(exists, [-1]))[:, 0]
+        return tf.boolean_mask(first[:, None] + nth, exists), slots
 
-    return pairs_of
+    return lookup
 
 
-def tile_count(tokens: int, width: int) -> int:
-    """Rows of one pass of `tile_lookup`."""
+def count_tiles(tokens: int, width: int) -> int:
+    """Returns the number of tiles of an epoch."""
     return -(-tokens // width)
 
 
 def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.Tensor, tf.Tensor], Spans]:
-    """Tiles a ring of `tokens` tokens by spans of `width`, the last one shorter, from a random offset every epoch.
-
-    Spans run over the ring's end: offsets are modulo `tokens`.
+    """Returns the tiles of a split, from a random offset in every epoch; offsets wrap around its end.
 
     Args:
-      tokens: 1 or more.
-      width: tokens a span.
-      key: of the offsets; None starts at 0.
+      tokens: tokens of the split, at least 1.
+      width: tokens per tile; the last tile of an epoch may be shorter.
+      key: random key of the offsets (None: no offset).
 
     Returns:
-      A function of (row, epoch) to spans without B.
+      A function from (row, epoch) to spans without B.
     """
 
     def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
         zero = tf.zeros_like(rows)
         offset = zero
         if key is not None:
-            # A right shift keeps the number positive as a signed one.
+            # The shift clears the sign bit.
             offset = tf.cast(tf.bitwise.right_shift(_hash(key, epochs), tf.constant(1, tf.uint64)), tf.int64) % tokens
         start = rows * width
         return Spans((offset + start) % tokens, tf.minimum(tokens - start, width), zero, zero, zero - 1)
@@ -145,27 +147,27 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
 
 
 def without_copy(array: np.ndarray) -> tf.Tensor:
-    """A tensor over the memory of a memory-mapped array, so that a corpus may be larger than RAM."""
+    """Returns a tensor that shares the memory of a memory-mapped array, so that a corpus may exceed RAM."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _epoch_seeds(key: np.uint64, epochs: tf.Tensor) -> tf.Tensor:
-    """uint32 [B, 3], unlike for neighbouring epochs: TensorFlow's shuffle mixes its seed too little by itself."""
+    """Returns hashed seeds, uint32 [B, 3], since TensorFlow's shuffle mixes similar seeds too little."""
     first = _hash(key, epochs)
-    words = tf.bitcast(tf.stack([first, _mixed(first)], axis=1), tf.uint32)  # [B, 2, 2]
+    words = tf.bitcast(tf.stack([first, _mix(first)], axis=1), tf.uint32)  # [B, 2, 2]
     return tf.reshape(words, [-1, 4])[:, :3]
 
 
 def _hash(key: np.uint64, numbers: tf.Tensor) -> tf.Tensor:
-    """uint64 [B]: the `numbers`-th value of the SplitMix64 generator (Steele, Lea and Flood, 2014) seeded by `key`."""
-    return _mixed(tf.cast(numbers + 1, tf.uint64) * tf.constant(0x9E3779B97F4A7C15, tf.uint64) + key)
+    """Returns value number `numbers` of SplitMix64 (Steele, Lea and Flood, 2014) seeded by `key`, uint64 [B]."""
+    return _mix(tf.cast(numbers + 1, tf.uint64) * tf.constant(0x9E3779B97F4A7C15, tf.uint64) + key)
 
 
-def _mixed(x: tf.Tensor) -> tf.Tensor:
+def _mix(x: tf.Tensor) -> tf.Tensor:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = _xor_shifted(x, shift) * tf.constant(factor, tf.uint64)
-    return _xor_shifted(x, 31)
+        x = _xor_shift(x, shift) * tf.constant(factor, tf.uint64)
+    return _xor_shift(x, 31)
 
 
-def _xor_shifted(x: tf.Tensor, shift: int) -> tf.Tensor:
+def _xor_shift(x: tf.Tensor, shift: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))

@@ -1,63 +1,73 @@
-"""What an objective is to the data: where its rows come from, and what is to be predicted of them."""
+"""Interface between pre-training objectives and data: sources of rows, and predictions on them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.tokenizer import Vocabulary
-from bertjax.data.pretraining.assembly import Assembled
+from bertjax.data.pretraining.assembly import TokenRows
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.schema import Schema
 
-# Of held-out rows, which are the same for every run.
+# Seed of the held-out rows, which are equal for all runs.
 EVAL_SEED = 0
-# What a stream of random numbers is for. Keys are told apart without zeros at their end.
+# Purposes of random streams, the last part of a `stream_key`.
 ORDER, OFFSET, MASKS, CUTS = range(4)
-# A function of positions of a phase, int64 [B], to (which span of the epochs each is, the spans of training tokens).
+NumpyBatch = Mapping[str, np.ndarray]
+# Maps positions of a phase, int64 [B], to (indices of the spans, spans).
 Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is to be predicted of rows.
+    """Predicted tokens of rows, and the arrays of a batch.
 
     Attributes:
-      schema: of a batch.
-      uniforms: (masking, tokens a row, predictions a span) to how many random numbers a row takes.
-      maker: (vocabulary, masking, tokens a row, predictions a span) to a function of (spans as rows of their own, the
-        spans, uniforms float32 [B, uniforms]) to a batch.
+      schema: schema of a batch.
+      num_uniforms: (masking, seq_len, max_predictions) to the random numbers that a row needs.
+      make_batch_function: (vocabulary, masking, seq_len, max_predictions) to a function from (token rows of the spans,
+        the spans, uniforms float32 [B, num_uniforms]) to a batch.
+      predicted_ids: batch to the ids of all predicted tokens, int [N].
+      next_sentence_labels: batch to its next-sentence labels, int [N]; -1 or none at all without labels.
+      format_row: (batch, row, vocabulary) to the row as text.
     """
 
     schema: Schema
-    uniforms: Callable[[Masking, int, int], int]
-    maker: Callable[[Vocabulary, Masking, int, int], Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]]
+    num_uniforms: Callable[[Masking, int, int], int]
+    make_batch_function: Callable[
+        [Vocabulary, Masking, int, int], Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]
+    ]
+    predicted_ids: Callable[[NumpyBatch], np.ndarray]
+    next_sentence_labels: Callable[[NumpyBatch], np.ndarray]
+    format_row: Callable[[NumpyBatch, int, Vocabulary], str]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowSource:
-    """Where rows come from.
+    """Source of training and held-out rows.
 
     Attributes:
-      prediction: what is to be predicted of them.
-      spans_a_row: at most.
-      is_paired: spans have two segments.
-      train: (corpus, phase, seed, different passes, whether to shuffle) to the training rows of a phase.
-      heldout: (corpus, tokens a row) to the number of held-out rows, and a function of them to their spans.
+      prediction: predicted tokens of the rows.
+      spans_per_row: maximum spans of a row.
+      has_pairs: whether spans are sentence pairs with two segments.
+      train: (corpus, phase, seed, passes, shuffle) to the lookup of the training rows of a phase.
+      heldout: (corpus, seq_len) to the number of held-out rows, and a function from row indices to spans.
       train_plan: (corpus, tokens a row, seed, different passes) to the file that spans are read from, by `train`'s
         spans; None where they are computed.
       verify_heldout: (corpus, tokens a row): holds what held-out rows were read from, besides tokens, against its
         checksums.
-      heldout_like: the source whose held-out rows these are, if not this one: rows that are packed for training are not
-        for evaluation, so that what is measured stays what it is.
+      heldout_like: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
+        that metrics are comparable.
     """
 
     prediction: Prediction
-    spans_a_row: int
-    is_paired: bool
+    spans_per_row: int
+    has_pairs: bool
     train: Callable[[Corpus, Phase, int, int, bool], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Callable[[tf.Tensor], Spans]]]
     train_plan: Callable[[Corpus, int, int, int], Path | None]

@@ -1,8 +1,8 @@
-"""Rows of consecutive text, for masked LM alone and for language models.
+"""Rows of running text, for masked LM alone and for language models.
 
-An epoch is a tiling: each token is in exactly one row. Its rows are spans of S - 2 consecutive tokens from another
-random offset every epoch, which may run over the ends of sentences and documents; one of a pass is shorter, and one
-joins the split's end to its start.
+An epoch tiles the split, so that each token is in exactly one row. Rows are spans of S - 2 tokens from a random offset
+that changes every epoch. They ignore the ends of sentences and documents; one row of an epoch is shorter, and one wraps
+around the end of the split.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.pretraining.assembly import Assembled, one_a_row
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, SPECIAL_TOKENS_OF_TILE, Phase
+from bertjax.data.pretraining.assembly import TokenRows, mask_and_segments
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Phase
+from bertjax.data.pretraining.formatting import format_text_row
 from bertjax.data.pretraining.masking import MASKED_LM
-from bertjax.data.pretraining.rows import Spans, epoch_order, stream_key, tile_count, tile_lookup
-from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, Prediction, RowSource
+from bertjax.data.pretraining.rows import Spans, count_tiles, epoch_order, stream_key, tile_lookup
+from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, NumpyBatch, Prediction, RowSource
 from bertjax.errors import UsageError
 
 
 def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
-    tokens, width = _token_count(corpus, "train"), phase.seq_len - SPECIAL_TOKENS_OF_TILE
+    tokens, width = _token_count(corpus, "train"), phase.seq_len - TILE_SPECIAL_TOKENS
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
-    order = epoch_order(np.array([tile_count(tokens, width)]), order_key, shuffle)
+    order = epoch_order(np.array([count_tiles(tokens, width)]), order_key, shuffle)
     tile = tile_lookup(tokens, width, offset_key)
 
     def lookup(positions: tf.Tensor) -> tuple[tf.Tensor, Spans]:
@@ -33,9 +34,9 @@ def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) 
 
 
 def _heldout(corpus: Corpus, seq_len: int) -> tuple[int, Callable[[tf.Tensor], Spans]]:
-    tokens, width = _token_count(corpus, "heldout"), seq_len - SPECIAL_TOKENS_OF_TILE
+    tokens, width = _token_count(corpus, "heldout"), seq_len - TILE_SPECIAL_TOKENS
     tile = tile_lookup(tokens, width, None)
-    return tile_count(tokens, width), lambda rows: tile(rows, tf.zeros_like(rows))
+    return count_tiles(tokens, width), lambda rows: tile(rows, tf.zeros_like(rows))
 
 
 def _token_count(corpus: Corpus, split: str) -> int:
@@ -48,12 +49,24 @@ def _token_count(corpus: Corpus, split: str) -> int:
     return tokens
 
 
-def _as_they_are(*_: object) -> Callable[[Assembled, Spans, tf.Tensor], dict[str, tf.Tensor]]:
-    return lambda rows, spans, uniforms: {**one_a_row(rows), "input_ids": rows.ids}
+def _unmasked(*_: object) -> Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]:
+    return lambda rows, spans, uniforms: {**mask_and_segments(rows), "input_ids": rows.ids}
 
 
-_EVERY_PIECE = Prediction(LANGUAGE_MODEL_BATCH, lambda *_: 0, _as_they_are)
+def _inner_ids(batch: NumpyBatch) -> np.ndarray:
+    """Returns the ids of a batch without the first and last token of each row."""
+    return batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0]
+
+
+_LANGUAGE_MODEL = Prediction(
+    schema=LANGUAGE_MODEL_BATCH,
+    num_uniforms=lambda *_: 0,
+    make_batch_function=_unmasked,
+    predicted_ids=_inner_ids,
+    next_sentence_labels=lambda batch: np.zeros(0, np.int32),
+    format_row=format_text_row,
+)
 TILES, WHOLE_TILES = (
     RowSource(prediction, 1, False, _train, _heldout, lambda *_: None, lambda *_: None)
-    for prediction in (MASKED_LM, _EVERY_PIECE)
+    for prediction in (MASKED_LM, _LANGUAGE_MODEL)
 )

@@ -14,9 +14,9 @@ from bertjax.tasks.losses import weighted_sum
 from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 
-_CLASS_LABEL = ArraySpec("labels", (), below="classes")
+_CLASS_LABEL = ArraySpec("labels", (), bound="classes")
 _NUMBER_LABEL = ArraySpec("labels", (), "float32")
-_BINARY_LABELS = ArraySpec("labels", ("labels",), below="two")
+_BINARY_LABELS = ArraySpec("labels", ("labels",), bound="two")
 
 
 @dataclasses.dataclass(frozen=True)

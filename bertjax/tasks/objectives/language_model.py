@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, SPECIAL_TOKENS_OF_TILE, Masking
+from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.model.architecture import LSTM
@@ -47,7 +47,7 @@ class LanguageModeling(PretrainingObjective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        return max(seq_len - SPECIAL_TOKENS_OF_TILE, 1)
+        return max(seq_len - TILE_SPECIAL_TOKENS, 1)
 
     @property
     def _directions(self) -> tuple[str, ...]:

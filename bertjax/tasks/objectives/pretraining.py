@@ -61,7 +61,7 @@ class PretrainingObjective(Objective):
             seed,
             length=phase.seq_len,
             predictions=phase.row_predictions,
-            pairs=phase.spans_a_row,
+            pairs=phase.spans_per_row,
             pieces=config.vocab_size,
             segments=min(2, config.type_vocab_size),
             labels=2,

@@ -1,4 +1,4 @@
-"""The pair plan on disk: repeatable, found again, and rebuilt where it is damaged."""
+"""Pair index on disk: deterministic, reused, and rebuilt if damaged."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from small_corpora import random_documents
 
 from bertjax.data.pretraining import pair_index as plan
 from bertjax.data.pretraining import pairs
-from bertjax.data.pretraining.pair_index import pair_plan
+from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import temporary_name
 
@@ -27,8 +27,8 @@ def files(corpus):
     return {file.name: file for file in (corpus.path / "plans").iterdir()}
 
 
-def test_passes_are_independent_cuts_of_the_whole_split(corpus):
-    made = pair_plan(corpus, "train", 64, 0, 3)
+def test_passes_are_independent(corpus):
+    made = open_pair_index(corpus, "train", 64, 0, 3)
     assert made.pass_ends[-1] == len(made.records)
     starts = np.concatenate([[0], made.pass_ends[:-1]])
     passes = [made.records[a:b] for a, b in zip(starts, made.pass_ends, strict=True)]
@@ -36,22 +36,22 @@ def test_passes_are_independent_cuts_of_the_whole_split(corpus):
         used = records["a_length"].sum() + records["b_length"][records["label"] == 0].sum()
         assert used == corpus.train.sentences[-1]
     assert not np.array_equal(passes[0][:50], passes[1][:50])
-    other_seed = pair_plan(corpus, "train", 64, 1, 3)
+    other_seed = open_pair_index(corpus, "train", 64, 1, 3)
     assert not np.array_equal(passes[0][:50], other_seed.records[:50])
 
 
-def test_a_stored_plan_is_used_again(corpus):
-    first = pair_plan(corpus, "train", 64, 0, 2)
+def test_stored_index_is_reused(corpus):
+    first = open_pair_index(corpus, "train", 64, 0, 2)
     before = {name: file.stat().st_ino for name, file in files(corpus).items()}
-    second = pair_plan(corpus, "train", 64, 0, 2)
+    second = open_pair_index(corpus, "train", 64, 0, 2)
     assert {name: file.stat().st_ino for name, file in files(corpus).items()} == before
     assert not second.records.flags.owndata
     np.testing.assert_array_equal(first.records, second.records)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header", "changed header", "huge number"])
-def test_a_damaged_plan_is_made_again(corpus, damage):
-    made = pair_plan(corpus, "train", 64, 0, 2)
+def test_damaged_index_is_rebuilt(corpus, damage):
+    made = open_pair_index(corpus, "train", 64, 0, 2)
     good = np.array(made.records)
     by_suffix = {file.suffix: file for file in files(corpus).values()}
     data = bytearray(by_suffix[".bin"].read_bytes())
@@ -71,16 +71,16 @@ def test_a_damaged_plan_is_made_again(corpus, damage):
         by_suffix[".json"].write_text(f'{{"pass_ends": [{10**23}], "runs": [[1, 1]]}}')
     else:
         by_suffix[".json"].write_text('{"pass_ends": [')
-    again = pair_plan(corpus, "train", 64, 0, 2)
+    again = open_pair_index(corpus, "train", 64, 0, 2)
     np.testing.assert_array_equal(again.records, good)
     np.testing.assert_array_equal(again.pass_ends, made.pass_ends)
     assert by_suffix[".bin"].stat().st_size == good.nbytes
 
 
-def test_blocks_bound_memory_and_keep_the_promise(corpus, monkeypatch):
+def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
     monkeypatch.setattr(plan, "_BLOCK_SENTENCES", 20)
-    monkeypatch.setattr(pairs, "_ROWS_AT_ONCE", 7)
-    records = pair_plan(corpus, "train", 64, 0, 1).records
+    monkeypatch.setattr(pairs, "_MAX_ROWS", 7)
+    records = open_pair_index(corpus, "train", 64, 0, 1).records
     spans = [(r["a_start"], r["a_length"]) for r in records]
     spans += [(r["b_start"], r["b_length"]) for r in records if r["label"] == 0]
     starts, lengths = np.array(sorted(spans)).T
@@ -88,17 +88,17 @@ def test_blocks_bound_memory_and_keep_the_promise(corpus, monkeypatch):
     assert starts[-1] + lengths[-1] == corpus.train.sentences[-1]
 
 
-def test_a_plan_goes_to_the_temporary_folder_where_the_corpus_is_read_only(corpus, tmp_path, monkeypatch):
+def test_index_of_a_read_only_corpus_is_stored_in_the_temporary_directory(corpus, tmp_path, monkeypatch):
     # A file where the folder should be: even the superuser cannot write into it.
     (corpus.path / "plans").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    made = pair_plan(corpus, "train", 64, 0, 1)
+    made = open_pair_index(corpus, "train", 64, 0, 1)
     assert len(list(tmp_path.glob("bertjax-plans-*/*.bin"))) == 1
-    again = pair_plan(corpus, "train", 64, 0, 1)
+    again = open_pair_index(corpus, "train", 64, 0, 1)
     np.testing.assert_array_equal(made.records, again.records)
 
 
-def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, monkeypatch):
+def test_full_disk_is_one_error_and_leaves_no_file(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
 
     def full(*_):
@@ -106,27 +106,27 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(corpus, tmp_path, mon
 
     monkeypatch.setattr(plan, "_write_all", full)
     with pytest.raises(BertjaxError, match="No space left on device") as error:
-        pair_plan(corpus, "train", 64, 0, 1)
+        open_pair_index(corpus, "train", 64, 0, 1)
     assert "\n" not in str(error.value)
     assert not files(corpus)
 
 
-def test_a_plan_without_room_is_not_begun(corpus, tmp_path, monkeypatch):
+def test_index_is_not_started_without_disk_space(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(BertjaxError, match="the plan of 1,000,000,000,000 passes: .*lower config.data.dupe_factor"):
-        pair_plan(corpus, "train", 64, 0, 10**12)
+        open_pair_index(corpus, "train", 64, 0, 10**12)
     assert not files(corpus)
 
 
 @pytest.mark.parametrize("planted", ["link", "open to others", "of another user"])
-def test_nothing_is_taken_from_a_temporary_folder_that_is_not_this_users_alone(corpus, tmp_path, monkeypatch, planted):
+def test_temporary_directory_of_other_users_is_not_trusted(corpus, tmp_path, monkeypatch, planted):
     # A file where the folder should be: even the superuser cannot write into it.
     (corpus.path / "plans").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    made = pair_plan(corpus, "train", 64, 0, 1)
+    made = open_pair_index(corpus, "train", 64, 0, 1)
     folder = made.path.parent
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
-    assert pair_plan(corpus, "train", 64, 0, 1).path == made.path
+    assert open_pair_index(corpus, "train", 64, 0, 1).path == made.path
     if planted == "link":
         folder.rename(tmp_path / "theirs")
         folder.symlink_to(tmp_path / "theirs")
@@ -135,10 +135,10 @@ def test_nothing_is_taken_from_a_temporary_folder_that_is_not_this_users_alone(c
     else:
         monkeypatch.setattr(plan, "is_ours", lambda found: False)
     with pytest.raises(BertjaxError, match=f"{folder}: it is no folder of this user alone .mode 700., remove it"):
-        pair_plan(corpus, "train", 64, 0, 1)
+        open_pair_index(corpus, "train", 64, 0, 1)
 
 
-def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(corpus):
+def test_leftovers_of_killed_processes_are_removed(corpus):
     folder = corpus.path / "plans"
     folder.mkdir()
     abandoned, live = (folder / temporary_name("pairs-a.bin") for _ in range(2))
@@ -146,17 +146,17 @@ def test_leftovers_of_killed_processes_are_removed_but_not_those_of_live_ones(co
         file.write_bytes(b"0")
     day_ago = time.time() - 86_400
     os.utime(abandoned, (day_ago, day_ago))
-    pair_plan(corpus, "train", 64, 0, 1)
+    open_pair_index(corpus, "train", 64, 0, 1)
     assert not abandoned.exists()
     assert live.exists()
 
 
-def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
+def test_processes_may_build_the_same_index_concurrently(corpus):
     code = (
         "import sys, hashlib; from bertjax.data.corpus.store import open_corpus;"
-        "from bertjax.data.pretraining.pair_index import pair_plan;"
+        "from bertjax.data.pretraining.pair_index import open_pair_index;"
         "corpus = open_corpus(sys.argv[1]); print('ready', flush=True); sys.stdin.readline();"
-        "print(hashlib.sha256(pair_plan(corpus, 'train', 32, 0, 8).records.tobytes()).hexdigest())"
+        "print(hashlib.sha256(open_pair_index(corpus, 'train', 32, 0, 8).records.tobytes()).hexdigest())"
     )
     command = [sys.executable, "-c", code, str(corpus.path)]
     processes = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(3)]
@@ -174,4 +174,4 @@ def test_processes_may_make_the_same_plan_at_the_same_time(corpus):
 def test_pairs_need_two_documents(make_corpus, documents):
     corpus = make_corpus([[3, 4], [5]], documents)
     with pytest.raises(UsageError, match=f"heldout split .* has {len(documents)} document.*larger --heldout"):
-        pair_plan(corpus, "heldout", 64, 0, 1)
+        open_pair_index(corpus, "heldout", 64, 0, 1)
