@@ -1,12 +1,15 @@
 """Output layers, and the model of the paper's pre-training. Axis letters: see `encoder.py`."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.errors import UsageError
 from bertjax.model.architecture import TRANSFORMER
 from bertjax.model.config import ModelConfig
 from bertjax.model.dot import product
@@ -61,6 +64,8 @@ class NextSentenceHead(nn.Module):
 class EncoderModel(nn.Module):
     """Encoder and pooler, without any output layer."""
 
+    KIND: ClassVar[str] = "encoder"
+
     config: ModelConfig
 
     @nn.compact
@@ -73,6 +78,8 @@ class EncoderModel(nn.Module):
 
 class PretrainingModel(nn.Module):
     """Encoder, pooler and both pre-training heads."""
+
+    KIND: ClassVar[str] = "pretraining"
 
     config: ModelConfig
 
@@ -116,6 +123,8 @@ class LanguageModel(nn.Module):
     The left-to-right model of the paper's Table 5, and both directions of ELMo's form (Figure 3).
     """
 
+    KIND: ClassVar[str] = "language_model"
+
     config: ModelConfig
 
     @nn.compact
@@ -147,16 +156,18 @@ class SequenceModel(nn.Module):
 
     With nothing between, there is the pooler. Rows of several sequences, [B, C, L], are choices: one score each, [B, C]
     (section 4.4). Rows that K examples share have `sequence_ids` and `position_ids` [B, L] for the mask; K is the width
-    of their `labels`, and there are [B, K, outputs].
+    of their `labels`, and there are [B, K, num_outputs].
     """
 
+    KIND: ClassVar[str] = "sequence"
+
     config: ModelConfig
-    outputs: int
+    num_outputs: int
     feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
-        """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., outputs]; [B, C, L] to [B, C]."""
+        """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., num_outputs]; [B, C, L] to [B, C]."""
         config, feature_head = self.config, self.feature_head
         *leading, length = batch["input_ids"].shape
         flat = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
@@ -168,7 +179,9 @@ class SequenceModel(nn.Module):
         if not feature_head.is_there:
             whole = Pooler(config, name="pooler")(whole)
         whole = dropout(whole, config.hidden_dropout_prob, None if deterministic else self.make_rng("dropout"))
-        logits = Dense(config, (feature_head.width(config), self.outputs), ("embed", None), name="classifier")(whole)
+        logits = Dense(config, (feature_head.width(config), self.num_outputs), ("embed", None), name="classifier")(
+            whole
+        )
         logits = logits.astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
 
@@ -180,17 +193,54 @@ class TokenModel(nn.Module):
       head_dropout: tags have dropout before the layer, spans have none (google-research/bert `run_squad.py`).
     """
 
+    KIND: ClassVar[str] = "tokens"
+
     config: ModelConfig
-    outputs: int
+    num_outputs: int
     head_dropout: bool
     feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
-        """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, outputs]."""
+        """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, num_outputs]."""
         config, feature_head = self.config, self.feature_head
         hidden = token_representations(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
         if self.head_dropout and not deterministic:
             hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
-        shape = (feature_head.width(config), self.outputs)
+        shape = (feature_head.width(config), self.num_outputs)
         return Dense(config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)
+
+
+_MODELS: dict[str, type[nn.Module]] = {
+    model.KIND: model for model in (EncoderModel, PretrainingModel, LanguageModel, SequenceModel, TokenModel)
+}
+
+
+def model_kind(model: nn.Module) -> dict[str, Any]:
+    """Describes a model of this file as JSON, so that `build_model` can rebuild it from a checkpoint's metadata.
+
+    Returns:
+      `kind`: `encoder`, `pretraining`, `language_model`, `sequence` or `tokens`.
+      `num_outputs`: width of the output layer, or None for kinds without one.
+      `feature_head`: fields of the `FeatureHead`, or None for kinds without one.
+      `head_dropout`: only for `tokens`.
+    """
+    options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    if head := options.get("feature_head"):
+        options["feature_head"] = dataclasses.asdict(head)
+    names = ("num_outputs", "feature_head") + (("head_dropout",) if "head_dropout" in options else ())
+    return {"kind": model.KIND} | {name: options.get(name) for name in names}
+
+
+def build_model(kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+    """Builds the Flax module that `model_kind` describes.
+
+    Raises:
+      UsageError: the kind is unknown, for example because a newer version wrote it.
+    """
+    if kind["kind"] not in _MODELS:
+        raise UsageError(f"unknown kind of model: {kind['kind']!r}; known: {', '.join(_MODELS)}")
+    options = {name: value for name, value in kind.items() if name != "kind" and value is not None}
+    if "feature_head" in options:
+        options["feature_head"] = FeatureHead(**options["feature_head"])
+    return _MODELS[kind["kind"]](config, **options)
