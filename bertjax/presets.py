@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from bertjax.config.fields import to_config_dict
 from bertjax.config.load import parse_arguments
 from bertjax.errors import UsageError
-from bertjax.model.architecture import size_fields
+from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
 # Attribute of a decorated `get_config`: the function that parses its arguments.

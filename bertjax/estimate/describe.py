@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 
 from bertjax.config.run import RunConfig
-from bertjax.model.architecture import LSTM
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer

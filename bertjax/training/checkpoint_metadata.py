@@ -17,7 +17,7 @@ from etils import epath
 from bertjax.config.fields import differences
 from bertjax.data.corpus.vocabulary_files import ENTRY
 from bertjax.errors import BertjaxError
-from bertjax.model.architecture import Architecture
+from bertjax.model.config import Architecture
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.utils.io import read_json
 
