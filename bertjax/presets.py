@@ -73,7 +73,6 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
     config.log_every = 2
     config.data.batch_size = 8
     config.data.seq_len = seq_len
-    config.model.dtype = "float32"
 
 
 def named_grid(name: str) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"  {'encoder and pooler':<24}{body:>14,}",
         f"  {'all':<24}{sum(counts.values()):>14,}",
         f"vocabulary: {model.vocab_size:,} pieces, the table padded to {model.padded_vocab_size:,} rows",
-        f"model: {_layers(model)}, {model.dtype}",
+        f"model: {_layers(model)}, dtype {model.dtype}",
     ]
     work = task.cost_before(task.total_steps)
     optimizer = settings.optimizer
