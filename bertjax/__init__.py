@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertjax.api import Encoded, Pretrained, load, load_tokenizer
     from bertjax.errors import BertjaxError, UsageError
-    from bertjax.model.architecture import Architecture
-    from bertjax.model.config import ModelConfig
+    from bertjax.model.config import Architecture, ModelConfig
     from bertjax.model.encoder import Encoder, Pooler
 
 __all__ = [
@@ -27,7 +26,7 @@ __all__ = [
     "load_tokenizer",
 ]
 _MODULES = {
-    "Architecture": "bertjax.model.architecture",
+    "Architecture": "bertjax.model.config",
     "BertjaxError": "bertjax.errors",
     "Encoder": "bertjax.model.encoder",
     "ModelConfig": "bertjax.model.config",

@@ -30,8 +30,7 @@ from bertjax.inference.load import load_trained
 from bertjax.inference.predict import answers
 from bertjax.inference.texts import PAIR
 from bertjax.inference.trained_model import TrainedModel
-from bertjax.model.architecture import Architecture
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import Architecture, ModelConfig
 from bertjax.model.encoder import Encoder, Pooler, pool_cls
 from bertjax.tasks.finetuning.output_layer import CHOICES
 from bertjax.training.checkpoint import find_checkpoint, workdir_of

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from bertjax.config.fields import to_config_dict
 from bertjax.config.load import parse_arguments
 from bertjax.errors import UsageError
-from bertjax.model.architecture import size_fields
+from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
 # Attribute of a decorated `get_config`: the function that parses its arguments.
@@ -73,7 +73,6 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
     config.log_every = 2
     config.data.batch_size = 8
     config.data.seq_len = seq_len
-    config.model.dtype = "float32"
 
 
 def named_grid(name: str) -> list[dict[str, Any]]:

@@ -29,8 +29,6 @@ def get_config(given: ConfigDict) -> ConfigDict:
     config.checkpoint_every = 5 if given.quick else 500
     config.optimizer.learning_rate = 7e-4
     config.optimizer.warmup_steps = config.steps // 10
-    config.model.dtype = "float32"
-    config.model.scan_layers = False
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
     return config

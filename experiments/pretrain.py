@@ -46,5 +46,4 @@ def get_config(given: ConfigDict) -> ConfigDict:
         config.optimizer.warmup_steps = 5
         config.data.batch_size = 8
         config.data.eval_rows = 64
-        config.model.dtype = "float32"
     return config

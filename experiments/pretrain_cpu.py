@@ -38,9 +38,6 @@ def get_config(given: ConfigDict) -> ConfigDict:
     config.optimizer.learning_rate = 4e-4
     config.optimizer.b2 = 0.98
     config.optimizer.warmup_steps = max(1, config.steps // 24)
-    config.model.dtype = "float32"
-    # Up to a tenth faster on CPUs, and more in larger models, which take longer to compile for it.
-    config.model.scan_layers = False
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
     if given.quick:

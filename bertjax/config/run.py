@@ -7,7 +7,7 @@ from bertjax.config.fields import at_least, limited
 from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
-from bertjax.model.attention.dispatch import check
+from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import ModelConfig
 
 # Fields of `config.data` that hold paths; data may be moved without changing a run.
@@ -96,7 +96,7 @@ class RunConfig:
             raise UsageError(
                 f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}"
             )
-        check(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
+        check_attention(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:
         """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""

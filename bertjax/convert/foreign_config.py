@@ -5,8 +5,7 @@ from typing import Any
 
 from bertjax.data.corpus.tokenizer import Vocabulary
 from bertjax.errors import UsageError
-from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
 from bertjax.utils.io import read_json_object
 
 # Theirs to ours; the first five have no default.

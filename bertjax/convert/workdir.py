@@ -12,7 +12,7 @@ from bertjax.convert.portable import Portable
 from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
 from bertjax.data.corpus.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
 from bertjax.errors import UsageError
-from bertjax.model.architecture import LSTM
+from bertjax.model.config import LSTM
 from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_kind
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import (
@@ -53,7 +53,7 @@ def read(path: Path | epath.Path) -> Portable:
     what = ""
     if model.encoder == LSTM or any(name.startswith(("left_lm/", "right_lm/")) for name in params):
         what = f"a language model with encoder={model.encoder} and attention_direction={model.attention_direction}"
-    elif layer and layer.feature_head.is_there:
+    elif layer and layer.feature_head.is_used:
         what = f"feature_head.features={layer.feature_head.features or '(none)'} and feature_head.lstm_layers={layer.feature_head.lstm_layers}"
     if what:
         raise UsageError(f"{checkpoint} has {what}, which is not converted; bertjax takes the workdir as it is")

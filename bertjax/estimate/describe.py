@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 
 from bertjax.config.run import RunConfig
-from bertjax.model.architecture import LSTM
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer
@@ -51,7 +50,7 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"  {'encoder and pooler':<24}{body:>14,}",
         f"  {'all':<24}{sum(counts.values()):>14,}",
         f"vocabulary: {model.vocab_size:,} pieces, the table padded to {model.padded_vocab_size:,} rows",
-        f"model: {_layers(model)}, {model.dtype}",
+        f"model: {_layers(model)}, dtype {model.dtype}",
     ]
     work = task.cost_before(task.total_steps)
     optimizer = settings.optimizer

@@ -88,7 +88,7 @@ def plan_run(
         "chip_hours": hours,
         "cost": hours * price_per_chip_hour if fits and price_per_chip_hour is not None else None,
         "phases": phases,
-        "model": dataclasses.asdict(task.objective.model.config),
+        "model": dataclasses.asdict(task.objective.model.config.resolve("tpu")),
         "mesh": dict(make_mesh(settings.mesh, devices).shape),
         "grad_accum_steps": settings.grad_accum_steps,
         "chip": {**dataclasses.asdict(chip), "device_kind": devices[0].device_kind},

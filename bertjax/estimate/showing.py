@@ -23,7 +23,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
         + (f", {chip['dcn_bytes_per_second'] / 1e9:.2f} GB/s between slices" if chip["dcn_bytes_per_second"] else "")
         + f" ({chip['source']})",
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']} in {model['dtype']}, "
-        f"{'scanned' if model['scan_layers'] else 'unrolled'}, remat {model['remat']}; mesh data={mesh['data']}, "
+        f"{'scanned' if model['scan_layers'] == 'true' else 'unrolled'}, remat {model['remat']}; mesh data={mesh['data']}, "
         f"fsdp={mesh['fsdp']}, tensor={mesh['tensor']}; {plan['grad_accum_steps']} micro-batch(es) a step",
     ]
     for number, phase in enumerate(plan["phases"], 1):

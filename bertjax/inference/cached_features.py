@@ -17,6 +17,7 @@ from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
 from bertjax.inference.features import token_states
 from bertjax.inference.trained_model import read_trained
+from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
@@ -59,7 +60,7 @@ def _kept_states(settings: RunConfig, start: str, examples: Examples) -> np.ndar
     """States of the tokens of examples, of the layers that the settings name: float32 [tokens, C, D], on disk."""
     checkpoint = find_checkpoint(start)
     # The checkpoint decides the function; this run decides how it is computed, as where the encoder is in the step.
-    model = dataclasses.replace(checkpoint_model(checkpoint), dtype=settings.model["dtype"])
+    model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=settings.model["dtype"]))
     layers, length = settings.feature_head.layers(model.num_hidden_layers), int(np.diff(examples.offsets).max())
     told = {
         "parameters": saved_fingerprint(checkpoint),

@@ -19,6 +19,7 @@ from bertjax.inference.texts import PAIR
 from bertjax.inference.trained_model import TrainedModel
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
+from bertjax.model.partitioning import resolve_layout
 
 # Of hidden states in memory at a time.
 SHARD_BYTES = 64 << 20
@@ -66,7 +67,7 @@ class Request:
             "layers": list(self.layers),
             "seq_len": self.seq_len,
             "architecture": vars(self.model.architecture),
-            "dtype": self.model.dtype,
+            "dtype": resolve_layout(self.model).dtype,
             "parameters_sha256": digest.hexdigest(),
             "vocabulary_sha256": vocabulary.sha256,
             "lower_case": vocabulary.lower_case,

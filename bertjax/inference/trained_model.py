@@ -19,8 +19,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
 from bertjax.data.corpus.vocabulary_files import workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.inference.inference_defaults import Habits, habits_of
-from bertjax.model.architecture import LSTM, Architecture
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.feature_head import FeatureHead
 from bertjax.model.heads import EncoderModel, LanguageModel, MaskedLmHead, PretrainingModel, SequenceModel, TokenModel

@@ -1,60 +1,160 @@
-"""A model as configs describe it: its architecture, its layout, and what its training adds to both."""
+"""Model configuration: the architecture, which checkpoints store, and the layout, which each run may choose."""
 
 import dataclasses
 import math
+import re
 
 from bertjax.errors import UsageError
-from bertjax.model.architecture import ARCHITECTURE_FIELDS, Architecture
+from bertjax.model.attention.mask import DIRECTIONS
 
-DTYPES = ("float32", "bfloat16")
-# Rates are taken as multiples of 2^-16 (`dropout.py`), and something has to be kept.
-_MOST_DROPPED = 0.9999
+AUTO = "auto"
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
+TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
+DTYPES = (AUTO, "float32", "bfloat16")
+SCAN_LAYERS = (AUTO, "true", "false")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
+# Dropout draws 16 bits per element, so a rate of 1 - 2^-16 or more would drop everything.
+_MAX_DROPOUT = 0.9999
+# Far beyond any trained model; without limits a mistyped size fails minutes later, inside a library.
+_LIMITS = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 12,
+    "intermediate_size": 1 << 19,
+    "max_position_embeddings": 1 << 20,
+    "type_vocab_size": 1 << 16,
+    "pad_vocab_to_multiple_of": 1 << 16,
+}
+_HEAD_SIZE = 64
+_NAMED_SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The fields that determine the function a set of parameters computes; every checkpoint stores them.
+
+    Attributes:
+      encoder: `transformer`, or `lstm` for two independent LSTM stacks, one per direction, whose states are
+        concatenated as in ELMo (Figure 3 of the paper); LSTMs use no positions, segments or attention heads.
+      vocab_size: number of word pieces in the vocabulary.
+      hidden_size: width of the hidden states, D; for LSTMs, of both directions together.
+      num_hidden_layers: number of Transformer layers, or of LSTM layers per direction.
+      num_attention_heads: number of attention heads, H; divides `hidden_size`.
+      intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
+      max_position_embeddings: number of learned position embeddings, the longest row in tokens.
+      type_vocab_size: number of segment embeddings.
+      hidden_act: activation of the feed-forward layer: `gelu_tanh` (as google-research/bert), `gelu_erf` or `relu`.
+      layer_norm_eps: epsilon added to the variance in LayerNorm.
+      attention_direction: tokens a position attends to: `both` (all, as BERT), `left` or `right` (itself and the tokens
+        on that side).
+      pad_vocab_to_multiple_of: rows of the token embedding table are padded to a multiple of this number for the matrix
+        unit; padding rows have probability zero.
+
+    Raises:
+      UsageError: a value is out of range.
+    """
+
+    encoder: str = TRANSFORMER
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu_tanh"
+    layer_norm_eps: float = 1e-12
+    attention_direction: str = "both"
+    pad_vocab_to_multiple_of: int = 128
+
+    def __post_init__(self) -> None:
+        for name, limit in _LIMITS.items():
+            if getattr(self, name) < 1:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+            if getattr(self, name) > limit:
+                raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {limit:,}")
+        if self.hidden_size % self.num_attention_heads:
+            raise UsageError(
+                f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if not 0 <= self.layer_norm_eps < math.inf:
+            raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")
+        _check_choices(self, encoder=ENCODERS, hidden_act=ACTIVATIONS, attention_direction=DIRECTIONS)
+        if self.encoder == LSTM and self.hidden_size % 2:
+            raise UsageError(f"model.hidden_size is {self.hidden_size}; model.encoder={LSTM} needs an even number")
+        if self.encoder == LSTM and self.attention_direction != "both":
+            raise UsageError(
+                f"model.attention_direction is {self.attention_direction}; model.encoder={LSTM} has no attention"
+            )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Direction of context (`both`, `left` or `right`) of each equal slice of a hidden state, in order."""
+        return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
+
+    @property
+    def head_size(self) -> int:
+        """Width of an attention head, K."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Number of rows of the token embedding table, V."""
+        return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
+
+
+ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architecture))
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the function is computed; any checkpoint loads with any layout.
+    """The fields that determine how the function is computed; any checkpoint loads with any layout.
 
     Attributes:
-      dtype: of the computation; parameters, softmax and LayerNorm statistics are float32 always.
-      scan_layers: compile one layer and loop over it, or unroll all of them, faster on CPUs; the same parameters either
-        way.
-      remat: what the backward pass recomputes, each more than the one before: nothing of note (`none`), the scores of
-        attention (`attention`), all but the large matrix products (`elementwise`), also those of queries, keys, values
-        and attention's output (`projections`), or each layer (`full`).
-      attention: `plain`, by XLA; `fused`, a TPU kernel that keeps scores and dropout out of memory, for rows of up to
-        512; `splash`, JAX's own TPU kernel, without dropout, for rows of any multiple of 128; `cudnn`, for GPUs, of
-        bfloat16 without dropout; `package.module.function`, an `AttentionFn` of your own; or `auto`, which takes the
-        fastest of the first three that can compute what is asked for on the devices at hand. All but your own compute
-        the same numbers, with the same dropout where they have any.
+      dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
+        Parameters, softmax and LayerNorm statistics are always float32.
+      scan_layers: `true` compiles one layer and loops over it, `false` unrolls all layers, `auto` unrolls on CPU, where
+        it is faster, and scans elsewhere. The parameters are the same either way.
+      remat: activations that the backward pass recomputes to save memory, from few to many: `none` (only cheap
+        elementwise operations), `attention` (also attention scores), `elementwise` (all but large matrix products),
+        `projections` (also those of queries, keys and values), `full` (whole layers).
+      attention: `plain` (XLA), `fused` (TPU kernel with dropout, rows of up to 512 tokens), `splash` (JAX's TPU kernel,
+        no dropout, rows of a multiple of 128 tokens), `cudnn` (GPU, bfloat16, no dropout), `auto` (the fastest of the
+        first three that supports the model on the devices in use), or `package.module.function`, an `AttentionFn` of
+        your own. The built-in ones compute the same values and draw the same dropout masks.
 
     Raises:
-      UsageError: there is no such value.
+      UsageError: a value is unknown.
     """
 
-    dtype: str = "bfloat16"
-    scan_layers: bool = True
+    dtype: str = AUTO
+    scan_layers: str = AUTO
     remat: str = "none"
-    attention: str = "auto"
+    attention: str = AUTO
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("remat", REMAT_POLICIES)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"model.{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
+        _check_choices(self, dtype=DTYPES, scan_layers=SCAN_LAYERS, remat=REMAT_POLICIES)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Architecture, Layout):
-    """An architecture and a layout side by side, as `config.model` has them, and how the model is trained.
+    """The `model` section of a config: architecture, layout, and dropout and initialization for training.
 
     Attributes:
-      hidden_dropout_prob: rate after the embeddings and each sub-layer.
-      attention_probs_dropout_prob: rate on the attention probabilities.
-      initializer_range: standard deviation of the truncated normal all matrices start from.
+      hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
+      attention_probs_dropout_prob: dropout rate of the attention probabilities.
+      initializer_range: standard deviation of the truncated normal that initializes all matrices.
 
     Raises:
-      UsageError: a value is out of its range.
+      UsageError: a value is out of range.
     """
 
     hidden_dropout_prob: float = 0.1
@@ -65,11 +165,57 @@ class ModelConfig(Architecture, Layout):
         Architecture.__post_init__(self)
         Layout.__post_init__(self)
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) <= _MOST_DROPPED:
-                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, {_MOST_DROPPED}]")
+            if not 0 <= getattr(self, name) <= _MAX_DROPOUT:
+                raise UsageError(f"model.{name} is {getattr(self, name)}; it must be in [0, {_MAX_DROPOUT}]")
         if not 0 <= self.initializer_range < math.inf:
             raise UsageError(f"model.initializer_range is {self.initializer_range}; it must be a number of at least 0")
 
     @property
     def architecture(self) -> Architecture:
         return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})
+
+    def resolve(self, platform: str) -> "ModelConfig":
+        """Returns the config with `auto` in `dtype` and `scan_layers` replaced by the choice for a platform.
+
+        Args:
+          platform: `cpu`, `gpu` or `tpu`.
+        """
+        on_cpu = platform == "cpu"
+        dtype = ("float32" if on_cpu else "bfloat16") if self.dtype == AUTO else self.dtype
+        scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers
+        return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
+
+
+def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) -> None:
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise UsageError(f"model.{name} is {getattr(config, name)!r}; known: {', '.join(known)}")
+
+
+def size_fields(size: str) -> dict[str, int]:
+    """Returns the number of layers, width, heads and feed-forward width of a named size.
+
+    Args:
+      size: `tiny`, `mini`, `small`, `medium`, `base` or `large`; `L4_H512` with H / 64 heads (the 24 small models of
+        google-research/bert); or `L6_H768_A3` with an explicit number of heads (Table 6 of the paper).
+
+    Raises:
+      UsageError: the size is unknown.
+    """
+    if size in _NAMED_SIZES:
+        num_layers, hidden_size = _NAMED_SIZES[size]
+        num_heads = hidden_size // _HEAD_SIZE
+    else:
+        match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
+        if not match:
+            raise UsageError(
+                f"unknown size {size!r}; known: {', '.join(_NAMED_SIZES)}, or of the form L4_H512, L6_H768_A3"
+            )
+        num_layers, hidden_size = int(match[1]), int(match[2])
+        num_heads = int(match[3]) if match[3] else max(1, hidden_size // _HEAD_SIZE)
+    return {
+        "num_hidden_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_heads,
+        "intermediate_size": 4 * hidden_size,
+    }

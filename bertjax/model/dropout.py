@@ -1,72 +1,72 @@
-"""Dropout whose random bits are a function of where an element stands: of key, row, head and place in the row.
+"""Dropout whose random bits are a hash of the key and an element's position, instead of a generated mask.
 
-The bits are hashed anew wherever they are needed, forwards and backwards, inside whatever else is done with an element
-there: nothing of them is kept, or moved through memory. Since they depend on places in the whole array alone, they are
-the same on every mesh, and the same in every implementation of attention.
+The bits are recomputed where they are needed, forwards and backwards, fused into the surrounding operations, so no mask
+is stored or moved through memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random` generators.
+Because the bits depend only on positions in the global array, every mesh and every attention kernel draws the same mask.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Of a rate: it is a multiple of 2^-16, as two elements share a word of 32 bits.
+# Random bits per element: two elements share a 32-bit word, and rates are multiples of 2^-16.
 BITS = 16
-# Odd constants of good mixing: of the golden ratio, and of MurmurHash3's finaliser (Appleby, public domain).
+# Odd constants with good mixing: the golden ratio, and MurmurHash3's finalizer (Appleby, public domain).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales the rest; the identity without a key.
+    """Zeroes elements with probability `rate` and scales the others; returns `x` if `key` is None.
 
-    The rate is taken as a multiple of 2^-16 (0.1 becomes 0.100006), and the rest is scaled by exactly that.
+    The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006); the scale matches the rounded rate.
 
     Args:
       x: [..., M, N].
-      key: of this array; two that are to have other draws have other keys.
+      rate: dropout probability.
+      key: random key; arrays with independent masks need different keys.
     """
     if key is None or rate == 0.0:
         return x
 
-    def dropped(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        # The two halves of a row share words; each hashes them for itself, since putting them together would take an
-        # array in memory.
+        # The two halves of a row share words; each half hashes them again, as concatenating would need memory.
         half = np.uint32(-(-columns // 2))
         column = _iota((rows, columns), 1)
-        second = column >= half
-        place = _iota((rows, columns), 0) * half + jnp.where(second, column - half, column)
-        words = hashed(place, *(seed[..., None, None] for seed in seeds))
-        bits = jnp.where(second, words >> BITS, words & 0xFFFF)
-        # In float32: a factor of bfloat16 would make all that is kept 0.16 % too small at a rate of 0.1.
-        scaled = x.astype(jnp.float32) * kept_scale(rate)
-        return jnp.where(bits >= threshold(rate), scaled, 0).astype(x.dtype)
+        in_second_half = column >= half
+        position = _iota((rows, columns), 0) * half + jnp.where(in_second_half, column - half, column)
+        words = hash_positions(position, *(seed[..., None, None] for seed in seeds))
+        bits = jnp.where(in_second_half, words >> BITS, words & 0xFFFF)
+        # In float32: a bfloat16 factor would bias kept elements by -0.16 % at a rate of 0.1.
+        scaled = x.astype(jnp.float32) * dropout_scale(rate)
+        return jnp.where(bits >= dropout_threshold(rate), scaled, 0).astype(x.dtype)
 
-    # The backward pass hashes again, and keeps no mask.
-    return jax.checkpoint(dropped)(x, seeds_of(key, x.shape[:-2]))
+    # The backward pass hashes again instead of storing a mask.
+    return jax.checkpoint(drop)(x, dropout_seeds(key, x.shape[:-2]))
 
 
-def threshold(rate: float) -> np.uint32:
-    """An element whose 16 bits are below is dropped."""
+def dropout_threshold(rate: float) -> np.uint32:
+    """Returns the value below which an element's 16 bits drop it."""
     return np.uint32(round(rate * 2**BITS))
 
 
-def kept_scale(rate: float) -> float:
-    """What the others are multiplied by."""
+def dropout_scale(rate: float) -> float:
+    """Returns the factor of kept elements."""
     return 2**BITS / (2**BITS - round(rate * 2**BITS))
 
 
-def seeds_of(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Two words for each of `shape`, such as rows and heads: uint32 of that shape, both."""
+def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Returns two uint32 seeds for each index of the leading axes, such as rows and heads; both have that shape."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
-    place = jnp.zeros(shape, jnp.uint32)
+    position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
-        place = place * np.uint32(size) + _iota(shape, axis)
-    return hashed(place, first, second), hashed(place, second ^ np.uint32(_GOLDEN), first)
+        position = position * np.uint32(size) + _iota(shape, axis)
+    return hash_positions(position, first, second), hash_positions(position, second ^ np.uint32(_GOLDEN), first)
 
 
-def hashed(place: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """uint32: 32 bits of each place, for each pair of seeds."""
-    x = place * np.uint32(_GOLDEN) + first
+def hash_positions(position: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Returns 32 random bits (uint32) for each position and pair of seeds."""
+    x = position * np.uint32(_GOLDEN) + first
     x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = (x ^ (x >> 13) ^ second) * np.uint32(_SECOND)
     return x ^ (x >> 16)

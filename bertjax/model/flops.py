@@ -1,4 +1,4 @@
-"""Model FLOPs and the peaks they are held against, for model-FLOPs utilisation (MFU)."""
+"""Model FLOPs and peak FLOP/s of devices, for model-FLOPs utilization (MFU)."""
 
 import dataclasses
 import functools
@@ -7,12 +7,14 @@ import time
 import jax
 import numpy as np
 
-from bertjax.model.architecture import LSTM
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.feature_head import FeatureHead
+from bertjax.model.heads import masked_lm_flops
+from bertjax.model.layers import attention_flops, attention_score_flops, feed_forward_flops
+from bertjax.model.lstm import lstm_flops
 
-# Dense bf16 peaks in FLOP/s of what JAX calls a device, from the makers' data sheets, by what its `device_kind`
-# contains. That is a chip but on v2 and v3, whose 45 and 123 TFLOP/s a chip are those of two devices.
+# Dense bfloat16 peaks in FLOP/s per JAX device, from the makers' data sheets, by a part of the `device_kind`. A device
+# is a chip, except on TPU v2 and v3, where the 45 and 123 TFLOP/s of a chip are those of two devices.
 PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100", 989e12),
@@ -27,62 +29,63 @@ PEAK_FLOPS = (
     ("TPU v2", 22.5e12),
 )
 
-_NOTHING = FeatureHead()
+# A training step is a forward pass and a backward pass of twice its FLOPs.
+_STEP = 3
+_NO_HEAD = FeatureHead()
 
 
 def flops_per_token(
-    config: ModelConfig, seq_len: int, predictions: int = 0, feature_head: FeatureHead = _NOTHING
+    config: ModelConfig, seq_len: int, num_predictions: int = 0, feature_head: FeatureHead = _NO_HEAD
 ) -> float:
-    """FLOPs of one training step a token, forwards and backwards, matrix products only.
+    """Returns FLOPs per token of one training step, counting matrix products only.
 
-    6 * (parameters of the layers' matrices) for the body, 12 N L D for bidirectional attention, and the heads on the
-    positions that are predicted. Recomputation is not counted, nor the vocabulary's padding, nor that attention in one
-    direction could do with half.
+    These are 6 FLOPs per parameter of the layers' matrices, 12 N L D for bidirectional attention, and the output layer
+    at predicted positions. Recomputation and vocabulary padding do not count; one-directional attention counts in full.
 
     Args:
-      config: sizes.
-      seq_len: L, tokens a row, padding included.
-      predictions: predicted positions a row; 0 for a model without a masked-LM or language-model head.
-      feature_head: what is between encoder and output; with features the encoder counts nothing.
+      config: model config.
+      seq_len: row length in tokens, including padding.
+      num_predictions: predicted positions per row (default: 0, no masked-LM or language-model head).
+      feature_head: layers on top of the encoder; with `features`, the frozen encoder does not count.
     """
-    return (0 if feature_head.features else _of_encoder(config, seq_len, predictions)) + _of_lstms(config, feature_head)
+    flops: float = _feature_head_flops(config, feature_head)
+    if not feature_head.features:
+        flops += _encoder_flops(config, seq_len) + num_predictions / seq_len * _output_flops(config)
+    return float(_STEP * flops)
 
 
-def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NOTHING) -> float:
-    """The part of `flops_per_token` that is attention's, of a token that attends to `context` others."""
+def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
+    """Returns the part of `flops_per_token` spent in attention, if a token attends to `context` tokens."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
-    return 12 * config.num_hidden_layers * config.hidden_size * context
+    return _STEP * config.num_hidden_layers * attention_score_flops(config, context)
 
 
-def _of_lstms(config: ModelConfig, feature_head: FeatureHead) -> float:
-    size, flops = feature_head.lstm_size, 0.0
-    inputs = dataclasses.replace(feature_head, lstm_layers=0).width(config)
-    for _ in range(feature_head.lstm_layers):
-        flops += 6 * 2 * 4 * size * (inputs + size)
-        inputs = 2 * size
-    return flops
-
-
-def _of_encoder(config: ModelConfig, seq_len: int, predictions: int) -> float:
-    width = config.hidden_size
+def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
     if config.encoder == LSTM:
-        # Two directions of half the width; each has a matrix to four gates for its input and one for its state.
-        part = width // 2
-        return (
-            2
-            * 6
-            * (config.num_hidden_layers * 8 * part**2 + predictions / seq_len * (part**2 + part * config.vocab_size))
-        )
-    body = 6 * config.num_hidden_layers * (4 * width**2 + 2 * width * config.intermediate_size)
-    attention = attention_flops_per_token(config, seq_len)
-    head = 6 * predictions / seq_len * (width**2 + width * config.vocab_size)
-    return body + attention + head
+        width = config.hidden_size // 2
+        return 2 * config.num_hidden_layers * lstm_flops(width, width)
+    layer = attention_flops(config) + attention_score_flops(config, seq_len) + feed_forward_flops(config)
+    return config.num_hidden_layers * layer
+
+
+def _output_flops(config: ModelConfig) -> int:
+    width = config.hidden_size // len(config.reads)
+    return len(config.reads) * masked_lm_flops(width, config.vocab_size)
+
+
+def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:
+    flops = 0
+    input_size = dataclasses.replace(feature_head, lstm_layers=0).width(config)
+    for _ in range(feature_head.lstm_layers):
+        flops += 2 * lstm_flops(input_size, feature_head.lstm_size)
+        input_size = 2 * feature_head.lstm_size
+    return flops
 
 
 @functools.cache
 def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
-    """What this machine's CPUs reach in a float32 NumPy matrix product: the best of some repeats, measured once."""
+    """Measures the FLOP/s of a float32 NumPy matrix product on this machine's CPUs: the best of some repeats."""
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
     seconds = []
     for _ in range(repeats):
@@ -93,9 +96,9 @@ def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
 
 
 def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
-    """Peak of all `devices` together, and where the figure comes from; (0, reason) where none is known.
+    """Returns the total peak FLOP/s of devices and the source of the figure, or (0, reason) for an unknown device.
 
-    Fake CPU devices share one machine, so they count once.
+    Simulated CPU devices share one machine, so they count once.
     """
     if devices[0].platform == "cpu":
         return matmul_flops_per_second(), "measured NumPy float32 matrix product"

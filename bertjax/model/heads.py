@@ -1,4 +1,11 @@
-"""Output layers, and the model of the paper's pre-training. Axis letters: see `encoder.py`."""
+"""Output layers, the complete models, and their description as JSON. Axis letters: see `encoder.py`.
+
+Every model maps a batch to float32 outputs. A batch is a dictionary of int32 arrays:
+
+    input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
+    sequence_ids, position_ids            [B, L], only for packed rows, which hold several sequences; see `encoder.py`
+    masked_lm_positions                   [B, P]
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,59 +17,62 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.errors import UsageError
-from bertjax.model.architecture import TRANSFORMER
-from bertjax.model.config import ModelConfig
-from bertjax.model.dot import product
+from bertjax.model.config import TRANSFORMER, ModelConfig
+from bertjax.model.dot import dot
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder, Pooler, pool_cls, pool_cls_packed
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
-from bertjax.model.layers import Dense, LayerNorm, activation, constant_init
-from bertjax.model.partitioning import placed
+from bertjax.model.layers import Dense, activation, constant_init, layer_norm
+from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
 
 class MaskedLmHead(nn.Module):
-    """Transform, then the projection tied to the token embeddings (google-research/bert `run_pretraining.py`)."""
+    """Dense transform, then a projection tied to the token embeddings (google-research/bert `run_pretraining.py`)."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
-        """[B, P, D] and [V, D] to float32 logits [B, P, V]; padded vocabulary rows have probability zero."""
+        """Maps [B, P, D] and [V, D] to float32 logits [B, P, V]; padding rows of the table get probability zero."""
         config = self.config
-        width = config.hidden_size
-        x = Dense(config, (width, width), ("embed", "pooled"), name="transform")(hidden)
-        x = LayerNorm(config, name="norm")(activation(config)(x))
-        x = placed(x, ("shared_batch", "length", "embed"))
-        # From a part of each vector to whole vectors of a part of the vocabulary, and its gradient back.
-        table = placed(placed(token_table.astype(config.dtype), ("vocab", "embed_part")), ("vocab_part", "embed"))
+        x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
+        x = layer_norm(config, "norm")(activation(config)(x))
+        x = with_logical_constraint(x, ("shared_batch", "length", "embed"))
+        # All-to-all from columns to rows of the table, so that logits are sharded along the vocabulary.
+        table = with_logical_constraint(token_table.astype(resolve_layout(config).dtype), ("vocab", "embed_part"))
+        table = with_logical_constraint(table, ("vocab_part", "embed"))
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
 
-        logits = product(x, table.T, dtype=jnp.float32)
-        # An outer product rather than a broadcast: its gradient is a matrix product, which XLA's CPU backend does 30
-        # times faster than the sum over so many columns.
-        logits = logits + product(jnp.ones((*logits.shape[:-1], 1)), bias[None])
-        logits = placed(logits, ("shared_batch", "length", "vocab_part"))
+        logits = dot(x, table.T, dtype=jnp.float32)
+        # An outer product instead of broadcasting the bias: its gradient is a matrix product, 30 times faster in XLA's
+        # CPU backend than the sum over all positions.
+        logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])
+        logits = with_logical_constraint(logits, ("shared_batch", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
-            real = jnp.arange(config.padded_vocab_size) < config.vocab_size
-            logits = jnp.where(real, logits, jnp.finfo(jnp.float32).min)
+            in_vocabulary = jnp.arange(config.padded_vocab_size) < config.vocab_size
+            logits = jnp.where(in_vocabulary, logits, jnp.finfo(jnp.float32).min)
         return logits
 
 
+def masked_lm_flops(width: int, vocab_size: int) -> int:
+    """Returns forward FLOPs per predicted position of `MaskedLmHead`."""
+    return 2 * width * (width + vocab_size)
+
+
 class NextSentenceHead(nn.Module):
-    """[..., D] pooled to float32 logits [..., 2]: 0 IsNext, 1 NotNext."""
+    """Dense layer from pooled states [..., D] to float32 logits [..., 2]: 0 IsNext, 1 NotNext."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, pooled: jax.Array) -> jax.Array:
-        logits = Dense(self.config, (self.config.hidden_size, 2), ("embed", None), name="dense")(pooled)
-        return logits.astype(jnp.float32)
+        return Dense(self.config, (2,), ("embed", None), name="dense")(pooled).astype(jnp.float32)
 
 
 class EncoderModel(nn.Module):
-    """Encoder and pooler, without any output layer."""
+    """Encoder and pooler without an output layer."""
 
     KIND: ClassVar[str] = "encoder"
 
@@ -70,14 +80,14 @@ class EncoderModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-        """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to hidden states [B, L, D] and pooled [B, D]."""
+        """Returns hidden states [B, L, D] and the pooled state [B, D] of each row."""
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         return hidden, Pooler(self.config, name="pooler")(pool_cls(self.config.reads, hidden, batch["input_mask"]))
 
 
 class PretrainingModel(nn.Module):
-    """Encoder, pooler and both pre-training heads."""
+    """Encoder, pooler, masked-LM head and next-sentence head."""
 
     KIND: ClassVar[str] = "pretraining"
 
@@ -85,42 +95,36 @@ class PretrainingModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-        """Masked-LM and next-sentence logits.
+        """Returns masked-LM logits [B, P, V] and next-sentence logits [B, 2].
 
-        Args:
-          batch: `input_ids`, `input_mask`, `segment_ids` [B, L] and `masked_lm_positions` [B, P], int32. Rows of up to
-            K sequences have `sequence_ids` and `position_ids` [B, L] for the mask; K is the width of their
-            `next_sentence_labels`.
-          deterministic: no dropout; otherwise a `dropout` rng is needed.
-
-        Returns:
-          float32 [B, P, V], and [B, 2], or [B, K, 2] of several sequences.
+        Packed rows of up to S sequences have next-sentence logits [B, S, 2]; S is the width of their
+        `next_sentence_labels`.
         """
         encoder = Encoder(self.config, name="encoder")
-        packed = "sequence_ids" in batch
-        sequence_ids = batch["sequence_ids" if packed else "input_mask"]
+        is_packed = "sequence_ids" in batch
+        sequence_ids = batch["sequence_ids" if is_packed else "input_mask"]
         hidden, _ = encoder(
             batch["input_ids"],
             batch["segment_ids"],
             sequence_ids,
-            batch["position_ids"] if packed else None,
+            batch["position_ids"] if is_packed else None,
             deterministic=deterministic,
         )
-        # Gathered before the projection: 15 % of positions is all that the largest matrix of the model sees.
+        # Gather masked positions first: the vocabulary projection then runs on 15 % of the positions.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
-        if packed:
-            whole = pool_cls_packed(self.config.reads, hidden, sequence_ids, batch["next_sentence_labels"].shape[1])
+        if is_packed:
+            state = pool_cls_packed(self.config.reads, hidden, sequence_ids, batch["next_sentence_labels"].shape[1])
         else:
-            whole = pool_cls(self.config.reads, hidden, sequence_ids)
-        pooled = Pooler(self.config, name="pooler")(whole)
+            state = pool_cls(self.config.reads, hidden, sequence_ids)
+        pooled = Pooler(self.config, name="pooler")(state)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 
 class LanguageModel(nn.Module):
-    """An encoder that sees one side of a position, or each side by itself, with what comes on the other to predict.
+    """Encoder with one language-model head per context direction.
 
-    The left-to-right model of the paper's Table 5, and both directions of ELMo's form (Figure 3).
+    It is the left-to-right model of Table 5 of the paper, or with LSTMs both directions of ELMo (Figure 3).
     """
 
     KIND: ClassVar[str] = "language_model"
@@ -129,34 +133,28 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Logits of each position's neighbour on the side that is not seen.
-
-        Args:
-          batch: `input_ids`, `input_mask`, `segment_ids` [B, L], int32.
-          deterministic: no dropout; otherwise a `dropout` rng is needed.
-
-        Returns:
-          What is seen, `left` or `right`, to float32 [B, L, V].
-        """
+        """Returns float32 logits [B, L, V] of the next token for context `left`, of the previous token for `right`."""
         reads = self.config.reads
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        # A head's own sizes; what reads the row is no matter to it.
+        # The config of a head whose input is one direction's slice of the hidden state.
         width = self.config.hidden_size // len(reads)
-        of_part = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
-        parts = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
+        head_config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
+        slices = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
         return {
-            direction: MaskedLmHead(of_part, name=f"{direction}_lm")(states, table)
-            for direction, states, table in parts
+            direction: MaskedLmHead(head_config, name=f"{direction}_lm")(states, table)
+            for direction, states, table in slices
         }
 
 
 class SequenceModel(nn.Module):
-    """An encoder, what is above it, and one new layer over a row's pool_cls (paper, Figure 4 a and b).
+    """Encoder, optional feature head, and one dense layer per sequence (paper, Figure 4 a and b).
 
-    With nothing between, there is the pooler. Rows of several sequences, [B, C, L], are choices: one score each, [B, C]
-    (section 4.4). Rows that K examples share have `sequence_ids` and `position_ids` [B, L] for the mask; K is the width
-    of their `labels`, and there are [B, K, num_outputs].
+    Without a feature head, a pooler precedes the dense layer. Three input forms are supported:
+
+    - rows [B, L]: logits [B, num_outputs];
+    - packed rows [B, L] of up to S sequences, where S is the width of their `labels`: logits [B, S, num_outputs];
+    - choices [B, C, L] with `num_outputs=1`: one score per choice, [B, C] (section 4.4).
     """
 
     KIND: ClassVar[str] = "sequence"
@@ -167,30 +165,28 @@ class SequenceModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
-        """`input_ids`, `input_mask`, `segment_ids` [..., L] int32 to float32 [..., num_outputs]; [B, C, L] to [B, C]."""
+        """Returns float32 logits in one of the forms above."""
         config, feature_head = self.config, self.feature_head
-        *leading, length = batch["input_ids"].shape
-        flat = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
-        hidden = token_representations(config, feature_head, flat, deterministic, partial(self.make_rng, "dropout"))
-        if "sequence_ids" in flat:
-            whole = pool_cls_packed(feature_head.reads(config), hidden, flat["sequence_ids"], batch["labels"].shape[1])
+        *leading, _ = batch["input_ids"].shape
+        rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
+        hidden = token_representations(config, feature_head, rows, deterministic, partial(self.make_rng, "dropout"))
+        if "sequence_ids" in rows:
+            state = pool_cls_packed(feature_head.reads(config), hidden, rows["sequence_ids"], batch["labels"].shape[1])
         else:
-            whole = pool_cls(feature_head.reads(config), hidden, flat["input_mask"])
-        if not feature_head.is_there:
-            whole = Pooler(config, name="pooler")(whole)
-        whole = dropout(whole, config.hidden_dropout_prob, None if deterministic else self.make_rng("dropout"))
-        logits = Dense(config, (feature_head.width(config), self.num_outputs), ("embed", None), name="classifier")(
-            whole
-        )
-        logits = logits.astype(jnp.float32)
+            state = pool_cls(feature_head.reads(config), hidden, rows["input_mask"])
+        if not feature_head.is_used:
+            state = Pooler(config, name="pooler")(state)
+        state = dropout(state, config.hidden_dropout_prob, None if deterministic else self.make_rng("dropout"))
+        logits = Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
 
 
 class TokenModel(nn.Module):
-    """An encoder, what is above it, and one new layer over every token (paper, Figure 4 c and d): spans, or tags.
+    """Encoder, optional feature head, and one dense layer per token for spans or tags (paper, Figure 4 c and d).
 
     Attributes:
-      head_dropout: tags have dropout before the layer, spans have none (google-research/bert `run_squad.py`).
+      head_dropout: applies dropout before the dense layer: true for tags, false for spans (google-research/bert
+        `run_squad.py`).
     """
 
     KIND: ClassVar[str] = "tokens"
@@ -202,13 +198,12 @@ class TokenModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
-        """`input_ids`, `input_mask`, `segment_ids` [B, L] int32 to float32 [B, L, num_outputs]."""
+        """Returns float32 logits [B, L, num_outputs]."""
         config, feature_head = self.config, self.feature_head
         hidden = token_representations(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
         if self.head_dropout and not deterministic:
             hidden = dropout(hidden, config.hidden_dropout_prob, self.make_rng("dropout"))
-        shape = (feature_head.width(config), self.num_outputs)
-        return Dense(config, shape, ("embed", None), name="classifier")(hidden).astype(jnp.float32)
+        return Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(hidden).astype(jnp.float32)
 
 
 _MODELS: dict[str, type[nn.Module]] = {

@@ -1,4 +1,4 @@
-"""The pieces every module is built from: dense layers with logical axes, LayerNorm, activation."""
+"""Transformer layer and the dense layers, norms and activations it is built from. Axis letters: see `encoder.py`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,97 +6,183 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+from bertjax.model.attention.dispatch import AttentionFn
+from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.config import ModelConfig
-from bertjax.model.dot import product
-from bertjax.model.partitioning import placed
+from bertjax.model.dot import dot
+from bertjax.model.dropout import dropout
+from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, with_logical_constraint
+
+# `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each but for MLP_IN, [B, L, F].
+PROJECTIONS, CONTEXT, RESIDUAL, MLP_IN = "projections", "context", "residual", "mlp_in"
+# Remat policy of whole layers to the activations that it keeps for the backward pass.
+SAVED_NAMES = {
+    "elementwise": (PROJECTIONS, CONTEXT, RESIDUAL, MLP_IN),
+    "projections": (CONTEXT, RESIDUAL, MLP_IN),
+    "full": (),
+}
 
 
-def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> Callable:
-    """Truncated normal at two deviations (google-research/bert `modeling.py`), with logical axis names."""
+def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> nn.initializers.Initializer:
+    """Returns a truncated normal initializer with logical axis names (google-research/bert `modeling.py`)."""
     return nn.with_logical_partitioning(nn.initializers.truncated_normal(config.initializer_range), axes)
 
 
-def constant_init(value: float, axes: tuple[str | None, ...]) -> Callable:
-    """A constant, with logical axis names."""
+def constant_init(value: float, axes: tuple[str | None, ...]) -> nn.initializers.Initializer:
+    """Returns a constant initializer with logical axis names."""
     return nn.with_logical_partitioning(nn.initializers.constant(value), axes)
 
 
 class Dense(nn.Module):
-    """`x @ kernel + bias` over the trailing axes, in the config's dtype from float32 parameters.
+    """`x @ kernel + bias` over the trailing axes of `x`, in the config's dtype from float32 parameters.
 
     Attributes:
-      shape: of the kernel, input axes first.
-      axes: logical axis names of the kernel.
-      inputs: how many leading kernel axes are contracted with the trailing axes of `x`.
-      flat: give the output's axes as one, so that a TPU, which fills up short last axes, moves no more than there is.
-      initializer: of the kernel, boxed with the axes; None is `kernel_init`.
+      features: output axes of the kernel.
+      axes: logical names of all kernel axes, input axes first.
+      flat: merges the output axes into one; a TPU pads a short last axis such as K to its 128 lanes.
+      kernel_init: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 
     config: ModelConfig
-    shape: tuple[int, ...]
+    features: tuple[int, ...]
     axes: tuple[str | None, ...]
-    inputs: int = 1
     flat: bool = False
-    initializer: Callable | None = None
+    kernel_init: nn.initializers.Initializer | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = jnp.dtype(self.config.dtype)
-        kernel = self.param("kernel", self.initializer or kernel_init(self.config, self.axes), self.shape)
-        bias = self.param("bias", constant_init(0.0, self.axes[self.inputs :]), self.shape[self.inputs :])
+        num_inputs = len(self.axes) - len(self.features)
+        dtype = jnp.dtype(resolve_layout(self.config).dtype)
+        shape = x.shape[x.ndim - num_inputs :] + self.features
+        kernel = self.param("kernel", self.kernel_init or kernel_init(self.config, self.axes), shape)
+        bias = self.param("bias", constant_init(0.0, self.axes[num_inputs:]), self.features)
+        bias = with_logical_constraint(bias.astype(dtype), self.axes[num_inputs:])
 
-        def projected(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            kernel = placed(kernel.astype(dtype), self.axes)
+        def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            # Cast before the constraint, so that all-gathers over `fsdp` move the smaller dtype.
+            kernel = with_logical_constraint(kernel.astype(dtype), self.axes)
             if self.flat:
-                kernel = kernel.reshape(*self.shape[: self.inputs], -1)
-            return product(x.astype(dtype), kernel, self.inputs)
+                kernel = kernel.reshape(*shape[:num_inputs], -1)
+            return dot(x.astype(dtype), kernel, num_inputs)
 
-        bias = placed(bias.astype(dtype), self.axes[self.inputs :])
-        # The kernel of a device's own, and not what it gathers from others.
-        return keeping_inputs(projected, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
+        # The backward pass gathers the kernel again instead of keeping it.
+        return remat(project, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
 
 
-class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis; statistics and scaling in float32, output in the config's dtype.
+def remat(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
+    """Keeps only the inputs of a cheap function for the backward pass, which recomputes its intermediate values.
 
-    Attributes:
-      keeps_input: for the backward pass, and nothing else (`keeping_inputs`); otherwise all that its gradient is made
-        of, unless what this is a part of is computed again.
+    Otherwise a GELU keeps six arrays of width F and a LayerNorm float32 copies of its input. One policy over the layer
+    (`nn.remat` with saved names for `remat=none`) takes 6 % more CPU time per step (3 layers of width 768).
     """
-
-    config: ModelConfig
-    keeps_input: bool = True
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param("scale", constant_init(1.0, ("norm",)), (x.shape[-1],))
-        bias = self.param("bias", constant_init(0.0, ("norm",)), (x.shape[-1],))
-
-        def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-            x = x.astype(jnp.float32)
-            mean = jnp.mean(x, axis=-1, keepdims=True)
-            variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-            y = (x - mean) * jax.lax.rsqrt(variance + self.config.layer_norm_eps) * scale + bias
-            return y.astype(self.config.dtype)
-
-        return (keeping_inputs(normalise, self.config) if self.keeps_input else normalise)(x, scale, bias)
+    return jax.checkpoint(function, prevent_cse=resolve_layout(config).scan_layers != "true")
 
 
-def keeping_inputs(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
-    """Has the backward pass keep a cheap function's inputs alone, and compute its intermediate values again.
+def layer_norm(config: ModelConfig, name: str | None = None, keep_input: bool = True) -> nn.LayerNorm:
+    """Returns a LayerNorm module with float32 statistics and the config's dtype as output.
 
-    Left to itself, a gelu keeps six arrays of the feed-forward width, and a LayerNorm float32 copies of its input. Not
-    inside what is computed again as a whole, where the backward pass would compute it twice, each time from memory.
+    Args:
+      config: model config.
+      name: module name.
+      keep_input: keeps only the input for the backward pass, see `remat`. False inside a layer that is recomputed as a
+        whole, which would compute it twice.
     """
-    return jax.checkpoint(function, prevent_cse=not config.scan_layers)
+    layout = resolve_layout(config)
+    module = nn.remat(nn.LayerNorm, prevent_cse=layout.scan_layers != "true") if keep_input else nn.LayerNorm
+    return module(
+        epsilon=config.layer_norm_eps,
+        dtype=layout.dtype,
+        scale_init=constant_init(1.0, ("norm",)),
+        bias_init=constant_init(0.0, ("norm",)),
+        use_fast_variance=False,
+        name=name,
+    )
 
 
-def activation(config: ModelConfig, keeps_input: bool = True) -> Callable[[jax.Array], jax.Array]:
-    """The feed-forward non-linearity that the config names; `keeps_input` as of `LayerNorm`."""
+def activation(config: ModelConfig, keep_input: bool = True) -> Callable[[jax.Array], jax.Array]:
+    """Returns the activation function that the config names; `keep_input` as in `layer_norm`."""
     function = {
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
     }[config.hidden_act]
-    return keeping_inputs(function, config) if keeps_input else function
+    return remat(function, config) if keep_input else function
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
+
+    config: ModelConfig
+    attention: AttentionFn
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array, deterministic: bool) -> jax.Array:
+        config = self.config
+        heads = (config.num_attention_heads, config.head_size)
+
+        def project(name: str) -> jax.Array:
+            y = Dense(config, heads, ("embed", "heads", "head"), flat=True, name=name)(x)
+            return checkpoint_name(y, PROJECTIONS).reshape(*y.shape[:-1], *heads)
+
+        query, key, value = map(project, ("query", "key", "value"))  # [B, L, H, K] each
+        attend = partial(
+            self.attention,
+            mask=AttentionMask(config.attention_direction, sequence_ids),
+            dropout_rate=config.attention_probs_dropout_prob,
+            dropout_key=None if deterministic else self.make_rng("dropout"),
+            mesh=jax.sharding.get_abstract_mesh(),
+        )
+        if config.remat == "attention":
+            attend = remat(attend, config)
+        context = checkpoint_name(attend(query, key, value), CONTEXT)
+        return Dense(config, (config.hidden_size,), ("heads", "head", "embed"), name="output")(context)
+
+
+def attention_flops(config: ModelConfig) -> int:
+    """Returns forward FLOPs per token of the four projections of `SelfAttention`."""
+    return 2 * 4 * config.hidden_size**2
+
+
+def attention_score_flops(config: ModelConfig, context: float) -> float:
+    """Returns forward FLOPs per token of the attention itself, if a token attends to `context` tokens."""
+    return 2 * 2 * config.hidden_size * context
+
+
+def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
+    """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
+    y = Dense(config, (config.intermediate_size,), ("embed", "mlp"), name="mlp_in")(x)  # [B, L, F]
+    y = activation(config, keep_input=config.remat not in SAVED_NAMES)(checkpoint_name(y, MLP_IN))
+    return Dense(config, (config.hidden_size,), ("mlp", "embed"), name="mlp_out")(y)
+
+
+def feed_forward_flops(config: ModelConfig) -> int:
+    """Returns forward FLOPs per token of `feed_forward`."""
+    return 2 * 2 * config.hidden_size * config.intermediate_size
+
+
+def residual_norm(config: ModelConfig, x: jax.Array, y: jax.Array, key: jax.Array | None, name: str) -> jax.Array:
+    """Returns norm(x + dropout(y)), the post-norm residual connection; `key` is None without dropout."""
+    total = checkpoint_name(x + dropout(y, config.hidden_dropout_prob, key), RESIDUAL)
+    norm = layer_norm(config, name, keep_input=config.remat not in SAVED_NAMES)
+    return with_logical_constraint(norm(total), ACTIVATION_AXES)
+
+
+class TransformerLayer(nn.Module):
+    """Post-norm Transformer layer: self-attention and feed-forward network, each with residual and LayerNorm."""
+
+    config: ModelConfig
+    attention: AttentionFn
+    deterministic: bool
+    collect: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        def dropout_key() -> jax.Array | None:
+            return None if self.deterministic else self.make_rng("dropout")
+
+        y = SelfAttention(self.config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
+        x = residual_norm(self.config, x, y, dropout_key(), "attention_norm")
+        x = residual_norm(self.config, x, feed_forward(self.config, x), dropout_key(), "mlp_norm")
+        return x, x if self.collect else None

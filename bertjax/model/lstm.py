@@ -1,6 +1,6 @@
-"""LSTMs: an encoder of ELMo's form (Figure 3 of the paper), and layers on top of any encoder.
+"""LSTM layers: an encoder as in ELMo (Figure 3 of the paper), and BiLSTM layers on top of any encoder.
 
-Axis letters: `encoder.py`; besides, G is the four gates, in the order input, forget, cell, output.
+Axis letters as in `encoder.py`; G is the four gates in the order input, forget, cell, output.
 """
 
 from functools import partial
@@ -11,19 +11,18 @@ import jax.numpy as jnp
 
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layer_stack import recomputes, run_layers
-from bertjax.model.layers import Dense, LayerNorm, kernel_init
-from bertjax.model.partitioning import placed
+from bertjax.model.layer_stack import run_layers
+from bertjax.model.layers import SAVED_NAMES, Dense, kernel_init, layer_norm
+from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 LEFT, RIGHT = BOTH = ("left", "right")
-ACTIVATION_AXES = ("batch", "length", "embed")
 
 
 class LstmReader(nn.Module):
-    """A language model's LSTMs in one direction, of half the hidden size: embeddings, then residual layers.
+    """Token embeddings and residual LSTM layers that read in one direction, with half the hidden size.
 
-    As in ELMo (Peters et al., 2018), but of pieces instead of characters, without projections, and with a LayerNorm
-    after each layer. It shares nothing with the one of the other direction.
+    This is one direction of ELMo (Peters et al., 2018) with word pieces instead of characters, without projections, and
+    with a LayerNorm after each layer. The two directions share no parameters.
     """
 
     config: ModelConfig
@@ -36,32 +35,32 @@ class LstmReader(nn.Module):
     def __call__(
         self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """[B, L, D / 2] and None or [N + 1, B, L, D / 2]; as `Encoder` otherwise."""
+        """Returns [B, L, D / 2], and [N + 1, B, L, D / 2] or None; see `Encoder`."""
         x = self.embeddings(input_ids, deterministic)
         arguments = (self.config, self.direction, deterministic, collect_layers)
-        return run_layers(self, LstmLayer, arguments, x, sequence_ids)
+        return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids)
 
 
 class TokenEmbeddings(nn.Module):
-    """Of half the hidden size, then LayerNorm and dropout."""
+    """Token embeddings of half the hidden size, then LayerNorm and dropout."""
 
     config: ModelConfig
 
     def setup(self) -> None:
-        config = self.config
-        shape = (config.padded_vocab_size, config.hidden_size // 2)
-        self.token_table = self.param("token", kernel_init(config, ("vocab", "embed")), shape)
-        self.norm = LayerNorm(config)
+        shape = (self.config.padded_vocab_size, self.config.hidden_size // 2)
+        self.token_table = self.param("token", kernel_init(self.config, ("vocab", "embed")), shape)
+        self.norm = layer_norm(self.config)
 
     def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
-        ids, table = placed(input_ids, ("shared_batch", "length")), placed(self.token_table, ("vocab", "embed_part"))
-        x = placed(jnp.take(table, ids, axis=0), ("shared_batch", "length", "embed_part"))
+        ids = with_logical_constraint(input_ids, ("shared_batch", "length"))
+        table = with_logical_constraint(self.token_table, ("vocab", "embed_part"))
+        x = with_logical_constraint(jnp.take(table, ids, axis=0), ("shared_batch", "length", "embed_part"))
         key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(placed(x, ACTIVATION_AXES)), self.config.hidden_dropout_prob, key)
+        return dropout(self.norm(with_logical_constraint(x, ACTIVATION_AXES)), self.config.hidden_dropout_prob, key)
 
 
 class LstmLayer(nn.Module):
-    """x = norm(x + dropout(lstm(x)))."""
+    """Residual LSTM layer: norm(x + dropout(lstm(x)))."""
 
     config: ModelConfig
     direction: str
@@ -72,19 +71,20 @@ class LstmLayer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
-        norm = LayerNorm(self.config, not recomputes(self.config), name="norm")
-        x = placed(norm(x + dropout(y, self.config.hidden_dropout_prob, key)), ACTIVATION_AXES)
+        norm = layer_norm(self.config, "norm", keep_input=self.config.remat not in SAVED_NAMES)
+        x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
+        x = with_logical_constraint(x, ACTIVATION_AXES)
         return x, x if self.collect else None
 
 
 class Lstm(nn.Module):
-    """One layer in one direction: [B, L, I] to [B, L, D].
+    """One LSTM layer in one direction: [B, L, I] to [B, L, D].
 
-    Its state begins anew with every sequence of a row, and with padding, so that no sequence sees another.
+    The state is reset at the start of every sequence of a row and of the padding.
 
     Attributes:
-      size: D.
-      direction: what a position sees besides itself, what is to its `left` or to its `right`.
+      size: number of units, D.
+      direction: context of a position besides itself, `left` or `right`.
     """
 
     config: ModelConfig
@@ -94,54 +94,66 @@ class Lstm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
         shape, axes = (self.size, 4, self.size), ("embed", None, "pooled")
-        # Of unit gain: the deviation that suits a Transformer has LSTMs of a few hundred units learn late.
+        # Unit gain: with the Transformer's `initializer_range`, LSTMs of a few hundred units learn slowly.
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2)), axes)
-        gates = Dense(self.config, (x.shape[-1], *shape[1:]), axes, initializer=init, name="input")(x)  # [B, L, G, D]
-        recurrent = placed(self.param("recurrent", init, shape), (None, None, None))
-        begins = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-        edge = jnp.ones_like(begins[:, :1])
-        begins = jnp.concatenate([edge, begins] if self.direction == LEFT else [begins, edge], axis=1)
+        gates = Dense(self.config, shape[1:], axes, kernel_init=init, name="input")(x)  # [B, L, G, D]
+        recurrent = with_logical_constraint(self.param("recurrent", init, shape), (None, None, None))
+        changes = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+        edge = jnp.ones_like(changes[:, :1])
+        starts = jnp.concatenate([edge, changes] if self.direction == LEFT else [changes, edge], axis=1)
         states = _recurrence(
-            gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~begins.T[..., None], self.direction == RIGHT
+            gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~starts.T[..., None], self.direction == RIGHT
         )
         return states.swapaxes(0, 1)
 
 
+def lstm_flops(input_size: int, size: int) -> int:
+    """Returns forward FLOPs per token of one `Lstm` layer."""
+    return 2 * 4 * size * (input_size + size)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _recurrence(gates: jax.Array, recurrent: jax.Array, goes_on: jax.Array, reverse: bool) -> jax.Array:
-    """States [L, B, D] from the inputs' part of the gates [L, B, G, D], [D, G, D], and bool [L, B, 1]."""
-    return _scanned(recurrent, goes_on, reverse, gates)
+def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> jax.Array:
+    """Computes the states [L, B, D].
+
+    Args:
+      gates: [L, B, G, D], the inputs' contribution to the gates.
+      recurrent: [D, G, D] weights from the previous state to the gates.
+      continues: [L, B, 1] bool, false where the state is reset.
+      reverse: from the last position to the first.
+    """
+    return _scan(recurrent, continues, reverse, gates)
 
 
-def _scanned(recurrent: jax.Array, goes_on: jax.Array, reverse: bool, gates: jax.Array) -> jax.Array:
+def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.Array) -> jax.Array:
     def step(carry: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]) -> tuple[tuple, jax.Array]:
-        from_input, same = inputs
-        state, cell = (jnp.where(same, value, 0) for value in carry)
-        at_gates = (from_input + jnp.einsum("BD,DGE->BGE", state, recurrent)).astype(jnp.float32)
-        into, kept, new, out = jnp.moveaxis(at_gates, 1, 0)
-        # A forget gate that is open at the start (Jozefowicz, Zaremba and Sutskever, 2015).
-        cell = jax.nn.sigmoid(kept + 1) * cell + jax.nn.sigmoid(into) * jnp.tanh(new)
-        state = (jax.nn.sigmoid(out) * jnp.tanh(cell)).astype(state.dtype)
+        input_gates, same_sequence = inputs
+        state, cell = (jnp.where(same_sequence, value, 0) for value in carry)
+        logits = (input_gates + jnp.einsum("BD,DGE->BGE", state, recurrent)).astype(jnp.float32)
+        input_gate, forget_gate, candidate, output_gate = jnp.moveaxis(logits, 1, 0)
+        # The forget gate starts open (Jozefowicz, Zaremba and Sutskever, 2015).
+        cell = jax.nn.sigmoid(forget_gate + 1) * cell + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
+        state = (jax.nn.sigmoid(output_gate) * jnp.tanh(cell)).astype(state.dtype)
         return (state, cell), state
 
     shape = gates.shape[1], gates.shape[3]
-    first = jnp.zeros(shape, gates.dtype), jnp.zeros(shape, jnp.float32)
-    return jax.lax.scan(step, first, (gates, goes_on), reverse=reverse)[1]
+    initial = jnp.zeros(shape, gates.dtype), jnp.zeros(shape, jnp.float32)
+    return jax.lax.scan(step, initial, (gates, continues), reverse=reverse)[1]
 
 
-def _forwards(gates: jax.Array, recurrent: jax.Array, goes_on: jax.Array, reverse: bool) -> tuple:
-    states, backwards = jax.vjp(partial(_scanned, recurrent, goes_on, reverse), gates)
-    return states, (backwards, states, recurrent, goes_on)
+def _recurrence_fwd(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> tuple:
+    states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
+    return states, (scan_vjp, states, recurrent, continues)
 
 
-def _backwards(reverse: bool, kept: tuple, gradient: jax.Array) -> tuple:
-    """The gradient of the recurrent weights is one product over all positions, and not a sum in each step."""
-    backwards, states, recurrent, goes_on = kept
-    (at_gates,) = backwards(gradient)
-    none = jnp.zeros_like(states[:1])
-    before = jnp.concatenate([states[1:], none] if reverse else [none, states[:-1]])
-    of_recurrent = jnp.einsum("LBD,LBGE->DGE", jnp.where(goes_on, before, 0), at_gates)
-    return at_gates, of_recurrent.astype(recurrent.dtype), None
+def _recurrence_bwd(reverse: bool, residuals: tuple, gradient: jax.Array) -> tuple:
+    """Computes the gradient of the recurrent weights as one product over all positions, not a sum per step."""
+    scan_vjp, states, recurrent, continues = residuals
+    (gates_gradient,) = scan_vjp(gradient)
+    zero = jnp.zeros_like(states[:1])
+    previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
+    recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
+    return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
 
 
-_recurrence.defvjp(_forwards, _backwards)
+_recurrence.defvjp(_recurrence_fwd, _recurrence_bwd)

@@ -1,6 +1,6 @@
-"""Where arrays lie while a model is computed: logical axis names to the mesh that is in force.
+"""Sharding of activations: logical axis names mapped to the mesh in force.
 
-The rules stand in `training/sharding.py`. Without a mesh, or on one device, nothing here does anything.
+`training/sharding.py` has the rules. Without a mesh, or on one device, the constraints do nothing.
 """
 
 import math
@@ -10,38 +10,50 @@ import flax.linen as nn
 import jax
 from jax.sharding import PartitionSpec
 
+from bertjax.model.config import ModelConfig
+
+ACTIVATION_AXES = ("batch", "length", "embed")
+
 
 def platform() -> str:
-    """`cpu`, `gpu` or `tpu`: of the mesh in force, whose devices may be elsewhere; without one, of this machine."""
+    """Returns `cpu`, `gpu` or `tpu`: the platform of the mesh in force, or of this machine without a mesh.
+
+    The mesh may describe devices that this machine lacks, as `bertjax plan` does.
+    """
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.platform if device else jax.default_backend()
 
 
 def device_kind() -> str:
-    """Such as `TPU v3`, of the same devices."""
+    """Returns the `device_kind` of the same devices, such as `TPU v3`."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
-def placed(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """The same array, cut over the mesh as the logical names of its axes say; what does not divide stays whole."""
+def resolve_layout(config: ModelConfig) -> ModelConfig:
+    """Returns the config with `auto` in `dtype` and `scan_layers` resolved for the platform in use."""
+    return config.resolve(platform())
+
+
+def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+    """Constrains the sharding of an array by logical axis names; axes the mesh does not divide are replicated."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
-    return jax.lax.with_sharding_constraint(x, fitting(nn.logical_to_mesh_axes(axes), x.shape, mesh.shape))
+    return jax.lax.with_sharding_constraint(x, divisible_spec(nn.logical_to_mesh_axes(axes), x.shape, mesh.shape))
 
 
-def fitting(spec: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """The spec, with those axes whole that the mesh axes of theirs do not divide, so that any model runs on any mesh.
+def divisible_spec(spec: PartitionSpec, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
+    """Drops mesh axes that do not divide an array axis, so that any model runs on any mesh.
 
     Args:
-      spec: mesh axes of each array axis; those it does not reach are whole.
-      shape: of the array.
-      sizes: of the mesh axes.
+      spec: mesh axes of each array axis; trailing axes may be missing.
+      shape: shape of the array.
+      axis_sizes: mesh axis to its size.
     """
     axes = list(spec) + [None] * (len(shape) - len(spec))
     for i, axis in enumerate(axes):
         names = (axis,) if isinstance(axis, str) else axis or ()
-        if shape[i] % math.prod(sizes[name] for name in names):
+        if shape[i] % math.prod(axis_sizes[name] for name in names):
             axes[i] = None
     return PartitionSpec(*axes)

@@ -7,8 +7,7 @@ from typing import Any
 from etils import epath
 
 from bertjax.data.corpus.store import MANIFEST
-from bertjax.model.architecture import LSTM, size_fields
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, ModelConfig, size_fields
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
 from bertjax.reproduce.scales import FineTuning, Scale
@@ -155,7 +154,7 @@ def features(scale: Scale, which: str = CONCAT_LAST_FOUR, lstm_layers: int = 2) 
 
 
 def _upper(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
-    if not feature_head.is_there:
+    if not feature_head.is_used:
         return ()
     layers = (
         f"--config.feature_head.lstm_layers={feature_head.lstm_layers}",

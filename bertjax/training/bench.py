@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
+from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import bert_schedule, make_optimizer
@@ -88,7 +88,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
         "batch_size": task.config.data.batch_size,
         "rows": cost.rows,
         "seq_len": inputs[0]["input_ids"].shape[-1],
-        "dtype": str(jnp.dtype(task.objective.model.config.dtype)),
+        "dtype": resolve_layout(task.objective.model.config).dtype,
         "losses": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
     }
 

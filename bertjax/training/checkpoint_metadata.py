@@ -8,7 +8,7 @@ import flax.linen as nn
 from etils import epath
 
 from bertjax.errors import BertjaxError, first_line
-from bertjax.model.architecture import Architecture
+from bertjax.model.config import Architecture
 from bertjax.model.heads import model_kind
 from bertjax.utils.io import read_json_object
 

@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
-from bertjax.model.architecture import Architecture
+from bertjax.model.config import Architecture
 from bertjax.training.checkpoint import CHECKPOINTS, check_fingerprint, find_checkpoint, raise_unless_damage
 from bertjax.training.checkpoint_metadata import CheckpointMetadata, read_metadata
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host

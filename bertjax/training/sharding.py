@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bertjax.config.mesh import MeshConfig
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError, first_line, quoted
-from bertjax.model.partitioning import fitting
+from bertjax.model.partitioning import divisible_spec
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -114,7 +114,7 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
     shapes = nn.unbox(abstract_boxed)
 
     return jax.tree.map(
-        lambda spec, leaf: NamedSharding(mesh, fitting(spec, leaf.shape, mesh.shape)),
+        lambda spec, leaf: NamedSharding(mesh, divisible_spec(spec, leaf.shape, mesh.shape)),
         specs,
         shapes,
         is_leaf=lambda x: isinstance(x, PartitionSpec),

@@ -36,7 +36,7 @@ def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, row
         **{"seed": seed, "steps": steps, "log_every": 10, "eval_every": steps // EVALUATIONS},
         **{"data.packing": packing, "data.batch_size": rows, "data.eval_rows": args.eval_rows, "data.dupe_factor": 1},
         **{"optimizer.learning_rate": args.learning_rate, "optimizer.warmup_steps": steps // 10, "optimizer.b2": 0.98},
-        **{"model.dtype": "float32", "model.scan_layers": False},
+        **{"model.dtype": "float32", "model.scan_layers": "false"},
         **{
             "model.hidden_dropout_prob": 0.0,
             "model.attention_probs_dropout_prob": 0.0,

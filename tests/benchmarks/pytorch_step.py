@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from bertjax.model.architecture import size_fields
+from bertjax.model.config import size_fields
 
 VOCAB_SIZE = 30_522
 

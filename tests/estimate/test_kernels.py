@@ -19,7 +19,7 @@ def kernels_of(
 
     from bertjax.estimate.cost import work_of
     from bertjax.estimate.program import read_program
-    from bertjax.model.attention.dispatch import resolve
+    from bertjax.model.attention.dispatch import select_attention
     from bertjax.model.attention.mask import AttentionMask
     from bertjax.model.config import ModelConfig
     from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
@@ -33,7 +33,7 @@ def kernels_of(
     def attend(query, key, value, ids, gradient, dropout_key):
         def forward(query, key, value):
             mask, mesh = AttentionMask("both", ids), jax.sharding.get_abstract_mesh()
-            attention = resolve(model, length, several_sequences=True)
+            attention = select_attention(model, length, several_sequences=True)
             return attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
 
         context, back = jax.vjp(forward, query, key, value)

@@ -1,9 +1,9 @@
-"""Meshes of devices that need not be here."""
+"""Abstract meshes of platforms that the test machine lacks."""
 
 import jax
 
 
 def one_device(platform: str) -> jax.sharding.AbstractMesh:
-    """A mesh of one device of a platform."""
+    """Returns a mesh of one device of a platform."""
     device = jax.sharding.AbstractDevice(device_kind="", num_cores=1, platform=platform)
     return jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)

@@ -1,4 +1,4 @@
-"""BERT's forward pass in plain NumPy and float64, written from the paper and one row and one head at a time."""
+"""Reference BERT forward pass in float64 NumPy, written from the paper, one row and one head at a time."""
 
 import math
 
@@ -20,7 +20,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def encode_row(params: dict, ids: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
-    """Hidden states [L, D] of the embeddings and of each layer, of one row."""
+    """Returns the hidden states [L, D] of one row: output of the embeddings and of each layer."""
     p = params["encoder"]
     tables = p["embeddings"]
     x = tables["token"][ids] + tables["segment"][segments] + tables["position"][: len(ids)]
@@ -28,7 +28,7 @@ def encode_row(params: dict, ids: np.ndarray, segments: np.ndarray, mask: np.nda
     layers = p["layers"]
     for n in range(layers["mlp_in"]["kernel"].shape[0]):
 
-        def of(*path: str, n: int = n) -> np.ndarray:
+        def param(*path: str, n: int = n) -> np.ndarray:
             node = layers
             for name in path:
                 node = node[name]
@@ -38,23 +38,23 @@ def encode_row(params: dict, ids: np.ndarray, segments: np.ndarray, mask: np.nda
         attended = np.zeros_like(x)
         for head in range(layers["attention"]["query"]["kernel"].shape[2]):
             q, k, v = (
-                x @ of("attention", name, "kernel")[:, head] + of("attention", name, "bias")[head]
+                x @ param("attention", name, "kernel")[:, head] + param("attention", name, "bias")[head]
                 for name in ("query", "key", "value")
             )
             scores = q @ k.T / math.sqrt(q.shape[-1])
             scores[:, mask == 0] = -1e30
-            attended += softmax(scores) @ v @ of("attention", "output", "kernel")[head]
-        attended += of("attention", "output", "bias")
-        norm = {name: of("attention_norm", name) for name in ("scale", "bias")}
+            attended += softmax(scores) @ v @ param("attention", "output", "kernel")[head]
+        attended += param("attention", "output", "bias")
+        norm = {name: param("attention_norm", name) for name in ("scale", "bias")}
         x = layer_norm(x + attended, norm)
-        inner = gelu(x @ of("mlp_in", "kernel") + of("mlp_in", "bias"))
-        norm = {name: of("mlp_norm", name) for name in ("scale", "bias")}
-        states.append(layer_norm(x + inner @ of("mlp_out", "kernel") + of("mlp_out", "bias"), norm))
+        inner = gelu(x @ param("mlp_in", "kernel") + param("mlp_in", "bias"))
+        norm = {name: param("mlp_norm", name) for name in ("scale", "bias")}
+        states.append(layer_norm(x + inner @ param("mlp_out", "kernel") + param("mlp_out", "bias"), norm))
     return states
 
 
 def pretraining_logits(params: dict, batch: dict[str, np.ndarray], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Masked-LM logits [B, P, vocabulary] and next-sentence logits [B, 2]."""
+    """Returns masked-LM logits [B, P, vocabulary] and next-sentence logits [B, 2]."""
     masked_lm, next_sentence = [], []
     for row in range(len(batch["input_ids"])):
         hidden = encode_row(params, batch["input_ids"][row], batch["segment_ids"][row], batch["input_mask"][row])[-1]

@@ -1,4 +1,4 @@
-"""Dropout's draws: their share, and that no two of them have to do with each other."""
+"""Statistics of dropout masks: rate, and independence of neighbors, rows, heads and seeds."""
 
 import jax
 import jax.numpy as jnp
@@ -9,29 +9,29 @@ from bertjax.model.dropout import dropout
 
 
 def dropped(shape: tuple[int, ...], seed: int, rate: float = 0.1) -> np.ndarray:
-    """Where zeroes are, less their share: mean 0."""
-    found = jax.jit(lambda key: dropout(jnp.ones(shape), rate, key))(jax.random.key(seed))
-    return (np.asarray(found) == 0) - round(rate * 2**16) / 2**16
+    """Returns 1 for dropped elements and 0 for others, minus the rate, so that the expected mean is 0."""
+    output = jax.jit(lambda key: dropout(jnp.ones(shape), rate, key))(jax.random.key(seed))
+    return (np.asarray(output) == 0) - round(rate * 2**16) / 2**16
 
 
 def deviations(a: np.ndarray, b: np.ndarray) -> float:
-    """How many standard deviations the correlation of independent arrays is off."""
+    """Returns the correlation of two arrays in standard deviations of that of independent arrays."""
     return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()) * np.sqrt(a.size))
 
 
 @pytest.fixture(scope="module")
 def draws() -> np.ndarray:
-    """Of 32 rows, 8 heads, 64 queries and 64 keys."""
+    """Dropout mask [32 rows, 8 heads, 64 queries, 64 keys]."""
     return dropped((32, 8, 64, 64), 0)
 
 
-def test_neighbours_of_every_kind_are_unrelated(draws):
+def test_neighbors_along_every_axis_are_uncorrelated(draws):
     pairs = {
         "rows": (draws[1:], draws[:-1]),
         "heads": (draws[:, 1:], draws[:, :-1]),
         "queries": (draws[:, :, 1:], draws[:, :, :-1]),
         "keys": (draws[..., 1:], draws[..., :-1]),
-        # The halves of one word.
+        # Elements that share a word.
         "halves": (draws[..., 32:], draws[..., :32]),
         "seeds": (draws, dropped((32, 8, 64, 64), 1)),
     }
@@ -39,16 +39,16 @@ def test_neighbours_of_every_kind_are_unrelated(draws):
         assert abs(deviations(a, b)) < 4, name
 
 
-def test_no_distance_of_queries_and_keys_is_special(draws):
+def test_autocorrelation_has_no_peak(draws):
     spectrum = np.fft.rfft2(draws.reshape(-1, 64, 64))
-    related = np.fft.irfft2((np.abs(spectrum) ** 2).mean(0))
-    largest = np.abs(related.ravel()[1:]).max() / related[0, 0] * np.sqrt(draws.size)
-    # The largest of some 2,000 independent normal numbers is about 3.9.
+    correlation = np.fft.irfft2((np.abs(spectrum) ** 2).mean(0))
+    largest = np.abs(correlation.ravel()[1:]).max() / correlation[0, 0] * np.sqrt(draws.size)
+    # The expected maximum of 2,000 independent normal values is about 3.9.
     assert largest < 5
 
 
-@pytest.mark.parametrize("axes", [(2, 3), (3,), (2,), (0, 1)], ids=["row and head", "query", "key", "place"])
-def test_as_many_are_dropped_as_by_chance_wherever_one_counts(draws, axes):
+@pytest.mark.parametrize("axes", [(2, 3), (3,), (2,), (0, 1)], ids=["row and head", "query", "key", "position"])
+def test_counts_of_dropped_elements_are_binomial(draws, axes):
     counts = draws.sum(axes)
     trials = draws.size / counts.size
     variance = counts.var() / (trials * (draws**2).mean())
@@ -56,25 +56,25 @@ def test_as_many_are_dropped_as_by_chance_wherever_one_counts(draws, axes):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
-def test_the_share_is_the_rate(rate):
-    found = dropped((64, 64, 63), 3, rate)
-    assert abs(found.mean()) < 4 * np.sqrt(rate * (1 - rate) / found.size)
+def test_dropped_share_equals_the_rate(rate):
+    mask = dropped((64, 64, 63), 3, rate)
+    assert abs(mask.mean()) < 4 * np.sqrt(rate * (1 - rate) / mask.size)
 
 
-def test_what_is_kept_of_bfloat16_is_scaled_without_a_bias():
-    # The factor itself is 1.11112, in bfloat16 1.109: to single numbers no matter, in the mean one.
+def test_scale_of_bfloat16_elements_is_unbiased():
+    # The factor is 1.11112, or 1.109 if rounded to bfloat16, which would bias the mean.
     x = jax.random.uniform(jax.random.key(0), (64, 512), minval=1, maxval=2).astype(jnp.bfloat16)
-    found = np.asarray(jax.jit(lambda x: dropout(x, 0.1, jax.random.key(1)))(x), np.float64)
-    kept = found != 0
-    ratio = found[kept].sum() / np.asarray(x, np.float64)[kept].sum()
+    output = np.asarray(jax.jit(lambda x: dropout(x, 0.1, jax.random.key(1)))(x), np.float64)
+    kept = output != 0
+    ratio = output[kept].sum() / np.asarray(x, np.float64)[kept].sum()
     assert ratio == pytest.approx(2**16 / (2**16 - round(0.1 * 2**16)), rel=2e-4)
 
 
-def test_more_rows_leave_the_first_what_they_were():
+def test_mask_of_a_row_does_not_depend_on_the_number_of_rows():
     np.testing.assert_array_equal(dropped((4, 6, 8), 0), dropped((9, 6, 8), 0)[:4])
 
 
-def test_the_backward_pass_drops_what_the_forward_pass_dropped():
+def test_backward_pass_drops_the_same_elements():
     x = jax.random.normal(jax.random.key(0), (4, 6, 10))
     out, back = jax.vjp(lambda x: dropout(x, 0.3, jax.random.key(1)), x)
     (gradient,) = back(jnp.ones_like(x))

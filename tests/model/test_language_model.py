@@ -1,4 +1,4 @@
-"""Models that see one side of a position, or each side by itself: what they see, what they predict, what they learn."""
+"""Left-to-right, right-to-left and LSTM language models: visible context, loss and gradients."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax.data.pretraining.config import Phase
-from bertjax.model import lstm as recurrent
+from bertjax.model import lstm
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
@@ -34,7 +34,7 @@ BOTH_WAYS = ModelConfig(
 )
 LEFT, RIGHT = (dataclasses.replace(BOTH_WAYS, attention_direction=direction) for direction in ("left", "right"))
 LSTMS = dataclasses.replace(BOTH_WAYS, encoder="lstm")
-# A row of six tokens and two of padding; in the second, another piece is at position 3.
+# Two rows of six tokens and two padding positions; they differ at position 3.
 IDS = np.array([[1, 5, 9, 6, 7, 2, 0, 0], [1, 5, 9, 8, 7, 2, 0, 0]], np.int32)
 BATCH = {"input_ids": IDS, "input_mask": (IDS > 0).astype(np.int32), "segment_ids": np.zeros_like(IDS)}
 
@@ -43,58 +43,58 @@ def outputs(model, batch=BATCH):
     return jax.jit(model.apply)(jax.jit(model.init)(jax.random.key(0), batch), batch)
 
 
-def moved(states) -> set[int]:
-    """Positions of the real tokens at which the two rows differ."""
+def differing_positions(states) -> set[int]:
+    """Returns the token positions at which the outputs of the two rows differ."""
     return set(np.flatnonzero(np.any(np.asarray(states[0] != states[1]), axis=-1))) & {*range(6)}
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS])
-def test_what_is_predicted_is_not_seen(config):
+def test_predicted_tokens_are_not_visible(config):
     logits = outputs(LanguageModel(config))
     expected = {"left": {3, 4, 5}, "right": {0, 1, 2, 3}}
-    assert {direction: moved(values) for direction, values in logits.items()} == {
+    assert {direction: differing_positions(values) for direction, values in logits.items()} == {
         direction: expected[direction] for direction in config.reads
     }
-    # Before [CLS] and after [SEP] there is nothing: the first and the last position predict no piece of text.
+    # [CLS] and [SEP] are no text: positions next to the ends of the row have no target.
     weights = np.asarray(language_model.text_weights(BATCH["input_mask"]))
     np.testing.assert_array_equal(weights[0], [0, 1, 1, 1, 1, 0, 0, 0])
 
 
-def test_lstms_may_be_of_any_width_that_has_two_halves():
+def test_lstm_accepts_any_even_hidden_size():
     config = dataclasses.replace(LSTMS, hidden_size=6)
     logits = jax.eval_shape(LanguageModel(config).init_with_output, jax.random.key(0), BATCH)[0]
     assert {direction: values.shape for direction, values in logits.items()} == dict.fromkeys(BOTH, (2, 8, 20))
 
 
 @pytest.mark.parametrize(("config", "positions"), [(LEFT, {3, 4, 5}), (RIGHT, {0, 1, 2, 3}), (LSTMS, {*range(6)})])
-def test_a_tagger_on_top_sees_no_more_than_its_encoder(config, positions):
-    assert moved(outputs(TokenModel(config, 3, head_dropout=False))) == positions
+def test_token_model_sees_the_context_of_its_encoder(config, positions):
+    assert differing_positions(outputs(TokenModel(config, 3, head_dropout=False))) == positions
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS, BOTH_WAYS])
-def test_a_classifier_on_top_sees_the_whole_row(config):
+def test_sequence_model_sees_the_whole_row(config):
     model = SequenceModel(config, 2)
     params, apply = jax.jit(model.init)(jax.random.key(0), BATCH), jax.jit(model.apply)
-    found = apply(params, BATCH)
+    logits = apply(params, BATCH)
     for position in range(6):
         changed = BATCH | {"input_ids": np.where(np.arange(8) == position, 11, IDS)}
-        assert (apply(params, changed) != found).any(), position
+        assert (apply(params, changed) != logits).any(), position
 
 
-def test_states_of_padding_and_of_other_sequences_reach_nothing():
+def test_lstm_state_is_reset_between_sequences():
     ids = np.array([[1, 5, 9, 2, 1, 7, 2, 0]], np.int32)
-    both = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
+    sequence_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
     encoder = Encoder(LSTMS)
-    params, apply = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, both), jax.jit(encoder.apply)
-    together = apply(params, ids, 0 * ids, both)[0][0]
-    for where in (slice(0, 4), slice(4, 7)):
-        alone = ids[:, where]
-        states = apply(params, alone, 0 * alone, np.ones_like(alone))[0][0]
-        np.testing.assert_allclose(together[where], states, rtol=1e-5, atol=1e-6)
+    params, apply = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids), jax.jit(encoder.apply)
+    packed = apply(params, ids, 0 * ids, sequence_ids)[0][0]
+    for span in (slice(0, 4), slice(4, 7)):
+        row = ids[:, span]
+        states = apply(params, row, 0 * row, np.ones_like(row))[0][0]
+        np.testing.assert_allclose(packed[span], states, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS])
-def test_the_loss_is_that_of_the_neighbour_on_the_other_side(config):
+def test_loss_is_the_cross_entropy_of_the_adjacent_token(config):
     phase = Phase(seq_len=8, batch_size=2, max_predictions=6, start_step=0, stop_step=1)
     objective = language_model.LanguageModeling.for_model(config)
     assert {*objective.synthetic_batch(phase)} == {*BATCH}
@@ -103,27 +103,27 @@ def test_the_loss_is_that_of_the_neighbour_on_the_other_side(config):
     logits = jax.jit(objective.model.apply)({"params": params}, BATCH)
     for direction, (name, step) in {"left": ("ltr", -1), "right": ("rtl", 1)}.items():
         if direction in config.reads:
-            losses, right = [], []
+            losses, correct = [], []
             for row in range(2):
                 for position in range(1, 5):
                     scores = np.asarray(logits[direction][row, position + step], np.float64)
                     losses.append(np.log(np.exp(scores).sum()) - scores[IDS[row, position]])
-                    right.append(scores.argmax() == IDS[row, position])
+                    correct.append(scores.argmax() == IDS[row, position])
             loss, accuracy = sums[f"{name}_loss"], sums[f"{name}_accuracy"]
             np.testing.assert_allclose(loss, [sum(losses), 8], rtol=1e-5)
-            np.testing.assert_allclose(accuracy, [sum(right), 8])
+            np.testing.assert_allclose(accuracy, [sum(correct), 8])
             assert objective.denominators(BATCH)[f"{name}_loss"] == 8
     assert {*sums} == {*objective.metrics}
 
 
-def test_the_two_language_models_share_nothing():
+def test_lstm_directions_share_no_parameters():
     objective = language_model.LanguageModeling.for_model(LSTMS)
     params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]
 
-    def of_left(params):
+    def left_loss(params):
         return objective.compute(params, BATCH, None)[0]["ltr_loss"][0]
 
-    gradient = jax.jit(jax.grad(of_left))(params)
+    gradient = jax.jit(jax.grad(left_loss))(params)
     reached = {
         name: all(np.any(leaf != 0) for leaf in jax.tree.leaves(part))
         for name, part in {**gradient["encoder"], **{k: v for k, v in gradient.items() if k != "encoder"}}.items()
@@ -134,28 +134,27 @@ def test_the_two_language_models_share_nothing():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_the_gradient_of_a_recurrence_is_that_of_its_steps(reverse):
+def test_recurrence_gradient_equals_autodiff_of_the_scan(reverse):
     keys = jax.random.split(jax.random.key(0), 4)
     gates, recurrent = jax.random.normal(keys[0], (7, 3, 4, 5)), jax.random.normal(keys[1], (5, 4, 5))
-    goes_on, weights = jax.random.uniform(keys[2], (7, 3, 1)) > 0.2, jax.random.normal(keys[3], (7, 3, 5))
+    continues, weights = jax.random.uniform(keys[2], (7, 3, 1)) > 0.2, jax.random.normal(keys[3], (7, 3, 5))
 
-    def through(function):
+    def gradients(function):
         return jax.grad(lambda gates, recurrent: jnp.sum(weights * function(gates, recurrent)), (0, 1))
 
-    found = through(lambda gates, recurrent: recurrent_of(gates, recurrent, goes_on, reverse))(gates, recurrent)
-    expected = through(lambda gates, recurrent: recurrent_steps(recurrent, goes_on, reverse, gates))(gates, recurrent)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    actual = gradients(lambda gates, recurrent: lstm._recurrence(gates, recurrent, continues, reverse))(
+        gates, recurrent
+    )
+    expected = gradients(lambda gates, recurrent: lstm._scan(recurrent, continues, reverse, gates))(gates, recurrent)
+    for gradient, expected_gradient in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
 
 
-recurrent_of, recurrent_steps = recurrent._recurrence, recurrent._scanned
-
-
-def test_an_lstm_is_the_usual_one():
-    """Against the equations of Hochreiter and Schmidhuber (1997) with a forget gate, step by step."""
+def test_lstm_equals_its_equations():
+    """Compares with the equations of Hochreiter and Schmidhuber (1997) with a forget gate, step by step."""
     rng = np.random.default_rng(0)
     gates, weights = rng.standard_normal((5, 4, 3)), rng.standard_normal((3, 4, 3))
-    found = recurrent_of(
+    states = lstm._recurrence(
         jnp.asarray(gates[:, None], jnp.float32), jnp.asarray(weights, jnp.float32), jnp.ones((5, 1, 1), bool), False
     )
     state, cell = np.zeros(3), np.zeros(3)
@@ -164,7 +163,7 @@ def test_an_lstm_is_the_usual_one():
         return 1 / (1 + np.exp(-x))
 
     for step in range(5):
-        into, kept, new, out = gates[step] + np.einsum("d,dge->ge", state, weights)
-        cell = sigmoid(kept + 1) * cell + sigmoid(into) * np.tanh(new)
-        state = sigmoid(out) * np.tanh(cell)
-        np.testing.assert_allclose(found[step, 0], state, rtol=1e-5)
+        input_gate, forget_gate, candidate, output_gate = gates[step] + np.einsum("d,dge->ge", state, weights)
+        cell = sigmoid(forget_gate + 1) * cell + sigmoid(input_gate) * np.tanh(candidate)
+        state = sigmoid(output_gate) * np.tanh(cell)
+        np.testing.assert_allclose(states[step, 0], state, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""The model against an independent forward pass, and each of its switches against the plain way."""
+"""The pre-training model compared with an independent forward pass, and each layout with the default one."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from meshes import one_device
 from reference_bert import encode_row, pretraining_logits
 
 from bertjax.data.pretraining.config import Phase
@@ -14,7 +15,8 @@ from bertjax.model.config import REMAT_POLICIES, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import PretrainingModel
-from bertjax.tasks.objectives.masked_lm import compute, synthetic_rows
+from bertjax.model.partitioning import resolve_layout
+from bertjax.tasks.objectives.masked_lm import MaskedLm
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -32,8 +34,8 @@ PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_st
 
 @pytest.fixture(scope="module")
 def batch() -> dict[str, np.ndarray]:
-    """Rows of different lengths, both segments, padding at the end."""
-    batch = synthetic_rows(PHASE, CONFIG)
+    """Rows of different lengths with two segments and padding at the end."""
+    batch = MaskedLm.for_model(CONFIG).synthetic_batch(PHASE)
     lengths = np.array([24, 20, 11, 7])[:, None]
     batch["input_mask"] = (np.arange(24) < lengths).astype(np.int32)
     batch["masked_lm_positions"] = np.tile(np.array([1, 2, 4, 6], np.int32), (4, 1))
@@ -42,7 +44,7 @@ def batch() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def params(batch) -> dict:
-    """Random everywhere, biases and scales too, so that no term can be missing unnoticed."""
+    """Random parameters, including biases and scales, so that a missing term changes the output."""
     params = nn.unbox(jax.jit(PretrainingModel(CONFIG).init)(jax.random.key(0), batch)["params"])
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
@@ -54,30 +56,30 @@ def run(config: ModelConfig, params: dict, batch: dict) -> tuple[jax.Array, jax.
 
 
 def loss_and_gradient(config: ModelConfig, params: dict, batch: dict) -> tuple[jax.Array, dict]:
-    """With dropout on."""
+    """Returns the pre-training loss with dropout, and its gradient."""
 
     def loss(params: dict) -> jax.Array:
-        values = compute(PretrainingModel(config), params, batch, jax.random.key(7))[0]
+        values = MaskedLm.for_model(config).compute(params, batch, jax.random.key(7))[0]
         return values["mlm_loss"][0] + values["nsp_loss"][0]
 
     return jax.jit(jax.value_and_grad(loss))(params)
 
 
 def assert_trees_close(a: dict, b: dict) -> None:
-    # Against the largest gradient: that of the key biases is zero but for rounding.
+    # Relative to the largest gradient: the gradient of the key biases is rounding error.
     scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(a[1]))
     for (path, x), (_, y) in zip(*map(jax.tree_util.tree_leaves_with_path, (a, b)), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * scale, err_msg=str(path))
 
 
-def test_logits_equal_an_independent_forward_pass(params, batch):
-    ours = run(CONFIG, params, batch)
+def test_logits_equal_the_numpy_reference(params, batch):
+    logits = run(CONFIG, params, batch)
     exact = pretraining_logits(jax.tree.map(lambda x: np.asarray(x, np.float64), params), batch, CONFIG.vocab_size)
-    np.testing.assert_allclose(ours[0][..., : CONFIG.vocab_size], exact[0], atol=5e-5)
-    np.testing.assert_allclose(ours[1], exact[1], atol=5e-5)
+    np.testing.assert_allclose(logits[0][..., : CONFIG.vocab_size], exact[0], atol=5e-5)
+    np.testing.assert_allclose(logits[1], exact[1], atol=5e-5)
 
 
-def test_all_layers_hidden_states_equal_the_reference_padding_included(params, batch):
+def test_hidden_states_equal_the_numpy_reference_including_padding(params, batch):
     apply = jax.jit(Encoder(CONFIG).apply, static_argnames="collect_layers")
     row = (batch["input_ids"], batch["segment_ids"], batch["input_mask"])
     _, layers = apply({"params": params["encoder"]}, *row, collect_layers=True)
@@ -87,69 +89,73 @@ def test_all_layers_hidden_states_equal_the_reference_padding_included(params, b
         np.testing.assert_allclose(layers[:, row], np.array(exact), atol=5e-5)
 
 
-def test_padding_tokens_change_nothing(params, batch):
+def test_padding_tokens_do_not_affect_logits(params, batch):
     other = {**batch, "input_ids": np.where(batch["input_mask"] == 1, batch["input_ids"], 3)}
     for a, b in zip(run(CONFIG, params, batch), run(CONFIG, params, other), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_padded_vocabulary_changes_no_probability(params, batch):
+def test_vocabulary_padding_does_not_change_probabilities(params, batch):
     assert CONFIG.padded_vocab_size == 64
-    plain = dataclasses.replace(CONFIG, pad_vocab_to_multiple_of=1)
+    unpadded = dataclasses.replace(CONFIG, pad_vocab_to_multiple_of=1)
     cut = jax.tree.map(lambda x: x, params)
     cut["encoder"]["embeddings"]["token"] = params["encoder"]["embeddings"]["token"][:50]
     cut["masked_lm"]["bias"] = params["masked_lm"]["bias"][:50]
     padded = jax.nn.softmax(run(CONFIG, params, batch)[0])
     assert float(padded[..., 50:].max()) == 0.0
-    np.testing.assert_allclose(padded[..., :50], jax.nn.softmax(run(plain, cut, batch)[0]), rtol=1e-5)
+    np.testing.assert_allclose(padded[..., :50], jax.nn.softmax(run(unpadded, cut, batch)[0]), rtol=1e-5)
 
 
 def test_unrolled_and_scanned_layers_agree(params, batch):
-    scanned = loss_and_gradient(CONFIG, params, batch)
-    unrolled = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers=False), params, batch)
+    scanned = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="true"), params, batch)
+    unrolled = loss_and_gradient(dataclasses.replace(CONFIG, scan_layers="false"), params, batch)
     assert_trees_close(scanned, unrolled)
 
 
 @pytest.mark.parametrize(
     "remat",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("attention", "elementwise", "projections")), "full"],
+    [*(pytest.param(policy, marks=pytest.mark.slow) for policy in ("attention", "elementwise", "projections")), "full"],
 )
 def test_remat_agrees(params, batch, remat):
     assert_trees_close(
         loss_and_gradient(CONFIG, params, batch),
-        loss_and_gradient(dataclasses.replace(CONFIG, remat=remat, scan_layers=remat != "projections"), params, batch),
+        loss_and_gradient(
+            dataclasses.replace(CONFIG, remat=remat, scan_layers="false" if remat == "projections" else "true"),
+            params,
+            batch,
+        ),
     )
 
 
-def test_each_policy_computes_more_again_than_the_one_before(params, batch):
+def test_remat_policies_recompute_increasing_numbers_of_products(params, batch):
     def products(remat: str) -> int:
-        """Matrix products of the backward pass, what is not needed left out."""
-        config = dataclasses.replace(CONFIG, remat=remat)
+        """Returns the number of matrix products in the compiled backward pass."""
+        config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
 
         def loss(params: dict) -> jax.Array:
-            return compute(PretrainingModel(config), params, batch, None)[0]["mlm_loss"][0]
+            return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
 
         return jax.jit(jax.grad(loss)).lower(params).compile().as_text().count(" dot(")
 
     none, attention, elementwise, projections, full = map(products, REMAT_POLICIES)
-    # Scores of queries and keys; the same; queries, keys and values; and the first feed-forward product.
+    # Recomputed: attention scores; the same; also queries, keys and values; also the first feed-forward product.
     assert none < attention == elementwise < projections < full
 
 
-def test_what_a_policy_computes_again_it_computes_once(params, batch):
+def test_remat_policies_recompute_gelu_once(params, batch):
     def gelus(remat: str) -> int:
-        config = dataclasses.replace(CONFIG, remat=remat)
+        config = dataclasses.replace(CONFIG, remat=remat, scan_layers="true")
 
         def loss(params: dict) -> jax.Array:
-            return compute(PretrainingModel(config), params, batch, None)[0]["mlm_loss"][0]
+            return MaskedLm.for_model(config).compute(params, batch, None)[0]["mlm_loss"][0]
 
         return jax.jit(jax.grad(loss)).lower(params).as_text().count("stablehlo.tanh")
 
-    # Forwards and for its gradient, in the layers and in the head, with or without a policy for layers.
+    # In the layers and in the head: once forwards and once for the gradient.
     assert len({gelus(remat) for remat in REMAT_POLICIES}) == 1
 
 
-def test_packed_sequences_equal_rows_of_their_own(params):
+def test_packed_sequences_equal_single_rows(params):
     rng = np.random.default_rng(3)
     lengths = [9, 6, 5]
     ids = [rng.integers(0, 50, n) for n in lengths]
@@ -169,14 +175,14 @@ def test_packed_sequences_equal_rows_of_their_own(params):
     )
     start = 0
     for i, n in enumerate(lengths):
-        alone, _ = apply(
+        row, _ = apply(
             {"params": params["encoder"]},
             padded([ids[i]]),
             padded([segments[i]]),
             padded([np.ones(n)]),
             padded([np.arange(n)]),
         )
-        np.testing.assert_allclose(packed[0, start : start + n], alone[0, :n], atol=2e-5)
+        np.testing.assert_allclose(packed[0, start : start + n], row[0, :n], atol=2e-5)
         start += n
 
 
@@ -185,27 +191,43 @@ def test_bfloat16_computes_in_bfloat16_from_float32_parameters(params, batch):
     text = str(jax.make_jaxpr(PretrainingModel(config).apply)({"params": params}, batch))
     products = [line for line in text.splitlines() if "= dot_general[" in line]
     in_float32 = [line for line in products if ":f32[" in line]
-    # The logits are added up in float32, the segment and bias products are outer products of parameters.
+    # Exceptions: float32 accumulation of the logits, and the products with segment embeddings and output bias.
     assert len(products) - len(in_float32) >= 8
     assert all(":f32[4,24,16]" in line or ":f32[16,64]" in line for line in in_float32)
     exponentials = [line for line in text.splitlines() if "= exp " in line or "= rsqrt " in line]
     assert len(exponentials) >= 4 and all(":f32[" in line for line in exponentials)
     initial = jax.eval_shape(PretrainingModel(config).init, jax.random.key(0), batch)["params"]
     assert {leaf.dtype for leaf in jax.tree.leaves(initial)} == {jnp.dtype("float32")}
-    exact, rough = run(CONFIG, params, batch), run(config, params, batch)
-    assert rough[0].dtype == jnp.float32
-    assert float(jnp.abs(exact[1] - rough[1]).max()) < 0.1
+    exact, rounded = run(CONFIG, params, batch), run(config, params, batch)
+    assert rounded[0].dtype == jnp.float32
+    assert float(jnp.abs(exact[1] - rounded[1]).max()) < 0.1
 
 
 @pytest.mark.parametrize("width", [64, 63])
-def test_dropout_drops_a_tenth_and_keeps_the_mean(width):
+def test_dropout_rate_and_scale(width):
     x = jnp.ones((2000, width))
     dropped = dropout(x, 0.1, jax.random.key(0))
     share = float((dropped == 0).mean())
-    # Five standard deviations of a share of 126,000 draws.
+    # Five standard deviations of the share.
     assert abs(share - 0.1) < 5 * (0.09 / x.size) ** 0.5
     assert float(dropped.max()) == pytest.approx(1 / 0.9, rel=1e-4)
     neighbours = np.asarray(dropped == 0)
     both = (neighbours[:, :-1] & neighbours[:, 1:]).mean()
     assert abs(both - 0.01) < 0.002
     assert dropout(x, 0.1, None) is x
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "scan_layers"),
+    [("cpu", "float32", "false"), ("tpu", "bfloat16", "true"), ("gpu", "bfloat16", "true")],
+)
+def test_auto_layout_depends_on_the_platform_of_the_mesh(params, batch, platform, dtype, scan_layers):
+    config = dataclasses.replace(CONFIG, dtype="auto")
+    explicit = dataclasses.replace(CONFIG, dtype=dtype, scan_layers=scan_layers)
+    with jax.sharding.use_abstract_mesh(one_device(platform)):
+        assert resolve_layout(config) == explicit
+        programs = [
+            str(jax.make_jaxpr(PretrainingModel(each).apply)({"params": params}, batch)) for each in (config, explicit)
+        ]
+    assert programs[0] == programs[1]
+    assert ("bf16[" in programs[0]) == (dtype == "bfloat16")

@@ -1,4 +1,4 @@
-"""How products with parameters are taken on each platform."""
+"""Matrix products with parameters as each platform compiles them."""
 
 import re
 
@@ -25,14 +25,14 @@ CONFIG = ModelConfig(
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        (Dense(CONFIG, (16, 2, 8), ("embed", "heads", "head")), ()),
-        (Dense(CONFIG, (16, 2, 8), ("embed", "heads", "head"), flat=True), ()),
-        (Dense(CONFIG, (16, 8), ("embed", "mlp")), ()),
+        (Dense(CONFIG, (2, 8), ("embed", "heads", "head")), ()),
+        (Dense(CONFIG, (2, 8), ("embed", "heads", "head"), flat=True), ()),
+        (Dense(CONFIG, (8,), ("embed", "mlp")), ()),
         (MaskedLmHead(CONFIG), (jnp.ones((CONFIG.padded_vocab_size, 16)),)),
     ],
-    ids=["heads", "heads, flat", "matrix", "vocabulary"],
+    ids=["heads", "flat heads", "matrix", "vocabulary"],
 )
-def test_a_gradient_sums_over_rows_and_positions_as_one_axis_on_cpus_alone(module, arguments):
+def test_gradient_contracts_rows_and_positions_as_one_axis_only_on_cpu(module, arguments):
     x = jnp.ones((2, 3, 16))
     params = module.init(jax.random.key(0), x, *arguments)
 
@@ -43,12 +43,12 @@ def test_a_gradient_sums_over_rows_and_positions_as_one_axis_on_cpus_alone(modul
         with jax.sharding.use_abstract_mesh(one_device(platform)):
             return str(jax.make_jaxpr(jax.grad(loss))(params, x, *arguments))
 
-    over_both = "dimension_numbers=(([0, 1], [0, 1])"
-    assert over_both not in program("cpu") and over_both in program("tpu")
+    two_axes = "dimension_numbers=(([0, 1], [0, 1])"
+    assert two_axes not in program("cpu") and two_axes in program("tpu")
 
 
 def products_of(function, *arguments):
-    """The factors of each product of the compiled program, as XLA writes them: shape and layout of both."""
+    """Returns the operands of each product of the compiled program: shape, layout and contracted axis of both."""
     program = jax.jit(function).lower(*arguments).compile().as_text()
     shapes = dict(re.findall(r"(%\S+) = (\S+) ", program))
     return [
@@ -60,15 +60,15 @@ def products_of(function, *arguments):
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (8, 16)], ids=["narrowing", "widening"])
-def test_a_kernels_gradient_contracts_the_last_axis_of_its_narrower_factor_on_cpus(shape):
+def test_kernel_gradient_contracts_the_last_axis_of_the_narrower_operand_on_cpu(shape):
     x = jnp.ones((5, 3, shape[0]))  # 15 rows
-    module = Dense(CONFIG, shape, ("mlp", "embed"))
+    module = Dense(CONFIG, shape[1:], ("mlp", "embed"))
     params = module.init(jax.random.key(0), x)
     products = products_of(jax.grad(lambda params, x: jnp.sum(module.apply(params, x) ** 2)), params, x)
     assert ("f32[8,15]{1,0}", 1, "f32[15,16]{1,0}", 0) in products
 
 
-def test_the_vocabularys_gradient_is_of_transposed_states_on_cpus():
+def test_embedding_gradient_of_the_output_layer_transposes_states_on_cpu():
     hidden, table = jnp.ones((5, 3, 16)), jnp.ones((CONFIG.padded_vocab_size, 16))
     head = MaskedLmHead(CONFIG)
     params = head.init(jax.random.key(0), hidden, table)
@@ -80,8 +80,8 @@ def test_the_vocabularys_gradient_is_of_transposed_states_on_cpus():
     assert ("f32[16,15]{1,0}", 1, f"f32[15,{CONFIG.padded_vocab_size}]{{1,0}}", 0) in products
 
 
-def test_without_a_gradient_no_kernel_is_transposed():
-    module, x = Dense(CONFIG, (16, 8), ("mlp", "embed")), jnp.ones((1, 3, 16))
+def test_forward_pass_transposes_no_kernel():
+    module, x = Dense(CONFIG, (8,), ("mlp", "embed")), jnp.ones((1, 3, 16))
     params = module.init(jax.random.key(0), x)
     program = jax.jit(module.apply).lower(params, x).compile().as_text()
     assert "dot(" in program and "transpose(" not in program and "copy(" not in program

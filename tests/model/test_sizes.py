@@ -1,15 +1,14 @@
-"""Exact parameter counts of every published size, by shape alone."""
+"""Parameter counts of all published sizes, from abstract shapes."""
 
 import flax.linen as nn
 import jax
 import pytest
 
 from bertjax.errors import UsageError
-from bertjax.model.architecture import size_fields
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 
-# Encoder with pooler, and with both heads: the 24 small models of google-research/bert, vocabulary 30,522.
+# The 24 small models of google-research/bert, vocabulary 30,522: parameters of encoder and pooler, and with both heads.
 SMALL = {
     "L2_H128": (4_385_920, 4_433_468),
     "L2_H256": (9_591_040, 9_688_380),
@@ -44,7 +43,7 @@ NAMED = {
     "base": SMALL["L12_H768"],
     "large": (335_141_888, 336_226_108),
 }
-# Table 6 of the paper; it states layers, width and heads.
+# Layers, width and heads of Table 6 of the paper.
 TABLE_6 = {
     "L3_H768_A12": 45_691_392,
     "L6_H768_A3": 66_955_008,
@@ -62,9 +61,9 @@ OTHER_VOCABULARIES = {
 }
 
 
-def counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
-    made = MaskedLm.for_model(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
-    params = nn.unbox(jax.eval_shape(made.initial, jax.random.key(0)))
+def parameter_counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
+    masked_lm = MaskedLm.for_model(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
+    params = nn.unbox(jax.eval_shape(masked_lm.initial, jax.random.key(0)))
 
     def count(tree: dict) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -73,23 +72,23 @@ def counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("size", "expected"), [*SMALL.items(), *NAMED.items()])
-def test_published_sizes(size, expected):
-    assert counts(size) == expected
+def test_published_sizes_have_published_counts(size, expected):
+    assert parameter_counts(size) == expected
 
 
 @pytest.mark.parametrize(("size", "expected"), TABLE_6.items())
-def test_sizes_of_table_6(size, expected):
-    assert counts(size)[0] == expected
+def test_sizes_of_table_6_have_published_counts(size, expected):
+    assert parameter_counts(size)[0] == expected
     heads = int(size.split("_A")[1])
     assert size_fields(size)["num_attention_heads"] == heads
 
 
 @pytest.mark.parametrize(("model", "expected"), OTHER_VOCABULARIES.items())
-def test_other_released_vocabularies(model, expected):
-    assert counts(*model) == expected
+def test_released_vocabularies_have_published_counts(model, expected):
+    assert parameter_counts(*model) == expected
 
 
 @pytest.mark.parametrize("size", ["huge", "L4", "L4_H256_B2", "L12_H768_A7", "L0_H64"])
-def test_impossible_sizes_are_refused(size):
+def test_invalid_sizes_are_refused(size):
     with pytest.raises(UsageError):
         ModelConfig(**size_fields(size))

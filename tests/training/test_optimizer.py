@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import NAMES, OptimizerConfig
 from bertjax.errors import UsageError
-from bertjax.model.architecture import size_fields
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
 from bertjax.training.freezing import is_stacked, trainable
 from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer

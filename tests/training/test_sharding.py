@@ -50,7 +50,7 @@ def test_slices_follow_each_other_along_data_and_hold_the_other_axes_whole(monke
 def test_options_of_the_compiler_are_for_tpus_and_some_for_several_slices(monkeypatch):
     one, two = (compiler_options(types.SimpleNamespace(devices=np.array(chips(slices, (2, 2))))) for slices in (1, 2))
     assert one.items() < two.items()
-    assert [name for name in two if name not in one] == [option.name for option in TPU_OPTIONS if option.several_slices]
+    assert [name for name in two if name not in one] == [option.name for option in TPU_OPTIONS if option.multislice]
     assert compiler_options(make_mesh(MeshConfig())) is None
 
 

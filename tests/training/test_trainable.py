@@ -113,7 +113,7 @@ def test_all_layers_may_be_frozen():
         assert (after == before[path]).all() == (path[0] == "encoder"), path
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("scan_layers", ["true", "false"])
 def test_nothing_is_differentiated_through_frozen_layers(scan_layers):
     model = dataclasses.replace(MODEL, scan_layers=scan_layers)
     objective, mesh = masked_lm.MaskedLm.for_model(model), make_mesh(MeshConfig(1), jax.devices()[:1])

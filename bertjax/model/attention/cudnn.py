@@ -1,4 +1,4 @@
-"""NVIDIA's cuDNN through `jax.nn`: one sequence a row, half precision, without dropout."""
+"""NVIDIA's cuDNN attention through `jax.nn`: one sequence per row, half precision, no dropout."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.model.attention.mask import AttentionMask
-from bertjax.model.attention.shard_map import on_each_device
+from bertjax.model.attention.shard_map import shard_over_mesh
 
 
 def cudnn_attention(
@@ -20,31 +20,31 @@ def cudnn_attention(
     mesh: jax.sharding.AbstractMesh,
     implementation: str = "cudnn",
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(K)) V with the softmax in float32; an `AttentionFn`.
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`.
 
-    Rows are described by their lengths: a boolean mask would become a bias, whose gradient JAX computes for nothing.
+    The mask is passed as row lengths: JAX would turn a boolean mask into a bias and compute its unused gradient.
 
     Args:
-      implementation: of `jax.nn.dot_product_attention`; `xla` computes the same anywhere.
+      implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same on any platform.
 
     Raises:
-      ValueError: dropout is asked for.
+      ValueError: dropout is requested.
     """
     if dropout_rate and dropout_key is not None:
-        raise ValueError("cuDNN's attention has no dropout here")
+        raise ValueError("cudnn attention has no dropout")
     rows, _, heads, _ = query.shape
     states = ("batch", None, "heads", None)
-    of_device = on_each_device(
-        functools.partial(_of_device, mask.direction, implementation),
+    attend = shard_over_mesh(
+        functools.partial(_attend_on_device, mask.direction, implementation),
         mesh,
         {"batch": rows, "heads": heads},
         (states, states, states, ("batch", None)),
         states,
     )
-    return of_device(query, key, value, mask.sequence_ids)
+    return attend(query, key, value, mask.sequence_ids)
 
 
-def _of_device(
+def _attend_on_device(
     direction: str, implementation: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array
 ) -> jax.Array:
     lengths = jnp.sum(sequence_ids != 0, axis=-1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Which implementation of attention a model is computed with; nothing else chooses one."""
+"""Selection of the attention implementation for a model and the devices in use."""
 
 import dataclasses
 import functools
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import jax
 
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.model import partitioning as placement
 from bertjax.model.attention.mask import DIRECTIONS, AttentionMask
 from bertjax.model.attention.xla import plain_attention
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import AUTO, ModelConfig
+from bertjax.model.partitioning import platform
 
 
 class AttentionFn(Protocol):
-    """Self-attention: `query, key, value` [B, L, H, K] to [B, L, H, K], under the mesh that the step is traced for."""
+    """Self-attention from `query, key, value` [B, L, H, K] to a context [B, L, H, K], on the mesh of the traced step."""
 
     def __call__(
         self,
@@ -30,174 +30,172 @@ class AttentionFn(Protocol):
     ) -> jax.Array: ...
 
 
-def _called(path: str, *arrays: jax.Array, **options: Any) -> jax.Array:
-    # Imported where it is used: kernels take a quarter of a second.
-    return _imported(path)(*arrays, **options)
+def _call_by_path(path: str, *arrays: jax.Array, **options: Any) -> jax.Array:
+    # Imported on first use: importing Pallas takes a quarter of a second.
+    return _import_function(path)(*arrays, **options)
 
 
-def _imported(path: str) -> Any:
-    """What `package.module.function` names."""
+def _import_function(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """A function, and what it can compute.
+    """An attention function and the cases it supports.
 
     Attributes:
-      function: the attention.
-      directions: of the masks it takes.
-      dropout: whether it takes a dropout rate above 0.
-      several_sequences: whether a row may hold more than one.
-      longest_row: tokens of a row at most; 0 is any number.
-      row_multiple: of which the tokens of a row are one.
-      dtypes: of the computation; () are all.
-      made_for: platforms that it is fast on; on others `auto` does not take it. () are all.
-      anywhere: it runs, slowly, on other platforms too.
+      function: the attention function.
+      directions: supported mask directions.
+      dropout: supports dropout of the attention probabilities.
+      several_sequences: supports packed rows.
+      max_length: maximum row length in tokens (default: 0, no limit).
+      length_multiple: row lengths are a multiple of this number.
+      dtypes: supported compute dtypes (default: (), all).
+      platforms: platforms on which `auto` selects it (default: (), all).
+      runs_anywhere: runs, slowly, on other platforms too.
     """
 
     function: AttentionFn
     directions: tuple[str, ...]
     dropout: bool
     several_sequences: bool
-    longest_row: int = 0
-    row_multiple: int = 1
+    max_length: int = 0
+    length_multiple: int = 1
     dtypes: tuple[str, ...] = ()
-    made_for: tuple[str, ...] = ()
-    anywhere: bool = True
+    platforms: tuple[str, ...] = ()
+    runs_anywhere: bool = True
 
 
 _IMPLEMENTATIONS = {
     "plain": Implementation(plain_attention, DIRECTIONS, dropout=True, several_sequences=True),
     "fused": Implementation(
-        functools.partial(_called, "bertjax.model.attention.fused.fused_attention"),
+        functools.partial(_call_by_path, "bertjax.model.attention.fused.fused_attention"),
         DIRECTIONS,
         dropout=True,
         several_sequences=True,
-        # A program's scores of a row fit into the near memory of every chip.
-        longest_row=512,
-        made_for=("tpu",),
+        # The scores of longer rows do not fit the VMEM of every chip.
+        max_length=512,
+        platforms=("tpu",),
     ),
     "splash": Implementation(
-        functools.partial(_called, "bertjax.model.attention.splash.splash_attention"),
+        functools.partial(_call_by_path, "bertjax.model.attention.splash.splash_attention"),
         DIRECTIONS,
         dropout=False,
         several_sequences=True,
-        row_multiple=128,
-        made_for=("tpu",),
+        length_multiple=128,
+        platforms=("tpu",),
     ),
     "cudnn": Implementation(
-        functools.partial(_called, "bertjax.model.attention.cudnn.cudnn_attention"),
+        functools.partial(_call_by_path, "bertjax.model.attention.cudnn.cudnn_attention"),
         ("both", "left"),
         dropout=False,
         several_sequences=False,
         dtypes=("bfloat16",),
-        made_for=("gpu",),
-        anywhere=False,
+        platforms=("gpu",),
+        runs_anywhere=False,
     ),
 }
-# `auto` takes the first that can. Not cuDNN's, which nobody has timed against XLA's here.
+# `auto` selects the first that supports the model. cuDNN is not among them: it has not been timed against XLA here.
 _BY_SPEED = ("fused", "splash", "plain")
 
 
-def resolve(config: ModelConfig, length: int, several_sequences: bool = False) -> AttentionFn:
-    """The implementation for a model, on the devices at hand.
+def select_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> AttentionFn:
+    """Selects the attention function of a model for the devices in use.
 
     Args:
-      config: its architecture and layout.
-      length: tokens a row.
-      several_sequences: rows hold more than one.
+      config: model config.
+      length: row length in tokens.
+      several_sequences: rows are packed.
 
     Raises:
-      UsageError: as `check`; or the one that the layout names does not run on these devices.
+      UsageError: as `check_attention`, or the configured implementation does not run on these devices.
     """
-    platform = placement.platform()
-    if config.attention != "auto":
-        implementation = check(config, length, several_sequences)
-        if not implementation.anywhere and platform not in implementation.made_for:
-            needed = " or ".join(implementation.made_for)
-            raise _refused(config, f"devices that are {platform}; they are to be {needed}")
+    platform_name = platform()
+    if config.attention != AUTO:
+        implementation = check_attention(config, length, several_sequences)
+        if not implementation.runs_anywhere and platform_name not in implementation.platforms:
+            supported = " or ".join(implementation.platforms)
+            raise _unsupported(config, f"platform {platform_name}, only {supported}")
         return implementation.function
-    able = [
-        implementation
-        for implementation in map(_IMPLEMENTATIONS.__getitem__, _BY_SPEED)
-        if not _lacking(implementation, config, length, several_sequences)
-        and (not implementation.made_for or platform in implementation.made_for)
-    ]
-    return able[0].function
+    candidates = (_IMPLEMENTATIONS[name] for name in _BY_SPEED)
+    return next(
+        implementation.function
+        for implementation in candidates
+        if not _unsupported_case(implementation, config, length, several_sequences)
+        and (not implementation.platforms or platform_name in implementation.platforms)
+    )
 
 
-def check(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
-    """The implementation that a layout names, None if it leaves the choice; asks nothing of any device.
+def check_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
+    """Returns the configured implementation, or None for `auto`, without initializing any device.
 
-    Several processes must have found each other before the first of them does.
+    Configs are checked before `jax.distributed.initialize`, which must precede the first use of devices.
 
     Raises:
-      UsageError: it cannot compute what the architecture or training asks for, or is not to be found.
+      UsageError: the implementation is unknown or does not support the model.
     """
-    if config.attention == "auto":
+    if config.attention == AUTO:
         return None
-    implementation = _IMPLEMENTATIONS.get(config.attention) or _given(config.attention)
-    if lacking := _lacking(implementation, config, length, several_sequences):
-        raise _refused(config, lacking)
+    implementation = _IMPLEMENTATIONS.get(config.attention) or _user_implementation(config.attention)
+    if case := _unsupported_case(implementation, config, length, several_sequences):
+        raise _unsupported(config, case)
     return implementation
 
 
-def _refused(config: ModelConfig, what: str) -> UsageError:
-    return UsageError(f"config.model.attention={config.attention} takes no {what}; `auto` takes what can")
+def _unsupported(config: ModelConfig, case: str) -> UsageError:
+    return UsageError(
+        f"config.model.attention={config.attention} does not support {case}; use config.model.attention=auto"
+    )
 
 
-def _given(path: str) -> Implementation:
-    """A user's own `package.module.function`, which computes all that it is asked for, or says that it does not."""
-    known = f"known: {', '.join(('auto', *_IMPLEMENTATIONS))}, and package.module.function of your own"
+def _user_implementation(path: str) -> Implementation:
+    """Imports a user's `package.module.function`."""
+    known = f"known: {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
     if "." not in path.strip("."):
         raise UsageError(f"config.model.attention is {path!r}; {known}")
     try:
-        function = _imported(path)
-    # Whatever the user's own module raises.
-    except Exception as error:
-        failed = f"{type(error).__name__}: {first_line(error)}"
-        raise UsageError(f"config.model.attention={path} cannot be imported: {failed}; {known}") from error
+        function = _import_function(path)
+    except Exception as error:  # A user's module may raise anything.
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"config.model.attention={path} cannot be imported: {reason}; {known}") from error
     if not callable(function):
-        raise UsageError(f"config.model.attention={path} is no function, but {type(function).__name__}; {known}")
-    return Implementation(functools.partial(_of_user, path, function), DIRECTIONS, dropout=True, several_sequences=True)
+        raise UsageError(f"config.model.attention={path} is not a function: {type(function).__name__}; {known}")
+    return Implementation(
+        functools.partial(_call_user_function, path, function), DIRECTIONS, dropout=True, several_sequences=True
+    )
 
 
-def _of_user(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, **options: Any) -> jax.Array:
-    """What a user's own function returns.
-
-    Raises:
-      UsageError: the function fails, or returns something else than it must.
-    """
+def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arrays: Any, **options: Any) -> jax.Array:
+    """Calls a user's function and checks the shape and dtype of its result."""
     try:
         context = function(query, *arrays, **options)
     except BertjaxError:
         raise
-    # Whatever is wrong in the user's own code.
-    except Exception as error:
+    except Exception as error:  # A user's function may raise anything.
         raise UsageError(
             f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --log_level=debug prints the traceback"
         ) from error
     is_array = isinstance(context, jax.Array)
     if not is_array or (context.shape, context.dtype) != (query.shape, query.dtype):
-        returned, wanted = jax.typeof(context) if is_array else type(context).__name__, jax.typeof(query)
-        raise UsageError(f"config.model.attention={path} returns {returned}, and is to return {wanted}")
+        returned, expected = jax.typeof(context) if is_array else type(context).__name__, jax.typeof(query)
+        raise UsageError(f"config.model.attention={path} returns {returned}; it must return {expected}")
     return context
 
 
-def _lacking(implementation: Implementation, config: ModelConfig, length: int, several_sequences: bool) -> str:
-    """What an implementation cannot do of what is asked for; "" where it can do all."""
+def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, several_sequences: bool) -> str:
+    """Describes the first property of the model that the implementation does not support, or returns ""."""
     if config.attention_direction not in implementation.directions:
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:
         return f"attention_probs_dropout_prob={config.attention_probs_dropout_prob}"
     if several_sequences and not implementation.several_sequences:
-        return "several sequences a row"
-    if implementation.longest_row and length > implementation.longest_row:
-        return f"rows of {length} tokens, {implementation.longest_row} at most"
-    if length % implementation.row_multiple:
-        return f"rows of {length} tokens, only multiples of {implementation.row_multiple}"
-    if implementation.dtypes and config.dtype not in implementation.dtypes:
+        return "packed rows"
+    if implementation.max_length and length > implementation.max_length:
+        return f"rows of {length} tokens, at most {implementation.max_length}"
+    if length % implementation.length_multiple:
+        return f"rows of {length} tokens, only multiples of {implementation.length_multiple}"
+    # `auto` resolves to a supported dtype on the platforms of every implementation that restricts dtypes.
+    if implementation.dtypes and config.dtype not in (AUTO, *implementation.dtypes):
         return f"dtype={config.dtype}, only {', '.join(implementation.dtypes)}"
     return ""

@@ -1,4 +1,4 @@
-"""Which positions of a row attend to which, as a description: each implementation turns it into what it needs."""
+"""Description of the attention mask, which each implementation of attention turns into the form it needs."""
 
 import dataclasses
 
@@ -6,38 +6,37 @@ import jax
 import jax.numpy as jnp
 
 DIRECTIONS = ("both", "left", "right")
-# The logit of what is not seen: finite, so that a row of padding alone gives a uniform distribution and not NaN.
-NOT_SEEN = -1e9
+# Logit of masked keys: finite, so that a row of padding gives a uniform distribution and not NaN.
+MASKED_LOGIT = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-    """A position attends to the positions of its own sequence, in one direction or both. Axis letters: `encoder.py`.
+    """Mask by which positions attend to their own sequence, in one direction or both.
 
     Attributes:
-      direction: `both`, or what is to the `left` or to the `right` of a position, itself included.
-      sequence_ids: int32 [B, L], the sequence of a row that a position belongs to, each without a gap. 0 is padding, to
-        which nothing attends; what a padding position attends to does not matter to anyone, except that what comes out
-        there must be finite.
+      direction: `both`, or `left` or `right` for the positions on that side and the position itself.
+      sequence_ids: int32 [B, L], the sequence of each position; sequences are contiguous. Nothing attends to padding,
+        0. The output at padding positions is arbitrary but must be finite.
     """
 
     direction: str
     sequence_ids: jax.Array
 
 
-def allowed(direction: str, queries: jax.Array, keys: jax.Array) -> jax.Array:
-    """Which key each query may see: bool [..., L, L].
+def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
+    """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
-    Padding queries see every real key of the direction, so that a row with one sequence computes what
-    google-research/bert computes at every position, padding included.
+    Padding queries attend to all tokens of the row, so that a row of one sequence computes the same as
+    google-research/bert at every position, including padding.
 
     Args:
-      direction: of an `AttentionMask`.
-      queries, keys: its sequence ids, [..., L, 1] and [..., 1, L].
+      direction: direction of an `AttentionMask`.
+      query_ids, key_ids: its sequence ids, as [..., L, 1] and [..., 1, L].
     """
-    seen = (keys != 0) & ((queries == keys) | (queries == 0))
+    mask = (key_ids != 0) & ((query_ids == key_ids) | (query_ids == 0))
     if direction == "both":
-        return seen
-    shape = queries.shape[-2], keys.shape[-1]
+        return mask
+    shape = query_ids.shape[-2], key_ids.shape[-1]
     query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-    return seen & (query >= key if direction == "left" else query <= key)
+    return mask & (query >= key if direction == "left" else query <= key)

@@ -1,4 +1,4 @@
-"""A kernel knows one device, and one kind of it: on a mesh, each computes its own rows and heads."""
+"""Wrappers that run attention kernels, which are written for one device, on a mesh and on any platform."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,41 +7,44 @@ import flax.linen as nn
 import jax
 from jax.sharding import PartitionSpec
 
-from bertjax.model.partitioning import fitting
+from bertjax.model.partitioning import divisible_spec
 
 
-def on_each_device(
+def shard_over_mesh(
     function: Callable[..., jax.Array],
     mesh: jax.sharding.AbstractMesh,
     sizes: Mapping[str, int],
-    inputs: Sequence[tuple[str | None, ...]],
-    output: tuple[str | None, ...],
+    input_axes: Sequence[tuple[str | None, ...]],
+    output_axes: tuple[str | None, ...],
 ) -> Callable[..., jax.Array]:
-    """The function on a device's part of every array; the function itself where there is one device.
+    """Returns a function that runs `function` on each device's rows and heads; `function` itself for one device.
 
     Args:
-      function: of arrays to an array.
-      mesh: in force.
-      sizes: of the whole arrays along `batch` and `heads`; an axis that the mesh does not divide stays whole.
-      inputs: logical names of the axes of each array; those that are neither are None.
-      output: the same of what comes out.
+      function: maps arrays to an array.
+      mesh: the mesh in force.
+      sizes: global sizes of the logical axes `batch` and `heads`; an axis the mesh does not divide is replicated.
+      input_axes: logical axis names of each input; None for other axes.
+      output_axes: logical axis names of the output.
     """
     if mesh.empty or mesh.size == 1:
         return function
     names = tuple(sizes)
-    axes = dict(zip(names, fitting(nn.logical_to_mesh_axes(names), tuple(sizes.values()), mesh.shape), strict=True))
-    *of_inputs, of_output = (PartitionSpec(*(axes.get(name) for name in each)) for each in (*inputs, output))
-    return jax.shard_map(function, mesh=mesh, in_specs=tuple(of_inputs), out_specs=of_output, check_vma=False)
+    spec = divisible_spec(nn.logical_to_mesh_axes(names), tuple(sizes.values()), mesh.shape)
+    mesh_axes = dict(zip(names, spec, strict=True))
+    *in_specs, out_spec = (
+        PartitionSpec(*(mesh_axes.get(name) for name in axes)) for axes in (*input_axes, output_axes)
+    )
+    return jax.shard_map(function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec, check_vma=False)
 
 
 def tpu_kernel(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The function of arrays and `interpret`, interpreted as JAX operations wherever there is no TPU."""
+    """Returns a function that runs `function` with `interpret=False` on TPU and `interpret=True` elsewhere."""
 
-    def of_device(*arrays: jax.Array) -> jax.Array:
+    def run(*arrays: jax.Array) -> jax.Array:
         return jax.lax.platform_dependent(
             *arrays,
             tpu=functools.partial(function, interpret=False),
             default=functools.partial(function, interpret=True),
         )
 
-    return of_device
+    return run

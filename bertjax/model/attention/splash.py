@@ -1,4 +1,4 @@
-"""JAX's own TPU kernel, splash attention: rows of any length in blocks, without dropout."""
+"""JAX's TPU kernel, splash attention: long rows in blocks, without dropout."""
 
 import functools
 
@@ -7,15 +7,15 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from bertjax.model.attention.mask import AttentionMask
-from bertjax.model.attention.shard_map import on_each_device, tpu_kernel
+from bertjax.model.attention.shard_map import shard_over_mesh, tpu_kernel
 
-# Rows are cut into blocks of so many tokens, the most that divides them; the kernel takes multiples of the least.
-_LEAST_BLOCK, _LARGEST_BLOCK = 128, 512
+# Rows are cut into blocks of 128 to 512 tokens: the largest size that divides them.
+_MIN_BLOCK, _MAX_BLOCK = 128, 512
 _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),
     *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"),
 )
-# How many keys a query sees on its left and on its right; None is all.
+# Number of keys that a query attends to on its left and right (None: all).
 _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 
@@ -29,37 +29,37 @@ def splash_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(K)) V with the softmax in float32; an `AttentionFn`. Elsewhere than on TPUs, slowly.
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Other platforms interpret it slowly.
 
     Raises:
-      ValueError: dropout is asked for.
+      ValueError: dropout is requested.
     """
     if dropout_rate and dropout_key is not None:
         raise ValueError("splash attention has no dropout")
     rows, _, heads, size = query.shape
     states = ("batch", "heads", None, None)
-    of_device = on_each_device(
-        tpu_kernel(functools.partial(_of_device, mask.direction)),
+    attend = shard_over_mesh(
+        tpu_kernel(functools.partial(_attend_on_device, mask.direction)),
         mesh,
         {"batch": rows, "heads": heads},
         (states, states, states, ("batch", None)),
         states,
     )
-    # The kernel does not scale.
+    # The kernel does not scale the logits.
     by_head = [array.transpose(0, 2, 1, 3) for array in (query * size**-0.5, key, value)]
-    return of_device(*by_head, mask.sequence_ids).transpose(0, 2, 1, 3)
+    return attend(*by_head, mask.sequence_ids).transpose(0, 2, 1, 3)
 
 
-def _of_device(
+def _attend_on_device(
     direction: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array, *, interpret: bool
 ) -> jax.Array:
-    """Of arrays [B, H, L, K] and [B, L]. A position of padding sees padding, itself at least."""
+    """Runs the kernel on [B, H, L, K] and ids [B, L]; padding attends to padding, so its output is finite."""
     heads, length = query.shape[1:3]
-    block = _LEAST_BLOCK * int(np.gcd(length // _LEAST_BLOCK, _LARGEST_BLOCK // _LEAST_BLOCK))
-    square = length, length
-    one = splash.FullMask(square) if direction == "both" else splash.LocalMask(square, _WINDOWS[direction], 0)
+    block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
+    shape = length, length
+    head_mask = splash.FullMask(shape) if direction == "both" else splash.LocalMask(shape, _WINDOWS[direction], 0)
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([one] * heads),
+        splash.MultiHeadMask([head_mask] * heads),
         block_sizes=splash.BlockSizes(**dict.fromkeys(_BLOCKS, block)),
         head_shards=1,
         q_seq_shards=1,

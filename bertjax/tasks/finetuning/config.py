@@ -10,8 +10,7 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.examples import Batching
 from bertjax.errors import UsageError
-from bertjax.model.architecture import ARCHITECTURE_FIELDS, LSTM
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
 from bertjax.tasks.objectives.class_weighting import BALANCED
 
@@ -147,7 +146,7 @@ class FinetuningConfig(RunConfig):
             raise UsageError(f"config.label_smoothing={self.label_smoothing} is out of range; use a value in [0, 1)")
         if packed := self.data.examples_per_row > 1:
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
-            if self.feature_head.is_there or self.model["encoder"] == LSTM:
+            if self.feature_head.is_used or self.model["encoder"] == LSTM:
                 raise UsageError(
                     f"config.data.examples_per_row={self.data.examples_per_row} does not work with LSTMs or a feature "
                     "head, which read a row word by word; use 1"

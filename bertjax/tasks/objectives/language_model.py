@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
-from bertjax.model.architecture import LSTM
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import LanguageModel
 from bertjax.tasks.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective

@@ -12,8 +12,7 @@ import numpy as np
 from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
-from bertjax.model.architecture import LSTM
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
