@@ -14,7 +14,8 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
 from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint import saved_fingerprint
-from bertjax.training.results import read_results
+from bertjax.training.checkpoint_config import parse_config
+from bertjax.training.progress import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, name_of, outcome_of, setting_of, summary
 from bertjax.training.workdir import RESULTS, resolve, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
@@ -155,7 +156,7 @@ def read(path: str) -> Results:
     if not asked.exists():
         return Results(os.fspath(where))
     try:
-        content = read_json_object(asked)
+        content = read_object(asked)
         return Results(os.fspath(where), dict(content[_TABLES]), dict(content[_SECONDS]))
     except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
         raise BertjaxError(
@@ -173,7 +174,7 @@ def together(results: Sequence[Results]) -> Results:
 
 def _kept(file: epath.Path) -> Results:
     try:
-        content = read_json_object(file)
+        content = read_object(file)
         outcomes = {
             name: (
                 kept[_ASKED],
@@ -253,7 +254,7 @@ def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
     if not (folder / SWEEP).exists():
         return None
     try:
-        whole = read_json_object(folder / SWEEP)
+        whole = read_object(folder / SWEEP)
         trials = [trial["trial"] for trial in whole["trials"] if "metrics" in trial]
         if whole["left"] or not trials:
             return None

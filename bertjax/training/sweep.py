@@ -26,8 +26,8 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.results import read_results
+from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.training.progress import read_results
 from bertjax.training.workdir import (
     RESULTS,
     acquire_lock,

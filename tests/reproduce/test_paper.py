@@ -46,4 +46,4 @@ def test_what_two_tables_say_of_one_model_differs_by_restarts_at_most():
 
 def test_the_data_is_shipped():
     package = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '"reproduction/paper.json"' in package
+    assert '"reproduce/paper.json"' in package
