@@ -25,7 +25,7 @@ _COLUMNS = {"SST-2": "sst2", "NER": "ner"}
 @arguments(scale="small", corpus="", glue="", ner="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     narrow, lstms = scale.equal_flops
     rows = {
         "BERT": runs.bert(scale, given),
@@ -37,16 +37,16 @@ def get_table(given: ConfigDict) -> Table:
     }
     cells = []
     for row, start in rows.items():
-        cells.append(runs.perplexity(row, start))
+        cells.append(runs.perplexity_cell(row, start))
         for column, task in _COLUMNS.items():
-            on_top = runs.features(scale, SUM_ALL)
+            on_top = runs.feature_based(scale, SUM_ALL)
             tuned = runs.fine_tuning(scale, given, task, start)
             on_features = runs.fine_tuning(scale, given, task, start, variant=SUM_ALL, feature_head=on_top)
-            cells.append(runs.measured(row, f"{column} fine-tuned", task, tuned))
-            cells.append(runs.measured(row, f"{column} on features", task, on_features))
+            cells.append(runs.metric_cell(row, f"{column} fine-tuned", task, tuned))
+            cells.append(runs.metric_cell(row, f"{column} on features", task, on_features))
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())
     notes = (
         f"FLOPs of pre-training: {flops}",
-        f"{runs.OF_PERPLEXITY}, of masked pieces for BERT, and of all pieces otherwise",
+        f"{runs.PERPLEXITY_NOTE}, of masked pieces for BERT, and of all pieces otherwise",
     )
-    return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.told, tuple(cells), notes)
+    return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.description, tuple(cells), notes)

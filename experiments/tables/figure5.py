@@ -20,18 +20,18 @@ from bertjax.reproduce.table import Table
 @arguments(scale="small", corpus="", glue="", squad="", ner="", task="")
 def get_table(given: ConfigDict) -> Table:
     """The figure for `scale=small,corpus=DIR,glue=DIR,squad=DIR,ner=DIR,task=mnli`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     task = given.task or ("mnli" if scale.name == scales.PAPER else "sst2")
     series = {
         "Masked LM": runs.bert(scale, given),
         "Left-to-right": runs.pretraining(scale, given, "ltr", *runs.LEFT_TO_RIGHT),
     }
     # The last is what other tables fine-tune from.
-    taken = {step: step if step < scale.steps_along[-1] else 0 for step in scale.steps_along}
+    taken = {step: step if step < scale.figure5_steps[-1] else 0 for step in scale.figure5_steps}
     cells = tuple(
-        runs.measured(f"{step:,}", name, task, runs.fine_tuning(scale, given, task, start, step=checkpoint))
+        runs.metric_cell(f"{step:,}", name, task, runs.fine_tuning(scale, given, task, start, step=checkpoint))
         for step, checkpoint in taken.items()
         for name, start in series.items()
     )
     notes = () if task == "mnli" else (f"the paper fine-tunes on mnli, and these runs on {task}",)
-    return Table("figure5", "Pre-training steps", scale.told, cells, notes)
+    return Table("figure5", "Pre-training steps", scale.description, cells, notes)

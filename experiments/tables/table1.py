@@ -32,12 +32,12 @@ _COLUMNS = {
 @arguments(scale="small", corpus="", glue="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,glue=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     cells = []
     for row, size in (("BERT BASE", scale.base), ("BERT LARGE", scale.large)):
         start = runs.bert(scale, given, size)
         for column, (task, metric) in _COLUMNS.items():
             run = runs.fine_tuning(scale, given, task, start)
-            cells.append(runs.measured(row, column, task, run, metric=metric))
+            cells.append(runs.metric_cell(row, column, task, run, metric=metric))
         cells.append(Cell(row, "Average", (), "", mean_of=tuple(_COLUMNS)))
-    return Table("1", "", scale.told, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))
+    return Table("1", "", scale.description, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))

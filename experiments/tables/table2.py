@@ -23,9 +23,9 @@ _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 @arguments(scale="small", corpus="", squad="", triviaqa="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,squad=DIR,triviaqa=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     base = runs.bert(scale, given)
-    larges = [runs.bert(scale, given, scale.large, seed=seed) for seed in range(1, scale.members + 1)]
+    larges = [runs.bert(scale, given, scale.large, seed=seed) for seed in range(1, scale.ensemble_size + 1)]
     trivia = [runs.fine_tuning(scale, given, "triviaqa", large, seed=seed) for seed, large in enumerate(larges)]
 
     def tuned(starts: list[Run], variant: str = "") -> list[Run]:
@@ -43,8 +43,10 @@ def get_table(given: ConfigDict) -> Table:
         "BERT LARGE (Ens.+TriviaQA)": runs.ensemble("squad", "ensemble-triviaqa", after),
     }
     cells: list[Cell] = [
-        runs.measured(row, column, "squad", run, metric=metric)
+        runs.metric_cell(row, column, "squad", run, metric=metric)
         for row, run in rows.items()
         for column, metric in _COLUMNS.items()
     ]
-    return Table("2", "", scale.told, tuple(cells), (f"LARGE is {scale.large}, ensembles are of {scale.members}",))
+    return Table(
+        "2", "", scale.description, tuple(cells), (f"LARGE is {scale.large}, ensembles are of {scale.ensemble_size}",)
+    )

@@ -21,10 +21,10 @@ _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 @arguments(scale="small", corpus="", squad2="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,squad2=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     run = runs.fine_tuning(scale, given, "squad2", runs.bert(scale, given, scale.large))
     cells = (
-        runs.measured("BERT LARGE (Single)", column, "squad2", run, metric=metric)
+        runs.metric_cell("BERT LARGE (Single)", column, "squad2", run, metric=metric)
         for column, metric in _COLUMNS.items()
     )
-    return Table("3", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))
+    return Table("3", "", scale.description, tuple(cells), (f"LARGE is {scale.large}",))

@@ -19,10 +19,10 @@ from bertjax.reproduce.table import Table
 @arguments(scale="small", corpus="", swag="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,swag=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     rows = {"BERT BASE": scale.base, "BERT LARGE": scale.large}
     cells = (
-        runs.measured(row, "Dev", "swag", runs.fine_tuning(scale, given, "swag", runs.bert(scale, given, size)))
+        runs.metric_cell(row, "Dev", "swag", runs.fine_tuning(scale, given, "swag", runs.bert(scale, given, size)))
         for row, size in rows.items()
     )
-    return Table("4", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))
+    return Table("4", "", scale.description, tuple(cells), (f"LARGE is {scale.large}",))

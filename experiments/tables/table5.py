@@ -25,8 +25,8 @@ _COLUMNS = {"MNLI-m": "mnli", "QNLI": "qnli", "MRPC": "mrpc", "SST-2": "sst2", "
 @arguments(scale="small", corpus="", glue="", squad="", ner="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,glue=DIR,squad=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
-    seeds = range(1, scale.pretrainings + 1)
+    scale = scales.get_scale(given.scale)
+    seeds = range(1, scale.pretraining_seeds + 1)
     bert = [runs.bert(scale, given, seed=seed) for seed in seeds]
     without_nsp = [runs.pretraining(scale, given, "no_nsp", *runs.WITHOUT_NSP, seed=seed) for seed in seeds]
     left = [runs.pretraining(scale, given, "ltr", *runs.LEFT_TO_RIGHT, seed=seed) for seed in seeds]
@@ -37,12 +37,12 @@ def get_table(given: ConfigDict) -> Table:
         for column, task in _COLUMNS.items():
             tuned = [runs.fine_tuning(scale, given, task, start, **on_top) for start in starts]
             # The paper gives accuracy for MRPC here.
-            cells.append(runs.measured(row, column, task, *tuned, metric="accuracy" if task == "mrpc" else ""))
+            cells.append(runs.metric_cell(row, column, task, *tuned, metric="accuracy" if task == "mrpc" else ""))
         if not on_top:
-            cells.append(runs.perplexity(row, *starts))
+            cells.append(runs.perplexity_cell(row, *starts))
     notes = (
         "NER (F1) and perplexity are not in the paper's table; perplexity is of masked pieces for masked LM and of all "
         "pieces for LTR, which is not the same question",
-        runs.OF_PERPLEXITY,
+        runs.PERPLEXITY_NOTE,
     )
-    return Table("5", "", scale.told, tuple(cells), notes)
+    return Table("5", "", scale.description, tuple(cells), notes)

@@ -19,14 +19,14 @@ _COLUMNS = {"MNLI-m": "mnli", "MRPC": "mrpc", "SST-2": "sst2", "NER": "ner"}
 @arguments(scale="small", corpus="", glue="", ner="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     cells = []
-    for row, size in scale.sizes.items():
+    for row, size in scale.table6_sizes.items():
         start = runs.bert(scale, given, size)
-        cells.append(runs.perplexity(row, start))
+        cells.append(runs.perplexity_cell(row, start))
         for column, task in _COLUMNS.items():
             run = runs.fine_tuning(scale, given, task, start)
-            cells.append(runs.measured(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
-    here = ", ".join(f"{row} is {size}" for row, size in scale.sizes.items())
-    notes = (f"here {here}", "NER (F1) is not in the paper's table", runs.OF_PERPLEXITY)
-    return Table("6", "", scale.told, tuple(cells), notes)
+            cells.append(runs.metric_cell(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
+    here = ", ".join(f"{row} is {size}" for row, size in scale.table6_sizes.items())
+    notes = (f"here {here}", "NER (F1) is not in the paper's table", runs.PERPLEXITY_NOTE)
+    return Table("6", "", scale.description, tuple(cells), notes)

@@ -30,15 +30,15 @@ _FEATURES = {
 @arguments(scale="small", corpus="", ner="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     base, large = runs.bert(scale, given), runs.bert(scale, given, scale.large)
     rows = {
         "Fine-tuning BERT LARGE": runs.fine_tuning(scale, given, "ner", large),
         "Fine-tuning BERT BASE": runs.fine_tuning(scale, given, "ner", base),
     }
     for row, which in _FEATURES.items():
-        on_top = runs.features(scale, which)
+        on_top = runs.feature_based(scale, which)
         rows[row] = runs.fine_tuning(scale, given, "ner", base, variant=which, feature_head=on_top)
-    cells = tuple(runs.measured(row, "Dev", "ner", run) for row, run in rows.items())
+    cells = tuple(runs.metric_cell(row, "Dev", "ner", run) for row, run in rows.items())
     notes = (f"LARGE is {scale.large}; BiLSTMs of {scale.lstm_size} units in each direction",)
-    return Table("7", "", scale.told, cells, notes)
+    return Table("7", "", scale.description, cells, notes)

@@ -21,7 +21,7 @@ _ROWS = ("80/10/10", "100/0/0", "80/0/20", "80/20/0", "0/20/80", "0/0/100")
 @arguments(scale="small", corpus="", glue="", ner="")
 def get_table(given: ConfigDict) -> Table:
     """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
+    scale = scales.get_scale(given.scale)
     cells = []
     for row in _ROWS:
         shares = [
@@ -32,13 +32,13 @@ def get_table(given: ConfigDict) -> Table:
         usual = row == _ROWS[0]
         start = runs.bert(scale, given) if usual else runs.pretraining(scale, given, name, *shares)
         for column, task in _COLUMNS.items():
-            cells.append(runs.measured(row, column, task, runs.fine_tuning(scale, given, task, start)))
-        on_top = runs.features(scale)
+            cells.append(runs.metric_cell(row, column, task, runs.fine_tuning(scale, given, task, start)))
+        on_top = runs.feature_based(scale)
         run = runs.fine_tuning(scale, given, "ner", start, variant=on_top.features, feature_head=on_top)
-        cells.append(runs.measured(row, "NER feature-based", "ner", run))
-        cells.append(runs.perplexity(row, start))
+        cells.append(runs.metric_cell(row, "NER feature-based", "ner", run))
+        cells.append(runs.perplexity_cell(row, start))
     notes = (
         "SST-2 and perplexity are not in the paper's table; perplexity is of text masked by the row's own shares",
-        runs.OF_PERPLEXITY,
+        runs.PERPLEXITY_NOTE,
     )
-    return Table("8", "", scale.told, tuple(cells), notes)
+    return Table("8", "", scale.description, tuple(cells), notes)
