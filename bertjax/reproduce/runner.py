@@ -216,7 +216,7 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
             "it again"
         )
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, start)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, start, training_task)
     settings = parse_config(experiment_config(run.config, run.overrides, start))
     return loop.train(training_task(settings, start), folder, start)
 

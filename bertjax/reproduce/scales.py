@@ -143,11 +143,14 @@ _SCALES = {
     ),
     SMALL: Scale(
         name=SMALL,
-        description="BASE is 2 layers of 128 and 2 heads, pre-trained in float32 on 12.3 million tokens in rows of 32 and 128",
+        description=(
+            "BASE is 2 layers of 128 and 2 heads, pre-trained in float32 on 12.3 million tokens in rows of 32 and 128"
+        ),
         base="L2_H128",
         large="L4_H192",
         pretraining="pretrain_cpu:steps=12000",
-        # Masked-LM accuracy is the same with rows of 32 after 3,400 steps (0.169) as with rows of 64 after 7,000 (0.166).
+        # Masked-LM accuracy is the same with rows of 32 after 3,400 steps (0.169) as with rows of 64 after 7,000
+        # steps (0.166).
         # Only 15 % of pairs that short are consecutive sentences, so the second half of training uses rows of 128.
         pretraining_overrides=(
             *("--config.optimizer.learning_rate=1e-3", "--config.data.seq_len=32", "--config.data.batch_size=32"),

@@ -19,10 +19,10 @@ from etils import epath
 from bertjax.config.run import RunConfig
 from bertjax.config.trials import grid_values, load_trials
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.cached_features import training_task
-from bertjax.metrics.selection import score
 from bertjax.presets import cross_product, trials_of
-from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.finetuning.selection import score
+from bertjax.tasks.run import build_task
+from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
@@ -41,6 +41,8 @@ from bertjax.utils.io import write_atomic
 from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
+
+MakeTask = Callable[[RunConfig, str | None], Task]
 
 SWEEP = "sweep.json"
 TRIALS = "trials"
@@ -67,7 +69,13 @@ class Trial:
 
 
 def sweep(
-    experiment: str, overrides: Sequence[str], grid: Sequence[str], seeds: int, path: str, init_from: str | None
+    experiment: str,
+    overrides: Sequence[str],
+    grid: Sequence[str],
+    seeds: int,
+    path: str,
+    init_from: str | None,
+    make_task: MakeTask,
 ) -> dict[str, Any]:
     """Runs the trials of an experiment with several seeds each; see `run_sweep`.
 
@@ -78,6 +86,7 @@ def sweep(
       seeds: number of random restarts of each setting.
       path: workdir.
       init_from: checkpoint that initializes each trial.
+      make_task: function from a trial's config and `init_from` to its task.
 
     Raises:
       UsageError: the grid or `seeds` is invalid, or as `run_sweep`.
@@ -98,7 +107,7 @@ def sweep(
     else:
         settings = _without_fixed_fields(load_trials(experiment, trials_of), fixed)
     trials = [{**setting, SEED: first_seed + seed} for setting in settings for seed in range(seeds)]
-    return run_sweep(configure, trials, path, init_from)
+    return run_sweep(configure, trials, path, init_from, make_task)
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
@@ -113,6 +122,7 @@ def run_sweep(
     trials: Sequence[dict[str, Any]],
     path: str,
     init_from: str | None,
+    make_task: MakeTask,
 ) -> dict[str, Any]:
     """Runs trials one after the other in this process, so that trials of the same shapes share a compilation.
 
@@ -124,6 +134,7 @@ def run_sweep(
       trials: config fields and values; trials that differ only in `seed` are restarts of one setting.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial.
+      make_task: function from a trial's config and `init_from` to its task.
 
     Returns:
       Content of `sweep.json`: `trials`, `settings` (mean, deviation and best over seeds), `best` (trial) and `left`
@@ -141,23 +152,26 @@ def run_sweep(
     finished = broadcast_from_host0(lambda: [_finished_outcome(trial, start) for trial in planned])
     _check_data(planned, finished)
     with lock(make(path, _SWEEP_FILES, TRIALS)):
-        return _run_trials(planned, finished, workdir, init_from)
+        return _run_trials(planned, finished, workdir, init_from, make_task)
 
 
 def _run_trials(
-    trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None], workdir: epath.Path, init_from: str | None
+    trials: Sequence[Trial],
+    finished: Sequence[dict[str, Any] | None],
+    workdir: epath.Path,
+    init_from: str | None,
+    make_task: MakeTask,
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
     seconds: list[float] = []
     with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
         for number, (trial, outcome) in enumerate(zip(trials, finished, strict=True), 1):
             if outcome is None:
-                left = (
-                    f", about {duration(statistics.mean(seconds) * (len(trials) - number + 1))} left" if seconds else ""
-                )
+                remaining = statistics.mean(seconds or [0]) * (len(trials) - number + 1)
+                left = f", about {duration(remaining)} left" if seconds else ""
                 logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                outcome = _run_trial(trial, init_from)
+                outcome = _run_trial(trial, init_from, make_task)
                 if outcome is None:
                     logger.info(f"stopped in trial {number} of {len(trials)}; the same command resumes the sweep")
                     return {"stopped": True, "trials": outcomes}
@@ -176,7 +190,7 @@ def _run_trials(
 
 
 def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
-    """Raises a UsageError if there is no dev set, or if a finished trial was trained on other data than there is now."""
+    """Raises a UsageError if there is no dev set, or if a finished trial was trained on other data than today's."""
     done = {trial.folder for trial, outcome in zip(trials, finished, strict=True) if outcome}
     trained_on = broadcast_from_host0(lambda: {str(path): read_results(path)["data_sha256"] for path in sorted(done)})
     hashes: dict[str, str] = {}
@@ -198,11 +212,11 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
             raise UsageError(f"the trial in {trial.folder} was trained on other data; choose another --workdir")
 
 
-def _run_trial(trial: Trial, init_from: str | None) -> dict[str, Any] | None:
+def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict[str, Any] | None:
     """Returns the outcome of a trial, or None if a signal stopped it."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        task = training_task(trial.settings, init_from)
+        task = make_task(trial.settings, init_from)
         if loop.train(trial.settings, task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder)))

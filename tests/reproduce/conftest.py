@@ -21,7 +21,9 @@ def get_table(args):
     fields = (f"--config.steps={{args.steps}}", *TINY)
     tuned = Run("cola/first", tuning, fields, first, seeds=2, flops=2e9, missing_data=missing)
     early = Run("cola/first-1", tuning, fields, first, 1, seeds=2, flops=2e9, missing_data=missing)
-    singles = [Run(f"cola/seed{{n}}", tuning, (*fields, f"--config.seed={{n}}"), first, missing_data=missing) for n in (0, 1)]
+    singles = [
+        Run(f"cola/seed{{n}}", tuning, (*fields, f"--config.seed={{n}}"), first, missing_data=missing) for n in (0, 1)
+    ]
     both = Run("cola/both", members=tuple(singles), missing_data=missing)
     more = (Cell("No NSP", "SST-2", (early,), "accuracy"), Cell("ours", "SST-2", (both,), "accuracy"))
     return Table("5", "", "tiny", (

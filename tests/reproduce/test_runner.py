@@ -16,7 +16,7 @@ NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", 
 
 @pytest.fixture
 def executed(monkeypatch):
-    """Names of executed runs, and sets of names that a test fills: runs that `stop`, `fail`, or have `other_settings`."""
+    """Names of executed runs, and sets of names of runs that `stop`, `fail` or have `other_settings`."""
     calls, done, ends = [], {}, {"stop": set(), "fail": set(), "other_settings": set()}
 
     def execute(run, results):

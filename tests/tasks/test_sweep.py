@@ -10,7 +10,7 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
-from bertjax.tasks.build import parse_config
+from bertjax.inference.cached_features import training_task
 from bertjax.training import train as loop
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
@@ -103,6 +103,7 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
         [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
         str(tmp_path),
         str(cola),
+        training_task,
     )
     assert len({trial["metrics"]["cross_entropy"] for trial in result["trials"]}) == 4
     assert make_train_step.cache_info().misses == 1
@@ -111,7 +112,7 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
 def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
     seen = []
 
-    def record(configure, trials, path, init_from):
+    def record(configure, trials, path, init_from, make_task):
         seen.extend((trial, configure(trial)) for trial in trials)
         return {"stopped": False}
 
@@ -153,7 +154,7 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
 def test_command_line_overrides_replace_grid_fields(glue, letters, tmp_path, monkeypatch):
     seen = []
 
-    def record(configure, trials, path, init_from):
+    def record(configure, trials, path, init_from, make_task):
         seen.extend((trial, configure(trial)) for trial in trials)
         return {"stopped": False}
 
