@@ -40,10 +40,11 @@ def step_communication(
 ) -> list[Communication]:
     """Returns what each device sends in one train step.
 
-    Gradients are all-reduced over `data` in the model's dtype, except the token table's, which are float32. With several
-    slices they are summed within a slice first. Parameters sharded over `fsdp`, except the token table, are all-gathered
-    in the forward and the backward pass, and their gradients are reduce-scattered. With `tensor`, each layer all-reduces
-    its attention and feed-forward outputs in both passes.
+    Gradients are all-reduced over `data` in the model's dtype, except the token table's, which are float32; with several
+    slices all are float32, and are summed within a slice first. Parameters sharded over `fsdp`, except the token table,
+    are all-gathered in the forward and the backward pass, and their gradients are reduce-scattered. With `tensor`, each
+    layer all-reduces two outputs in the forward pass, and the gradients of the inputs of query, key, value and
+    feed-forward in the backward pass.
 
     Args:
       params: tree of `jax.ShapeDtypeStruct` with shardings.
@@ -55,16 +56,17 @@ def step_communication(
     """
     data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
     itemsize = jnp.dtype(model.dtype).itemsize
+    gradient_itemsize = itemsize if slices == 1 else 4
     gradients = gathered = 0.0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = math.prod(leaf.sharding.shard_shape(leaf.shape))
         if jax.tree_util.keystr(path, simple=True, separator="/").endswith("embeddings/token"):
             gradients += size * 4
         else:
-            gradients += size * itemsize
+            gradients += size * gradient_itemsize
             gathered += size * itemsize * fsdp if "fsdp" in leaf.sharding.spec else 0
     activations = positions / (data * fsdp) * model.hidden_size * itemsize
-    passes = 4 * model.num_hidden_layers * activations
+    outputs = 6 * model.num_hidden_layers * activations
     ring = {axis: (size - 1) / size for axis, size in (("data", data // slices), ("fsdp", fsdp), ("tensor", tensor))}
     across = (slices - 1) / slices
     exchanges = [
@@ -72,6 +74,6 @@ def step_communication(
         Communication("gradients", "all-reduce", "data", 2 * across * gradients / (data // slices), True),
         Communication("parameters", "all-gather", "fsdp", 2 * ring["fsdp"] * gathered * micro_batches),
         Communication("gradients", "reduce-scatter", "fsdp", ring["fsdp"] * gathered * micro_batches),
-        Communication("activations", "all-reduce", "tensor", 2 * ring["tensor"] * passes),
+        Communication("activations", "all-reduce", "tensor", 2 * ring["tensor"] * outputs),
     ]
     return [exchange for exchange in exchanges if exchange.sent_bytes]
