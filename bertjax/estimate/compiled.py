@@ -20,7 +20,6 @@ from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
 from bertjax.training.step import abstract_state, make_train_step
-from bertjax.training.train import check_batches
 
 
 class CompilerError(BertjaxError):
@@ -115,7 +114,7 @@ def lowered_step(
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
     step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
-    lowered = step.lower(state, batch, key, LearningRate(scalar, scalar, scalar))
+    lowered = step.lower(state, batch, key, bert_schedule(scalar, scalar, scalar))
     trees = {"parameters": state.params, "optimizer": state.opt_state, "batch": batch}
     return lowered, {name: _device_bytes(tree) for name, tree in trees.items()}
 

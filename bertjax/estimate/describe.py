@@ -27,7 +27,7 @@ def _abstract_params(task: Task) -> Any:
     model = task.objective.model
     model = model.clone(config=dataclasses.replace(model.config, pad_vocab_to_multiple_of=1))
     objective = dataclasses.replace(task.objective, model=model)
-    return nn.unbox(jax.eval_shape(objective.initial, jax.random.key(0)))
+    return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
 
 
 def _describe_layers(model: ModelConfig) -> str:
@@ -43,7 +43,7 @@ def describe_task(settings: RunConfig, task: Task) -> str:
     model, optimizer = task.objective.model.config, settings.optimizer
     counts = parameter_counts(task)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
-    schedule, work = task.schedule, task.work(task.schedule.steps)
+    cost = task.cost_before(task.total_steps)
     lines = [
         "parameters",
         *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
@@ -52,15 +52,15 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
         f"model: {_describe_layers(model)}, {model.dtype}",
         *task.notes,
-        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {schedule.warmup_steps:,} "
-        f"warmup steps, linear decay to 0 at step {schedule.steps:,}; weight decay {optimizer.weight_decay:g}, "
+        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {task.warmup_steps:,} "
+        f"warmup steps, linear decay to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "
         f"gradient clipping to norm {optimizer.clip_norm:g}",
-        f"run: {work.rows:,} rows, {work.positions:,} positions, {work.flops:.3g} model FLOPs (forward and backward, "
+        f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
         "matrix products)",
     ]
     frozen = make_optimizer(optimizer).frozen
     if frozen != Frozen():
         params = _abstract_params(task)
         check_frozen(params, frozen)
-        lines.append(f"trainable: {trainable_count(params, frozen):,} parameters; all others are frozen")
+        lines.append(f"trainable: {count_trainable(params, frozen):,} parameters; all others are frozen")
     return "\n".join(lines)

@@ -58,14 +58,14 @@ def plan_run(
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config
     params = abstract_state(task.objective, make_optimizer(settings.optimizer), mesh).params
-    steps = task.phase_steps or (task.schedule.steps,)
+    steps = task.phase_steps or (task.total_steps,)
     phases, start = [], 0
     for index, count in enumerate(steps):
         step = compiled
         if step is None or len(steps) > 1:
             logger.info(f"compiling phase {index + 1} of {len(steps)} for {chips:,} chips of {chip.name}")
             step = compile_step(settings, index, topology, slices)
-        cost = task.work(start + 1).since(task.work(start))
+        cost = task.cost_before(start + 1) - task.cost_before(start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, settings.grad_accum_steps)
         seconds = {
             "model_flops": cost.flops / (chips * chip.flops_per_second * mfu),

@@ -14,8 +14,7 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.reproduce.table import Run
 from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint import saved_fingerprint
-from bertjax.training.checkpoint_config import parse_config
-from bertjax.training.progress import read_results
+from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, other_numbers, place
 from bertjax.utils.io import read_object, write_atomic

@@ -20,7 +20,8 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.paper import table_names
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.table import Run, Table, missing_data
-from bertjax.tasks.finetuning.settings import SPLITS
+from bertjax.tasks.build import parse_config
+from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import find_checkpoint

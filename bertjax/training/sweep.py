@@ -19,15 +19,15 @@ from etils import epath
 from bertjax.config.run import RunConfig
 from bertjax.config.trials import grid_values, load_trials
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.metrics.selection import score
 from bertjax.presets import cross_product, trials_of
-from bertjax.tasks.finetuning.selection import score
-from bertjax.tasks.run import build_task
+from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config, parse_config
-from bertjax.training.progress import read_results
+from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.results import read_results
 from bertjax.training.workdir import (
     RESULTS,
     acquire_lock,
@@ -202,7 +202,7 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
         key = json.dumps({**dataclasses.asdict(trial.settings.data), "batch_size": 0}, sort_keys=True)
         if key not in hashes:
             task = build_task(trial.settings, train=True)
-            if not task.best_by:
+            if not task.best_metric:
                 raise UsageError(
                     "a sweep selects the best trial on dev, and this task has no dev set; give one, or split it off "
                     "the training data with --config.data.dev_share=0.1"
@@ -217,7 +217,7 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
         task = make_task(trial.settings, init_from)
-        if loop.train(trial.settings, task, os.fspath(trial.folder), init_from)["stopped"]:
+        if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder)))
     except Exception as error:  # Other trials may succeed, whatever the error.

@@ -7,7 +7,8 @@ from bertjax.errors import BertjaxError
 from bertjax.estimate import search
 from bertjax.estimate.chips import CHIPS
 from bertjax.estimate.compiled import CompiledStep, CompilerError, Memory
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.tasks.build import parse_config
+from bertjax.training.checkpoint_config import experiment_config
 
 LIMIT = int(CHIPS["v5e"].hbm_bytes)
 FIXED = LIMIT // 10

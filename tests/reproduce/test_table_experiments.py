@@ -21,7 +21,8 @@ from bertjax.reproduce.paper import paper_table, table_names
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
 from bertjax.reproduce.table import missing_data
-from bertjax.tasks.finetuning.glue_data import TASKS
+from bertjax.tasks.build import parse_config
+from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import NewestOnTime
 
 ROOT = Path(__file__).parents[2]

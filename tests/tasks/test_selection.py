@@ -13,7 +13,7 @@ from bertjax.metrics.selection import is_out_of_patience, lower_is_better, score
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.checkpoint_config import experiment_config, parse_config
+from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.sweep import summarize
 
 

@@ -11,6 +11,7 @@ from running import EXPERIMENTS, overrides, refused
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
 from bertjax.inference.cached_features import training_task
+from bertjax.tasks.build import parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
