@@ -196,7 +196,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     assert "missing runs" in printed(capfd, *command)[0]
     assert "--plot draws figure5, not 5" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
-    assert "results.json is damaged" in error()
+    assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in error()
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
     assert "has results of other settings than the table: steps: 3 -> 2" in error
 

@@ -32,11 +32,11 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
     calls = []
     train = loop.train
 
-    def failing(config, task, path, init_from):
+    def failing(task, path, init_from):
         calls.append(path)
         if len(calls) == 3:
             raise ZeroDivisionError("third trial")
-        return train(config, task, path, init_from)
+        return train(task, path, init_from)
 
     monkeypatch.setattr(loop, "train", failing)
     cli.main(command)
@@ -183,9 +183,7 @@ def test_trial_name_is_a_valid_folder_name():
 )
 def test_read_results_refuses_damaged_file(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
-    with pytest.raises(
-        BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"
-    ):
+    with pytest.raises(BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"):
         read_results(epath.Path(tmp_path))
 
 
