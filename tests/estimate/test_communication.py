@@ -71,7 +71,7 @@ def test_bytes_of_a_real_state_scale_with_the_mesh():
     from bertjax.training.step import abstract_state
 
     model = ModelConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
-    objective, optimizer = masked_lm.objective(model), make_optimizer(OptimizerConfig())
+    objective, optimizer = masked_lm.MaskedLm.for_model(model), make_optimizer(OptimizerConfig())
 
     def sent(**sizes):
         mesh = make_mesh(MeshConfig(**sizes), jax.devices()[:4])

@@ -183,7 +183,9 @@ def test_trial_name_is_a_valid_folder_name():
 )
 def test_read_results_refuses_damaged_file(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
-    with pytest.raises(BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"):
+    with pytest.raises(
+        BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"
+    ):
         read_results(epath.Path(tmp_path))
 
 
