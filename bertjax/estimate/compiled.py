@@ -2,11 +2,8 @@
 
 import dataclasses
 import math
-import multiprocessing
 import re
 import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import jax
@@ -20,6 +17,7 @@ from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
 from bertjax.training.step import abstract_state, make_train_step
+from bertjax.utils.process_pool import process_pool
 
 
 class CompilerError(BertjaxError):
@@ -83,15 +81,14 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
       UsageError: the mesh does not fit the devices, or the batch does not fit the mesh.
       CompilerError: the compiler failed or crashed.
     """
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=use_tpu_compiler) as process:
-        try:
-            return process.submit(_compile, settings, phase, topology, slices).result()
-        except BrokenProcessPool as error:
-            raise CompilerError(
-                "the TPU compiler crashed or ran out of memory; try another --config.model.remat or "
-                "--config.model.scan_layers"
-            ) from error
+    with process_pool(1, _crashed, use_tpu_compiler) as process:
+        return process.submit(_compile, settings, phase, topology, slices).result()
+
+
+def _crashed() -> CompilerError:
+    return CompilerError(
+        "the TPU compiler crashed or ran out of memory; try another --config.model.remat or --config.model.scan_layers"
+    )
 
 
 def lowered_step(

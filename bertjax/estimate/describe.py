@@ -50,7 +50,7 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"  {'encoder and pooler':<24}{encoder:>14,}",
         f"  {'total':<24}{sum(counts.values()):>14,}",
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
-        f"model: {_describe_layers(model)}, {model.dtype}",
+        f"model: {_describe_layers(model)}, dtype {model.dtype}",
         *task.notes,
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {task.warmup_steps:,} "
         f"warmup steps, linear decay to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "

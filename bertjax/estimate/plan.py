@@ -56,7 +56,7 @@ def plan_run(
       CompilerError: the compiler failed or crashed.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
-    mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config
+    mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config.resolve("tpu")
     params = abstract_state(task.objective, make_optimizer(settings.optimizer), mesh).params
     steps = task.phase_steps or (task.total_steps,)
     phases, start = [], 0
@@ -130,7 +130,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
         f"chips     {plan['chips']:,} of {chip['name']}{slices}, {chip['flops_per_second'] / 1e12:.0f} TFLOP/s and "
         f"{chip['hbm_bytes'] / _GIB:.2f} GiB each ({chip['source']})",
         f"model     {model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['dtype']}, "
-        f"{'scanned' if model['scan_layers'] else 'unrolled'}, remat {model['remat']}",
+        f"{'scanned' if model['scan_layers'] == 'true' else 'unrolled'}, remat {model['remat']}",
         f"mesh      data={mesh['data']}, fsdp={mesh['fsdp']}, tensor={mesh['tensor']}; {plan['grad_accum_steps']} "
         "micro-batch(es) per step",
     ]

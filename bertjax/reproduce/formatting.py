@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 from bertjax.reproduce.paper import PaperTable, paper_table, table_names
 from bertjax.reproduce.results import Results
 from bertjax.reproduce.table import Cell, Run, Table, missing_data, run_order
-from bertjax.utils.io import writing
+from bertjax.utils.io import atomic_file
 
 EMPTY = "-"
 _PAPER, _OURS = "paper", "ours"
@@ -185,7 +185,7 @@ def plot_figure5(table: Table, results: Results, path: Path) -> None:
         axes.set(title=title, xlabel="pre-training steps, thousands", ylabel="%")
         axes.grid(alpha=0.3)
         axes.legend()
-    with writing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_file(path) as temporary, open(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
 

@@ -16,8 +16,8 @@ from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.results import read_results
 from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
-from bertjax.training.workdir import RESULTS, other_numbers, place
-from bertjax.utils.io import read_object, write_atomic
+from bertjax.training.workdir import RESULTS, resolve, result_differences
+from bertjax.utils.io import read_json_object, write_atomic
 
 # File of a results folder with the requested tables and the durations of runs.
 INDEX = "reproduce.json"
@@ -145,13 +145,13 @@ def load_results(paths: Sequence[str]) -> Results:
 
 
 def _load_source(path: str) -> Source:
-    folder = place(path)
+    folder = resolve(path)
     is_file = folder.exists() and not folder.is_dir()
     file = folder if is_file else folder / INDEX
     if not file.exists():
         return Source(os.fspath(folder))
     try:
-        content = read_object(file)
+        content = read_json_object(file)
         saved = {name: _from_json(run) for name, run in content["runs"].items()} if is_file else None
         return Source(os.fspath(folder), content["tables"], content["seconds"], saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -228,7 +228,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     if not (folder / SWEEP).exists():
         return None
     try:
-        sweep = read_object(folder / SWEEP)
+        sweep = read_json_object(folder / SWEEP)
     except (OSError, ValueError) as error:
         raise BertjaxError(f"cannot read {folder / SWEEP}: {first_line(error)}; remove it to run it again") from error
     if sweep["left"] or sweep["best"] is None:
@@ -260,7 +260,7 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: M
     }
     labels = {"labels": config["data"].get("labels")} if "labels" in expected["data"] else {}
     expected = {**expected, "model": model, "data": {**expected["data"], **labels}}
-    if differences := other_numbers(expected, config, of_best=run.init_from is not None):
+    if differences := result_differences(expected, config, of_best=run.init_from is not None):
         raise UsageError(
             f"{folder} has results of other settings than the table: {differences}; choose another --results, or move "
             "that folder away"

@@ -153,7 +153,7 @@ def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead
 
 
 def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
-    if not feature_head.is_there:
+    if not feature_head.is_used:
         return ()
     layers = (
         f"--config.feature_head.lstm_layers={feature_head.lstm_layers}",

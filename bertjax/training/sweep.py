@@ -49,8 +49,6 @@ TRIALS = "trials"
 SEED = "seed"
 # Special characters that folder names of trials keep.
 _SAFE = "+,()' "
-# Patterns of all files in a sweep's workdir.
-_SWEEP_FILES = (SWEEP, TRIALS, CONVERTED, ".*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,14 +142,14 @@ def run_sweep(
       UsageError: a config or the data is invalid, or a finished trial has another config, data or initialization.
       BertjaxError: all trials failed.
     """
-    workdir = place(path)
-    check_own(workdir, _SWEEP_FILES, TRIALS)
+    workdir = resolve(path)
+    check_unrelated_files(workdir, TRIALS)
     # Every config is checked before the first trial starts.
     planned = [Trial(fields, configure(fields), workdir / TRIALS / trial_name(fields)) for fields in trials]
     start = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_outcome(trial, start) for trial in planned])
     _check_data(planned, finished)
-    with lock(make(path, _SWEEP_FILES, TRIALS)):
+    with acquire_lock(create(path, TRIALS)):
         return _run_trials(planned, finished, workdir, init_from, make_task)
 
 
@@ -233,13 +231,13 @@ def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
     the fingerprint `start` (empty: random).
     """
     results = read_results(trial.folder) if (trial.folder / RESULTS).exists() else None
-    previous_start = results["started_from"] if results else started_from(trial.folder)
+    previous_start = results["started_from"] if results else saved_init_fingerprint(trial.folder)
     difference = ""
     if previous_start not in (None, start):
         difference = "other parameters than those of --init_from" if start else "a checkpoint"
         difference = f"it started from {difference}"
     elif results:
-        difference = other_numbers(results["config"], dataclasses.asdict(trial.settings), of_best=True)
+        difference = result_differences(results["config"], dataclasses.asdict(trial.settings), of_best=True)
     if difference:
         raise UsageError(f"the trial in {trial.folder} is of another run: {difference}; choose another --workdir")
     return trial_outcome(trial.fields, results) if results else None

@@ -160,8 +160,8 @@ def path_options() -> list[tuple[list[str], str]]:
 def test_empty_path_is_rejected(capfd, words, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for empty in ("", " "):
-        given = [empty, "x"] if name == "source" else ["x", empty] if name == "destination" else [f"{name}={empty}"]
-        error = refused(capfd, *words, *given)
+        arguments = {"source": [empty, "x"], "destination": ["x", empty]}.get(name, [f"{name}={empty}"])
+        error = refused(capfd, *words, *arguments)
         assert "the path is empty" in error and (name in error or name in ("source", "destination"))
     assert not list(tmp_path.iterdir())
 

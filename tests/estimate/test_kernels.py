@@ -1,13 +1,13 @@
 """The TPU compiler on the attention kernels, and its memory figures."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import functools
 
 import pytest
 from hlo_cost import instruction_costs
 from hlo_program import read_program
 
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
+from bertjax.utils.process_pool import process_pool
 
 
 def compiled_attention(topology: str, rows: int, length: int, heads: int, implementation: str) -> str:
@@ -17,7 +17,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     import numpy as np
     from jax.sharding import Mesh
 
-    from bertjax.model.attention.dispatch import resolve
+    from bertjax.model.attention.dispatch import select_attention
     from bertjax.model.attention.mask import AttentionMask
     from bertjax.model.config import ModelConfig
     from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
@@ -45,8 +45,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
 
 @pytest.fixture(scope="module")
 def process():
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=use_tpu_compiler) as process:
+    with process_pool(1, functools.partial(AssertionError, "the TPU compiler crashed"), use_tpu_compiler) as process:
         yield process
 
 

@@ -23,7 +23,7 @@ from bertjax.reproduce.runner import load_table
 from bertjax.reproduce.table import missing_data
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.glue_data import SPECS
-from bertjax.training.checkpoint import NewestOnTime
+from bertjax.training.checkpoint import KeepPeriodic
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
@@ -71,7 +71,7 @@ def test_commands_are_valid_and_follow_their_dependencies(file, scale):
     for run in table(file, scale).runs():
         assert {each.name for each in run.dependencies} <= previous
         previous.add(run.name)
-        args, overrides = parser().parse_known_args(shlex.split(run.command("/results"))[1:])
+        args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
         if run.members:
             assert args.command == "ensemble" and len(args.checkpoint) == scales.get_scale(scale).ensemble_size
             continue
@@ -194,7 +194,7 @@ def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(name):
     saved: list[int] = []
     for step in sorted({*range(every, scale.figure5_steps[-1] + 1, every), *stops}):
         saved.append(step)
-        preserved = NewestOnTime(keep, every).should_preserve(
+        preserved = KeepPeriodic(keep, every).should_preserve(
             [SimpleNamespace(step=step) for step in saved], context=None
         )
         saved = [step for step, is_preserved in zip(saved, preserved, strict=True) if is_preserved]

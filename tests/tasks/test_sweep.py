@@ -17,7 +17,7 @@ from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
 from bertjax.training.sweep import run_sweep, trial_name
-from bertjax.training.workdir import lock
+from bertjax.training.workdir import acquire_lock
 
 
 def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, letters, tmp_path, capfd, monkeypatch):
