@@ -297,7 +297,7 @@ def test_a_table_is_filled_at_an_address_as_on_a_disk(corpus, stored, tmp_path, 
         # Nothing is left to do.
         assert '"done": ["first", "tuned"]' in printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
         shown.append(printed(capfd, "table", "5", f"--results={results}"))
-    assert shown[0] == shown[1] and "What is missing" not in shown[0]
+    assert shown[0] == shown[1] and "Commands of the missing runs" not in shown[0]
     there = copied(stored, "results/", tmp_path / "there")
     for name in ("first/metrics.jsonl", "first/results.json"):
         assert (there / name).read_bytes() == (tmp_path / "results" / name).read_bytes(), name

@@ -54,22 +54,26 @@ def add_parser(commands: Any) -> None:
 def reproduce(args: argparse.Namespace) -> None:
     """Runs `bertjax reproduce`."""
     from bertjax.config.mesh import ClusterConfig
-    from bertjax.reproduce.results import read
-    from bertjax.reproduce.runner import describe_plan, load_table, plan
+    from bertjax.reproduce.results import load_results
+    from bertjax.reproduce.runner import describe_plan, load_table, plan_table
     from bertjax.reproduce.runner import reproduce as run
     from bertjax.training.multihost import naming_a_lost_process
 
     if args.overrides:
         raise UsageError(f"`reproduce` takes no --config overrides: {args.overrides[0]}; edit the table's file")
     paper_table = load_table(experiment(args))
-    if args.plan:
-        show(describe_plan(plan(paper_table, read(args.results)), args.results))
-        return
-    join_cluster(args, ClusterConfig)
+    if not args.plan:
+        join_cluster(args, ClusterConfig)
     with naming_a_lost_process():
+        results = load_results([args.results])
+        if results.sources[0].saved is not None:
+            raise UsageError(f"--results {args.results} is a results file; give a folder")
+        plan = plan_table(paper_table, results)
         if is_first():
-            show(describe_plan(plan(paper_table, read(args.results)), args.results))
-        result = run(args.config, paper_table, args.results)
+            show(describe_plan(plan, args.results))
+        if args.plan:
+            return
+        result = run(args.config, paper_table, results, plan)
     print_result(result)
     if result["failed"]:
         raise SystemExit(1)
@@ -79,23 +83,22 @@ def table(args: argparse.Namespace) -> None:
     """Runs `bertjax table`."""
     from etils import epath
 
-    from bertjax.reproduce.formatting import as_markdown, as_text, draw_figure, shown
-    from bertjax.reproduce.results import keep, read, together
-    from bertjax.reproduce.runner import experiment_of_table, load_table
+    from bertjax.reproduce.formatting import as_markdown, as_text, format_table, plot_figure5
+    from bertjax.reproduce.results import load_results, save_results
+    from bertjax.reproduce.runner import load_table, table_experiment
 
     if args.plot and "figure5" not in args.number:
         raise UsageError(f"--plot draws figure5, not {' '.join(args.number)}; add figure5")
-    results_by_path = {path: read(path) for path in args.results}
-    for path, path_results in results_by_path.items():
-        if not epath.Path(path_results.place).exists():
+    results = load_results(args.results)
+    for path, source in zip(args.results, results.sources, strict=True):
+        if not epath.Path(source.path).exists():
             logger.info(f"no results in {path} yet")
-    results = together([*results_by_path.values()])
-    experiments = {name: results.tables.get(name) or experiment_of_table(name) for name in args.number}
+    experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
     tables = {name: load_table(config) for name, config in experiments.items()}
     for name, paper_table in tables.items():
-        show((as_markdown if args.markdown else as_text)(shown(paper_table, results)) + "\n")
+        show((as_markdown if args.markdown else as_text)(format_table(paper_table, results)) + "\n")
         if args.plot and name == "figure5":
-            draw_figure(paper_table, results, Path(args.plot))
+            plot_figure5(paper_table, results, Path(args.plot))
     if args.keep:
         runs = [run for paper_table in tables.values() for run in paper_table.runs()]
-        show(f"wrote {keep(results, runs, experiments, Path(args.keep))} runs to {args.keep}")
+        show(f"wrote {save_results(results, runs, experiments, Path(args.keep))} runs to {args.keep}")

@@ -1,1 +1,1 @@
-"""What a job will do on TPUs that nobody has to hold."""
+"""Estimates of a run: memory, time and cost on TPUs (`bertjax plan`), parameters and FLOPs (`bertjax describe`)."""

@@ -1,4 +1,4 @@
-"""A config in words and numbers: parameters, FLOPs, batch and schedule."""
+"""A config as text: parameters, FLOPs, batches and schedule."""
 
 import dataclasses
 import math
@@ -14,15 +14,8 @@ from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer
 
 
-def _abstract_params(task: Task) -> Any:
-    model = task.objective.model
-    model = model.clone(config=dataclasses.replace(model.config, pad_vocab_to_multiple_of=1))
-    objective = dataclasses.replace(task.objective, model=model)
-    return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
-
-
 def parameter_counts(task: Task) -> dict[str, int]:
-    """Parameters by module (two levels), the vocabulary's padding left out."""
+    """Returns the number of parameters of each module (first two levels), without padding of the vocabulary."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(_abstract_params(task))[0]:
         name = "/".join(entry.key for entry in path[:2])
@@ -30,41 +23,44 @@ def parameter_counts(task: Task) -> dict[str, int]:
     return counts
 
 
-def _layers(model: ModelConfig) -> str:
+def _abstract_params(task: Task) -> Any:
+    model = task.objective.model
+    model = model.clone(config=dataclasses.replace(model.config, pad_vocab_to_multiple_of=1))
+    objective = dataclasses.replace(task.objective, model=model)
+    return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
+
+
+def _describe_layers(model: ModelConfig) -> str:
+    layers, width = model.num_hidden_layers, model.hidden_size
     if model.encoder == LSTM:
-        return f"{model.num_hidden_layers} LSTMs in each direction, width {model.hidden_size} of both together"
+        return f"{layers} LSTMs in each direction, {width} units in both together"
     heads = f"{model.num_attention_heads} heads of {model.head_size}"
-    return (
-        f"{model.num_hidden_layers} layers, width {model.hidden_size}, {heads}, feed-forward {model.intermediate_size}"
-    )
+    return f"{layers} layers, hidden size {width}, {heads}, feed-forward {model.intermediate_size}"
 
 
 def describe_task(settings: RunConfig, task: Task) -> str:
-    """Several lines for a person."""
-    model = task.objective.model.config
+    """Returns parameters by module, model, optimizer, schedule and total FLOPs as text."""
+    model, optimizer = task.objective.model.config, settings.optimizer
     counts = parameter_counts(task)
-    body = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
-    lines = ["parameters"]
-    lines += [f"  {name:<24}{count:>14,}" for name, count in counts.items()]
-    lines += [
-        f"  {'encoder and pooler':<24}{body:>14,}",
-        f"  {'all':<24}{sum(counts.values()):>14,}",
-        f"vocabulary: {model.vocab_size:,} pieces, the table padded to {model.padded_vocab_size:,} rows",
-        f"model: {_layers(model)}, dtype {model.dtype}",
-    ]
-    work = task.cost_before(task.total_steps)
-    optimizer = settings.optimizer
-    lines += [
+    encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
+    cost = task.cost_before(task.total_steps)
+    lines = [
+        "parameters",
+        *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
+        f"  {'encoder and pooler':<24}{encoder:>14,}",
+        f"  {'total':<24}{sum(counts.values()):>14,}",
+        f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
+        f"model: {_describe_layers(model)}, dtype {model.dtype}",
         *task.notes,
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {task.warmup_steps:,} "
-        f"steps of warm-up, linear to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "
-        f"clipped to norm {optimizer.clip_norm:g}",
-        f"the whole run: {work.rows:,} rows, {work.positions:,} positions, {work.flops:.3g} FLOPs, forwards and "
-        "backwards, matrix products only",
+        f"warmup steps, linear decay to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "
+        f"gradient clipping to norm {optimizer.clip_norm:g}",
+        f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
+        "matrix products)",
     ]
     frozen = make_optimizer(optimizer).frozen
     if frozen != Frozen():
-        check_frozen(_abstract_params(task), frozen)
-        count = count_trainable(_abstract_params(task), frozen)
-        lines.append(f"trained: {count:,} parameters, the others stay as they are")
+        params = _abstract_params(task)
+        check_frozen(params, frozen)
+        lines.append(f"trainable: {count_trainable(params, frozen):,} parameters; all others are frozen")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The largest batch that fits, with each remat policy, and which of them trains fastest; by few compilations."""
+"""The largest batch that fits into memory with each remat policy, found with few compilations."""
 
 import dataclasses
 import logging
@@ -9,7 +9,6 @@ import jax
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.estimate.compiled import CompiledStep, CompilerError, compile_step
-from bertjax.estimate.roofline import roofline
 from bertjax.estimate.topology import chip_of, tpu_devices
 from bertjax.model.config import REMAT_POLICIES
 from bertjax.tasks.build import build_task
@@ -20,117 +19,117 @@ from bertjax.training.step import abstract_state
 
 logger = logging.getLogger(__name__)
 
-_MOST_TRIES = 3
-# Above so many rows a device, in steps of as many.
-_ROWS = 8
-_MOST_ROWS = 1024
-# Of the memory, for the state of training; what is more is cut over `fsdp`.
-_STATE_SHARE = 0.25
+_MAX_COMPILATIONS = 3
+# Rows per device are multiples of 8 (the sublanes of a TPU register), from 8 to 1,024.
+_ROW_STEP, _MAX_ROWS = 8, 1024
+# Parameters and optimizer are sharded over `fsdp` until they take at most this part of a device's memory.
+_STATE_FRACTION = 0.25
+
+ConfigWith = Callable[[Sequence[str]], RunConfig]
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """The largest batch of a layout.
+class Candidate:
+    """The largest batch that fits with a remat policy.
 
     Attributes:
-      overrides: of the config, that make it.
-      rows: on each device.
-      peak_memory_bytes: on each device.
-      rows_per_second: of all devices, at best.
-      step: as compiled.
+      overrides: `--config.FIELD=VALUE` flags.
+      rows: rows per device.
+      step: compiled step.
     """
 
     overrides: tuple[str, ...]
     rows: int
-    peak_memory_bytes: int
-    rows_per_second: float
     step: CompiledStep
 
 
-def search(settings_with: Callable[[Sequence[str]], RunConfig], topology: str, slices: int) -> list[Found]:
-    """What fits, the fastest first.
+def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidate]:
+    """Returns one candidate per remat policy that fits, from the least to the most recomputation.
 
     Args:
-      settings_with: those of the run, with overrides of its config.
-      topology: of one slice.
-      slices: so many.
+      config_with: function from overrides to the config of the run.
+      topology: topology of one slice.
+      slices: number of slices.
 
     Raises:
-      UsageError: the run has several phases, or no topology is called so.
-      BertjaxError: nothing fits that the compiler compiles.
+      UsageError: the run has several phases.
+      BertjaxError: no batch fits.
     """
     chip, devices = chip_of(topology), tpu_devices(topology, slices)
-    settings = settings_with([])
+    settings = config_with([])
     task = build_task(settings, train=None)
     if len(task.phase_steps) > 1:
-        raise UsageError("--search is for one phase; plan the phases one by one, such as with phases=1,seq_len=512")
+        raise UsageError(
+            "--search takes a run of one phase; search each phase alone, such as with phases=1,seq_len=512"
+        )
     limit = chip.hbm_bytes / chip.cores
     fsdp = _fsdp(_state_bytes(settings, task, devices), limit, len(devices))
-    found = []
-    for number, remat in enumerate(REMAT_POLICIES, 1):
-        logger.info(f"policy {number} of {len(REMAT_POLICIES)}: remat {remat}, at most {_MOST_TRIES} compilations")
-        layout = (f"--config.model.remat={remat}", "--config.mesh.data=-1", f"--config.mesh.fsdp={fsdp}")
-        best = _largest(settings_with, layout, topology, slices, len(devices))
-        if best:
-            found.append(best)
-    if not found:
-        raise BertjaxError("nothing was found that fits and compiles; take a larger topology or mesh.tensor")
-    return sorted(found, key=lambda one: -one.rows_per_second)
+    candidates = []
+    for remat in REMAT_POLICIES:
+        overrides = (f"--config.model.remat={remat}", "--config.mesh.data=-1", f"--config.mesh.fsdp={fsdp}")
+
+        def compile_rows(rows: int, overrides: tuple[str, ...] = overrides) -> Candidate:
+            batch = (*overrides, f"--config.data.batch_size={rows * len(devices)}")
+            return Candidate(batch, rows, compile_step(config_with(batch), 0, topology, slices))
+
+        logger.info(f"remat={remat}: at most {_MAX_COMPILATIONS} compilations")
+        if candidate := _largest(compile_rows, limit):
+            candidates.append(candidate)
+    if not candidates:
+        raise BertjaxError("no batch fits and compiles; use a larger --topology or mesh.tensor")
+    return candidates
 
 
 def _state_bytes(settings: RunConfig, task: Task, devices: list[jax.Device]) -> int:
-    """Of parameters and optimizer, on a device that has them whole."""
+    """Returns the unsharded size of parameters and optimizer state."""
     state = abstract_state(task.objective, make_optimizer(settings.optimizer), make_mesh(settings.mesh, devices))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.params, state.opt_state)))
 
 
 def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
-    """Over how many devices the state is cut: the least power of two that leaves room, and divides the devices."""
-    parts = 1
-    while state_bytes / parts > _STATE_SHARE * limit and devices % (2 * parts) == 0:
-        parts *= 2
-    return parts
+    """Returns the smallest power of two that divides the devices and leaves room for activations."""
+    shards = 1
+    while state_bytes / shards > _STATE_FRACTION * limit and devices % (2 * shards) == 0:
+        shards *= 2
+    return shards
 
 
-def _largest(
-    settings_with: Callable[[Sequence[str]], RunConfig],
-    layout: tuple[str, ...],
-    topology: str,
-    slices: int,
-    devices: int,
-) -> Found | None:
-    """By a straight line through what two batches need, which the third try confirms."""
-    chip = chip_of(topology)
-    tried: dict[int, CompiledStep] = {}
-    rows, best = _ROWS, None
-    for _ in range(_MOST_TRIES):
-        overrides = (*layout, f"--config.data.batch_size={rows * devices}")
+def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidate | None:
+    """Returns the largest batch that fits: memory is linear in rows, so two compilations predict the third."""
+    tried: list[Candidate] = []
+    rows = _ROW_STEP
+    while rows and len(tried) < _MAX_COMPILATIONS and rows not in [each.rows for each in tried]:
         try:
-            step = tried[rows] = compile_step(settings_with(overrides), 0, topology, slices)
+            tried.append(compile_rows(rows))
         except CompilerError as error:
-            logger.info(f"  {rows} rows a device: {error}")
+            logger.info(f"  {rows} rows per device: {error}")
             break
-        said = f"{rows} rows a device: {step.memory.total / 2**30:.2f} GiB, {'fits' if step.fits else 'does not fit'}"
-        if step.fits and (best is None or rows > best.rows):
-            bound = roofline(step.work, step.exchanged, chip)
-            best = Found(overrides, rows, step.memory.total, rows * devices / bound.overlapped, step)
-            said += f", {best.rows_per_second:,.0f} rows/s at best"
-        logger.info(f"  {said}; compiled in {step.seconds:.0f} s")
-        rows = _next(tried, chip.hbm_bytes / chip.cores)
-        if rows in tried or not rows:
-            break
-    return best
+        step = tried[-1].step
+        logger.info(
+            f"  {rows} rows per device: {step.memory.total / 2**30:.2f} GiB, "
+            f"{'fits' if step.fits else 'does not fit'}; compiled in {step.seconds:.0f} s"
+        )
+        rows = _predicted_rows(tried, limit)
+    return max((each for each in tried if each.step.fits), key=lambda each: each.rows, default=None)
 
 
-def _next(tried: dict[int, CompiledStep], limit: float) -> int:
-    """The rows that should just fit; 0 where not one does."""
-    points = sorted((rows, step.memory.total) for rows, step in tried.items())
-    fixed = points[0][1] - tried[points[0][0]].memory.temporaries
-    (first, low), (last, high) = points[0], points[-1]
-    slope = (high - low) / (last - first) if last > first else (low - fixed) / first
-    rows = int(last + (limit - high) / max(slope, 1))
-    fitting = [each for each, step in tried.items() if step.fits]
-    failing = [each for each, step in tried.items() if not step.fits]
-    rows = min(rows, _MOST_ROWS, *(each - 1 for each in failing))
-    rows = rows // _ROWS * _ROWS if rows > _ROWS else max(rows, 0)
-    return max([rows, *fitting])
+def _predicted_rows(tried: list[Candidate], limit: float) -> int:
+    """Extrapolates the number of rows that just fits; 0 if not even one row does."""
+    ordered = sorted(tried, key=lambda each: each.rows)
+    first, last = ordered[0], ordered[-1]
+    if len(ordered) > 1:
+        bytes_per_row = (last.step.memory.total - first.step.memory.total) / (last.rows - first.rows)
+    else:
+        bytes_per_row = first.step.memory.temporaries / first.rows
+    rows = int(last.rows + (limit - last.step.memory.total) / max(bytes_per_row, 1))
+    rows = min([rows, _MAX_ROWS, *(each.rows - 1 for each in tried if not each.step.fits)])
+    rows = rows // _ROW_STEP * _ROW_STEP if rows > _ROW_STEP else max(rows, 0)
+    return max([rows, *(each.rows for each in tried if each.step.fits)])
+
+
+def describe_search(candidates: Sequence[Candidate]) -> str:
+    """Returns one line per candidate."""
+    return "\n".join(
+        f"{each.rows:>5} rows per device, {each.step.memory.total / 2**30:5.2f} GiB: {' '.join(each.overrides)}"
+        for each in candidates
+    )

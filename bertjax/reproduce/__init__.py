@@ -1,1 +1,1 @@
-"""The paper's tables: its figures, the runs that stand behind each of them, and both side by side."""
+"""The paper's tables: their runs, and the paper's numbers beside ours."""

@@ -1,4 +1,4 @@
-"""The paper's tables and its Figure 5, as data (arXiv 1810.04805v2)."""
+"""Tables 1 to 8 and Figure 5 of the paper as data (arXiv 1810.04805v2), read from `paper.json`."""
 
 import dataclasses
 import functools
@@ -8,19 +8,17 @@ from typing import Any
 
 from bertjax.errors import UsageError
 
-_FILE = Path(__file__).with_name("paper.json")
-
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper, or a figure as one.
+    """A table or figure of the paper.
 
     Attributes:
-      title: what it shows.
-      section: of the paper, that it belongs to.
-      columns: names.
-      rows: name to a figure for each column, in percent but for perplexities; None where the paper has none.
-      notes: how the figures are to be read.
+      title: heading.
+      section: section of the paper.
+      columns: column labels.
+      rows: row label to one number per column, in percent except for perplexities; None for an empty cell.
+      notes: remarks on the numbers.
     """
 
     title: str
@@ -32,22 +30,18 @@ class PaperTable:
 
 @functools.cache
 def _tables() -> dict[str, Any]:
-    return json.loads(_FILE.read_text(encoding="utf-8"))["tables"]
+    return json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))["tables"]
 
 
 def table_names() -> tuple[str, ...]:
-    """`1` to `8` and `figure5`."""
+    """Returns `1` to `8` and `figure5`."""
     return tuple(_tables())
 
 
-def paper_table(number: str) -> PaperTable:
-    """A table by its number.
-
-    Raises:
-      UsageError: the paper has none of it.
-    """
-    if number not in _tables():
-        raise UsageError(f"the paper has no table {number[:20]!r}; known: {', '.join(table_names())}")
-    found = _tables()[number]
-    rows = {name: tuple(values) for name, values in found["rows"].items()}
-    return PaperTable(found["title"], found["section"], tuple(found["columns"]), rows, tuple(found["notes"]))
+def paper_table(name: str) -> PaperTable:
+    """Returns a table of the paper; raises a UsageError for a name that the paper does not have."""
+    if name not in _tables():
+        raise UsageError(f"the paper has no table {name[:20]!r}; choose one of {', '.join(table_names())}")
+    table = _tables()[name]
+    rows = {label: tuple(values) for label, values in table["rows"].items()}
+    return PaperTable(table["title"], table["section"], tuple(table["columns"]), rows, tuple(table["notes"]))

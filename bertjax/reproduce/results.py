@@ -1,4 +1,4 @@
-"""What runs came to: read from a folder of results, or from the one small file in which they were kept."""
+"""Results of a table's runs, read from results folders or from a file that `bertjax table --keep` wrote."""
 
 import dataclasses
 import json
@@ -15,26 +15,25 @@ from bertjax.reproduce.table import Run
 from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.results import read_results
-from bertjax.training.sweep import SEED, SWEEP, TRIALS, name_of, outcome_of, setting_of, summary
+from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, resolve, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
 
-# In a folder of results: which tables were asked for, and how long runs took.
-ASKED = "reproduce.json"
-_TABLES, _SECONDS, _RUNS, _ASKED = "tables", "seconds", "runs", "asked"
-# Arguments of experiments that say where data lies.
-_PLACES = ("corpus", "path", "train", "dev", "test")
+# File of a results folder with the requested tables and the durations of runs.
+INDEX = "reproduce.json"
+# Arguments of experiments that name data. They are left out of a comparison of settings, as data may be moved.
+_PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a finished run came to.
+    """Metrics of a finished run.
 
     Attributes:
-      metrics: of each seed, on dev or on held-out text.
-      started_from: fingerprint of the parameters that it started from; "" where they were random.
-      fingerprint: of the parameters that it leaves behind, its last or its best; "" of several seeds.
-      members: of an ensemble, the fingerprints of theirs.
+      metrics: metrics of each seed on dev or held-out data.
+      started_from: fingerprint of the initial parameters (empty: random).
+      fingerprint: fingerprint of the resulting parameters (empty: several seeds).
+      members: fingerprints of the members of an ensemble.
     """
 
     metrics: tuple[dict[str, float], ...]
@@ -44,239 +43,229 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Results:
-    """A folder of results, or a file in which they are kept, perhaps with others behind it.
+class Source:
+    """A results folder or a results file.
 
     Attributes:
-      place: of either.
-      tables: number or name to the `FILE:ARGUMENTS` it was last asked for with.
-      seconds: that a run took, of those that were not interrupted.
-      kept: of a file, what was asked of each run by `_asked`, and what it came to; None of a folder.
-      others: what the runs that are not here are looked up in, such as results of another machine.
+      path: path of the folder or file.
+      tables: table name to the `FILE:ARGUMENTS` it was requested with.
+      seconds: run name to duration, for runs that were not interrupted.
+      saved: run name to settings and outcome; None for a folder.
     """
 
-    place: str
+    path: str
     tables: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    kept: dict[str, tuple[list[str], Outcome]] | None = None
-    others: tuple["Results", ...] = ()
-
-    @property
-    def folder(self) -> str:
-        """Of further runs: the first that is a folder, or a word for it where there are files alone."""
-        return next((one.place for one in (self, *self.others) if one.kept is None), "RESULTS")
-
-    def is_done(self, run: Run) -> bool:
-        """Whether a run was run to its end; raises as `outcome`."""
-        return self.outcome(run) is not None
+    saved: dict[str, tuple[list[str], Outcome]] | None = None
 
     def outcome(self, run: Run) -> Outcome | None:
-        """What a run came to; None where it has not been run to its end.
-
-        Raises:
-          UsageError: its results are of other settings than the table asks for.
-          BertjaxError: they are damaged, or started from other parameters.
-        """
-        there = self._found(run)
-        if there is None:
-            return None
-        where, found = f"{there[0].place}/{run.name}", there[1]
-        if len(found.metrics) != max(run.seeds, 1):
-            raise BertjaxError(
-                f"{where} has {len(found.metrics)} seeds, and the table asks for {max(run.seeds, 1)}; choose other "
-                "--results, or move that folder away"
-            )
-        before = self._parameters(run.start, run.start_step) if run.start else ""
-        if before and found.started_from != before:
-            raise BertjaxError(
-                f"{where} started from other parameters than {run.start.name} ended with; move that folder away, and "
-                "it is run again"
-            )
-        members = [outcome.fingerprint for member in run.members if (outcome := self.outcome(member))]
-        if len(found.members) != len(run.members) or not set(members) <= set(found.members):
-            raise BertjaxError(
-                f"{where} is of other members than the table asks for; move that folder away, and it is run again"
-            )
-        return found
-
-    def _parameters(self, run: Run, step: int) -> str:
-        """Fingerprint of what a run ended with, or had at a step (see `Run.start_step`); "" where it is not known."""
-        if not step:
-            outcome = self.outcome(run)
-            return outcome.fingerprint if outcome else ""
-        found = self._found(run)
-        checkpoint = epath.Path(run.checkpoint(found[0].place, step)) if found else None
-        return saved_fingerprint(checkpoint) if checkpoint and checkpoint.exists() else ""
-
-    def _found(self, run: Run) -> tuple["Results", Outcome] | None:
-        """Where the results of a run are, and what it came to."""
-        for one in (self, *self.others):
-            outcome = one._read(run) if one.kept is None else one._kept_of(run)
-            if outcome:
-                return one, outcome
-        return None
-
-    def _kept_of(self, run: Run) -> Outcome | None:
-        asked, outcome = self.kept.get(run.name, (None, None))
-        if outcome and asked != _asked(run):
+        """Returns the outcome of a run, or None if this source does not have it or the run is unfinished."""
+        if self.saved is None:
+            folder = epath.Path(self.path) / run.name
+            return _sweep_outcome(folder, run) if run.seeds else _run_outcome(folder, run)
+        settings, outcome = self.saved.get(run.name, (None, None))
+        if outcome and settings != _settings(run):
             raise UsageError(
-                f"{self.place} has {run.name} of other settings than the table asks for ({' '.join(asked)}); leave "
-                "that file out, or ask for what it has"
+                f"{self.path} has {run.name} with other settings than the table: {' '.join(settings)}; drop this "
+                "file from --results, or request the table with those settings"
             )
         return outcome
 
-    def _read(self, run: Run) -> Outcome | None:
-        folder = epath.Path(self.place) / run.name
-        if run.seeds:
-            return _of_sweep(folder, run)
-        if not (folder / RESULTS).exists():
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Results of one or more sources. A run is taken from the first source that has it."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """Requested tables of all sources; the first source wins."""
+        return {name: config for source in reversed(self.sources) for name, config in source.tables.items()}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Durations of runs of all sources; the first source wins."""
+        return {name: seconds for source in reversed(self.sources) for name, seconds in source.seconds.items()}
+
+    @property
+    def folder(self) -> str:
+        """The first source that is a folder, as the results folder of further runs; else the placeholder `RESULTS`."""
+        return next((source.path for source in self.sources if source.saved is None), "RESULTS")
+
+    def finished(self, runs: Iterable[Run]) -> set[str]:
+        """Returns the names of the runs that are finished."""
+        return {run.name for run in runs if self.outcome(run)}
+
+    def outcome(self, run: Run) -> Outcome | None:
+        """Returns the outcome of a run, or None if it is unfinished.
+
+        Raises:
+          UsageError: the run has other settings than the table.
+          BertjaxError: the run started from other parameters than those of the table's run.
+        """
+        source, outcome = self._lookup(run)
+        if outcome is None:
             return None
-        results = read_results(folder)
-        if "config" not in results or ("members" in results) != bool(run.members):
-            raise BertjaxError(f"{folder / RESULTS} is of something else than {run.name}; move that folder away")
-        if run.members:
-            _check_config(run.members[0], folder, results["config"], {})
-            return Outcome((_numbers(results),), members=tuple(each["fingerprint"] for each in results["members"]))
-        _check_config(run, folder, results["config"], {})
-        return Outcome((_numbers(results),), results.get("started_from", ""), results.get("parameters_fingerprint", ""))
+        path = f"{source.path}/{run.name}"
+        if len(outcome.metrics) != max(run.seeds, 1):
+            raise BertjaxError(
+                f"{path} has {len(outcome.metrics)} seeds, the table needs {max(run.seeds, 1)}; move that folder away"
+            )
+        expected = self._fingerprint(run.init_from, run.init_step) if run.init_from else ""
+        if expected and outcome.started_from != expected:
+            raise BertjaxError(
+                f"{path} started from other parameters than those of {run.init_from.name}; move that folder away to "
+                "run it again"
+            )
+        members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
+        if len(outcome.members) != len(run.members) or not members <= set(outcome.members):
+            raise BertjaxError(f"{path} has other members than the table; move that folder away to run it again")
+        return outcome
+
+    def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
+        for source in self.sources:
+            if outcome := source.outcome(run):
+                return source, outcome
+        return None, None
+
+    def _fingerprint(self, run: Run, step: int) -> str:
+        """Returns the fingerprint of a run's parameters (at `step`, if not 0); empty if unknown."""
+        if not step:
+            outcome = self.outcome(run)
+            return outcome.fingerprint if outcome else ""
+        source, _ = self._lookup(run)
+        checkpoint = epath.Path(run.checkpoint(source.path, step)) if source else None
+        return saved_fingerprint(checkpoint) if checkpoint and checkpoint.exists() else ""
 
 
-def read(path: str) -> Results:
-    """Results at a path; of a folder that is empty or not there, none.
-
-    Raises:
-      UsageError: it is a file of something else.
-      BertjaxError: what a folder holds is damaged.
-    """
-    where = resolve(path)
-    if not where.is_dir() and where.exists():
-        return _kept(where)
-    asked = where / ASKED
-    if not asked.exists():
-        return Results(os.fspath(where))
-    try:
-        content = read_json_object(asked)
-        return Results(os.fspath(where), dict(content[_TABLES]), dict(content[_SECONDS]))
-    except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
-        raise BertjaxError(
-            f"{asked} is damaged ({first_line(error)}); remove it, and `bertjax reproduce` writes it again"
-        ) from error
+def load_results(paths: Sequence[str]) -> Results:
+    """Reads results folders and files; a folder may be empty or absent."""
+    return Results(tuple(map(_load_source, paths)))
 
 
-def together(results: Sequence[Results]) -> Results:
-    """Those of several places as one; a run that several have is that of the first."""
-    first, *others = results
-    tables = {name: config for one in reversed(results) for name, config in one.tables.items()}
-    seconds = {name: taken for one in reversed(results) for name, taken in one.seconds.items()}
-    return dataclasses.replace(first, tables=tables, seconds=seconds, others=tuple(others))
-
-
-def _kept(file: epath.Path) -> Results:
+def _load_source(path: str) -> Source:
+    folder = resolve(path)
+    is_file = folder.exists() and not folder.is_dir()
+    file = folder if is_file else folder / INDEX
+    if not file.exists():
+        return Source(os.fspath(folder))
     try:
         content = read_json_object(file)
-        outcomes = {
-            name: (
-                kept[_ASKED],
-                Outcome(tuple(kept["metrics"]), kept["started_from"], kept["fingerprint"], tuple(kept["members"])),
-            )
-            for name, kept in content[_RUNS].items()
-        }
-        return Results(os.fspath(file), dict(content[_TABLES]), dict(content[_SECONDS]), outcomes)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, BertjaxError) as error:
+        saved = {name: _from_json(run) for name, run in content["runs"].items()} if is_file else None
+        return Source(os.fspath(folder), content["tables"], content["seconds"], saved)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{file} is no file of results ({first_line(error)}); give one that `bertjax table --keep` wrote, or the "
-            "folder of `bertjax reproduce`"
+            f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); give a file of `bertjax "
+            "table --keep` or a folder of `bertjax reproduce`"
         ) from error
 
 
-def note(place: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
-    """Writes down in a folder of results which tables were asked for, and how long runs took, beside what is there.
+def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
+    return run["settings"], Outcome(
+        tuple(run["metrics"]), run["started_from"], run["fingerprint"], tuple(run["members"])
+    )
 
-    What is there is read anew: other tables may be under way in the same folder.
+
+def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
+    """Adds requested tables and durations to the index of a results folder.
+
+    The index is read again first, because another `bertjax reproduce` may use the same folder.
     """
-    there = read(place)
-    content = {_TABLES: {**there.tables, **tables}, _SECONDS: {**there.seconds, **seconds}}
-    folder = epath.Path(place)
+    source, folder = _load_source(path), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / ASKED, json.dumps(content, indent=1) + "\n")
+    content = {"tables": {**source.tables, **tables}, "seconds": {**source.seconds, **seconds}}
+    write_atomic(folder / INDEX, json.dumps(content, indent=1) + "\n")
 
 
-def keep(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
-    """Writes what finished runs came to into one file that `read` takes; returns how many they are.
+def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
+    """Writes the outcomes of finished runs to a JSON file that `load_results` reads.
+
+    Returns:
+      Number of runs in the file.
 
     Raises:
-      UsageError: there is a file that is of something else, or has runs that would be lost.
+      UsageError: the file exists and is not a results file, or has runs that would be lost.
     """
-    there = {
-        run.name: {_ASKED: _asked(run), **dataclasses.asdict(outcome)}
+    runs_by_name = {
+        run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
-    lost = sorted(_kept(epath.Path(file)).kept.keys() - there.keys()) if file.exists() else []
+    lost = sorted(_load_source(str(file)).saved.keys() - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
-            f"--keep {file} has {len(lost)} runs that would be lost, such as {lost[0]}; name another file, or give "
-            "this one with --results too and all of its tables"
+            f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; name another file, or add --results {file} "
+            "and all its tables"
         )
-    seconds = {name: round(results.seconds[name], 1) for name in there if name in results.seconds}
-    content = {_TABLES: tables, _SECONDS: seconds, _RUNS: there}
+    seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}
+    content = {"tables": tables, "seconds": dict(sorted(seconds.items())), "runs": runs_by_name}
     write_atomic(file, json.dumps(content, indent=1) + "\n")
-    return len(there)
+    return len(runs_by_name)
 
 
-def _asked(run: Run) -> list[str]:
-    """What a run is asked for, wherever its data lies."""
-    file, _, given = run.config.partition(":")
-    kept = [item for item in given.split(",") if item and item.partition("=")[0] not in _PLACES]
-    return [Path(file).stem, *kept, *run.overrides]
+def _settings(run: Run) -> list[str]:
+    """Lists experiment, arguments and overrides of a run, without paths of data."""
+    file, _, arguments = run.config.partition(":")
+    settings = [item for item in arguments.split(",") if item and item.partition("=")[0] not in _PATH_ARGUMENTS]
+    return [Path(file).stem, *settings, *run.overrides]
 
 
-def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: dict[str, Any]) -> None:
-    """Refuses results of a run with other settings, such as of another scale in the same folder."""
-    fields = [f"--config.{field}={value}" for field, value in trial.items()]
-    wanted = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
-    # What is left to the checkpoint that it starts from is not known here.
-    model = {
-        name: config["model"].get(name) if run.start and not value else value for name, value in wanted["model"].items()
-    }
-    left = {name: config["data"].get(name) for name in ("labels",) if name in wanted["data"]}
-    asked = {**wanted, "model": model, "data": {**wanted["data"], **left}}
-    if found := result_differences(asked, config, of_best=run.start is not None):
-        raise UsageError(
-            f"{folder} has results of other settings than the table asks for ({found}); choose other --results, or "
-            "move that folder away"
-        )
+def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
+    if not (folder / RESULTS).exists():
+        return None
+    results = read_results(folder)
+    if ("members" in results) != bool(run.members):
+        raise BertjaxError(f"{folder / RESULTS} is not of {run.name}; move that folder away to run it again")
+    _check_config(run.members[0] if run.members else run, folder, results["config"])
+    members = tuple(member["fingerprint"] for member in results.get("members", ()))
+    started_from, fingerprint = results.get("started_from", ""), results.get("parameters_fingerprint", "")
+    return Outcome((_floats(results),), started_from, fingerprint, members)
 
 
-def _of_sweep(folder: epath.Path, run: Run) -> Outcome | None:
-    """Of the setting that is best on dev, all seeds; None while trials are missing."""
+def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
+    """Returns all seeds of the setting that is best on dev, or None while trials are missing."""
     if not (folder / SWEEP).exists():
         return None
     try:
-        whole = read_json_object(folder / SWEEP)
-        trials = [trial["trial"] for trial in whole["trials"] if "metrics" in trial]
-        if whole["left"] or not trials:
-            return None
-    except (OSError, ValueError, KeyError, TypeError, BertjaxError) as error:
-        raise BertjaxError(
-            f"{folder / SWEEP} is damaged ({first_line(error)}); remove it, and the sweep writes it again"
-        ) from error
-    folders = [folder / TRIALS / name_of(trial) for trial in trials]
-    if not all((each / RESULTS).exists() for each in folders):
+        sweep = read_json_object(folder / SWEEP)
+    except (OSError, ValueError) as error:
+        raise BertjaxError(f"cannot read {folder / SWEEP}: {first_line(error)}; remove it to run it again") from error
+    if sweep["left"] or sweep["best"] is None:
         return None
-    found = [read_results(each) for each in folders]
-    for trial, results in zip(trials, found, strict=True):
-        _check_config(run, folder, results["config"], trial)
-    outcomes = [outcome_of(*each) for each in zip(trials, found, strict=True)]
-    if len({outcome["started_from"] for outcome in outcomes}) > 1:
+    finished = [trial for trial in sweep["trials"] if "score" in trial]
+    folders = [folder / TRIALS / trial_name(trial["trial"]) for trial in finished]
+    if not all((path / RESULTS).exists() for path in folders):
+        return None
+    for trial, path in zip(finished, folders, strict=True):
+        _check_config(run, folder, read_results(path)["config"], trial["trial"])
+    if len({trial["started_from"] for trial in finished}) > 1:
         raise BertjaxError(f"trials in {folder} started from different parameters; move that folder away")
-    best = summary(outcomes)["settings"][0]["setting"]
-    chosen = [outcome for outcome in outcomes if name_of(setting_of(outcome["trial"])) == best]
-    if len(chosen) < run.seeds:
+    best = sweep["settings"][0]["setting"]
+    trials = [trial for trial in finished if trial_name(setting_of(trial["trial"])) == best]
+    if len(trials) < run.seeds:
         return None
-    chosen.sort(key=lambda outcome: outcome["trial"][SEED])
-    return Outcome(tuple(_numbers(outcome["metrics"]) for outcome in chosen), chosen[0]["started_from"])
+    trials.sort(key=lambda trial: trial["trial"][SEED])
+    return Outcome(tuple(_floats(trial["metrics"]) for trial in trials), trials[0]["started_from"])
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if type(value) is float}
+def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
+    """Raises a UsageError if results have other settings than the table, such as those of another scale."""
+    fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
+    expected = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
+    # Fields that the config leaves to the checkpoint are unknown here.
+    model = {
+        name: config["model"].get(name) if run.init_from and not value else value
+        for name, value in expected["model"].items()
+    }
+    labels = {"labels": config["data"].get("labels")} if "labels" in expected["data"] else {}
+    expected = {**expected, "model": model, "data": {**expected["data"], **labels}}
+    if differences := result_differences(expected, config, of_best=run.init_from is not None):
+        raise UsageError(
+            f"{folder} has results of other settings than the table: {differences}; choose another --results, or move "
+            "that folder away"
+        )
+
+
+def _floats(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if type(value) is float}

@@ -1,10 +1,10 @@
-"""Runs what a table needs, in the right order, and goes on where it was stopped."""
+"""The runs of a table: which are pending, how long they take, and their execution in order."""
 
 import dataclasses
 import logging
 import runpy
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from bertjax.inference.cached_features import training_task
 from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.paper import table_names
-from bertjax.reproduce.results import Results, note, read
-from bertjax.reproduce.table import Run, Table
+from bertjax.reproduce.results import Results, update_index
+from bertjax.reproduce.table import Run, Table, missing_data
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
@@ -31,44 +31,40 @@ from bertjax.utils.terminal import duration
 
 logger = logging.getLogger(__name__)
 
-# The table that the paper lacks.
-OWN = "figure3"
-# Of the peak, where nothing was run yet.
-_USUAL_UTILISATION = 0.4
+# Tables that come with the package and are not in the paper.
+_EXTRA_TABLES = ("figure3",)
+# MFU of a time estimate before any run has finished.
+_DEFAULT_MFU = 0.4
 
 
-def experiment_of_table(name: str) -> str:
-    """The experiment that comes with the program for a table of the paper, or one of our own.
-
-    Raises:
-      UsageError: there is none.
-    """
-    known = (*table_names(), OWN)
-    if name not in known:
-        raise UsageError(f"there is no table {name[:20]!r}; known: {', '.join(known)}")
+def table_experiment(name: str) -> str:
+    """Returns the experiment of a table that comes with the package; raises a UsageError for other names."""
+    names = (*table_names(), *_EXTRA_TABLES)
+    if name not in names:
+        raise UsageError(f"there is no table {name[:20]!r}; choose one of {', '.join(names)}")
     return f"tables/table{name}" if name.isdigit() else f"tables/{name}"
 
 
 def load_table(config: str) -> Table:
-    """The table that `get_table` of an experiment's file describes.
+    """Calls `get_table` of an experiment file.
 
     Args:
       config: `FILE[:ARGUMENTS]`.
 
     Raises:
-      UsageError: there is no such file, or it describes none.
+      UsageError: the file does not exist, or its `get_table` is missing, fails or returns something else.
     """
-    file, _, arguments = config.partition(":")
-    file = experiment_file(file)
+    name, _, arguments = config.partition(":")
+    file = experiment_file(name)
     try:
         experiment = runpy.run_path(file)
         if "get_table" not in experiment:
-            raise UsageError(f"{file} has no function get_table, which describes a table")
+            raise UsageError(f"{file} has no function get_table; define one that returns a Table")
         table = experiment["get_table"](arguments)
     except UsageError:
         raise
-    except Exception as error:  # What a user's own `get_table` raises is anything.
-        raise UsageError(f"get_table of {file} cannot be run: {type(error).__name__}: {first_line(error)}") from error
+    except Exception as error:  # A user's `get_table` may raise anything.
+        raise UsageError(f"get_table of {file} failed: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(table, Table):
         raise UsageError(f"get_table of {file} must return a bertjax.reproduce.table.Table")
     return table
@@ -76,155 +72,155 @@ def load_table(config: str) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is to be done for a table.
+    """Runs of a table and their state.
 
     Attributes:
-      runs: of it, each after those that it needs.
-      done: names of those that are finished.
-      rate: FLOP/s that is reckoned with.
-      source: where that comes from.
+      runs: all runs, dependencies first.
+      done: names of finished runs.
+      flops_per_second: training speed for time estimates.
+      speed_source: origin of that speed.
     """
 
     runs: tuple[Run, ...]
-    done: frozenset[str]
-    rate: float
-    source: str
-
-    def seconds(self, run: Run) -> float:
-        """About how long a run takes."""
-        return run.flops / self.rate
+    done: Set[str]
+    flops_per_second: float
+    speed_source: str
 
     @property
-    def left(self) -> list[Run]:
-        """What is to be run, and can be."""
-        return [run for run in self.runs if run.name not in self.done and not self.lacking(run)]
+    def missing_data(self) -> dict[str, str]:
+        """Unfinished runs that cannot start, by name, and the data that they miss."""
+        unfinished = (run for run in self.runs if run.name not in self.done)
+        return {run.name: data for run in unfinished if (data := missing_data([run], self.done))}
 
-    def lacking(self, run: Run) -> str:
-        """As `Run.lacking`."""
-        return run.lacking(lambda one: one.name in self.done)
-
-
-def plan(table: Table, results: Results) -> Plan:
-    """What there is to do, and about how long it takes: by runs that are finished, or by what is usual here."""
-    runs = table.runs()
-    done = frozenset(run.name for run in runs if results.outcome(run))
-    return Plan(tuple(runs), done, *_rate(runs, results))
+    @property
+    def pending(self) -> list[Run]:
+        """Runs that are unfinished and whose data is available."""
+        skipped = self.done | self.missing_data.keys()
+        return [run for run in self.runs if run.name not in skipped]
 
 
-def _rate(runs: Sequence[Run], results: Results) -> tuple[float, str]:
-    """FLOP/s to reckon with, and where that comes from."""
-    timed = [run for run in runs if run.name in results.seconds and run.flops]
+def plan_table(table: Table, results: Results) -> Plan:
+    """Returns the state of a table's runs, the same in all processes."""
+    runs = tuple(table.runs())
+    done = broadcast_from_host0(lambda: sorted(results.finished(runs)))
+    return Plan(runs, set(done), *_speed(runs, results))
+
+
+def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
+    """Returns FLOP/s for time estimates and their origin: finished runs, or a share of the device's peak."""
+    seconds = results.seconds
+    timed = [run for run in runs if run.name in seconds and run.flops]
     if timed:
-        rate = sum(run.flops for run in timed) / sum(results.seconds[run.name] for run in timed)
-        return rate, f"as {len(timed)} finished runs took"
+        speed = sum(run.flops for run in timed) / sum(seconds[run.name] for run in timed)
+        return speed, f"speed of {len(timed)} finished runs"
     peak, source = peak_flops_per_second(jax.devices())
-    return _USUAL_UTILISATION * (peak or 1e12), f"{_USUAL_UTILISATION:.0%} of {source}"
+    return _DEFAULT_MFU * (peak or 1e12), f"{_DEFAULT_MFU:.0%} of {source}"
 
 
 def describe_plan(plan: Plan, results: str) -> str:
-    """The plan for a person: runs with their times and commands, and what cannot be run."""
+    """Lists the runs with their state or estimated time, and the commands of those that are unfinished.
+
+    Args:
+      plan: plan of a table.
+      results: path of the results folder, for the commands.
+    """
     lines = []
+    skipped, pending = plan.missing_data, plan.pending
     for number, run in enumerate(plan.runs, 1):
+        state = f"about {duration(run.flops / plan.flops_per_second)}"
         if run.name in plan.done:
             state = "done"
-        elif lacking := plan.lacking(run):
-            state = f"left out: needs {lacking}"
-        else:
-            state = f"about {duration(plan.seconds(run))}"
+        elif run.name in skipped:
+            state = f"skipped: needs {skipped[run.name]}"
         lines.append(f"{number:>3} {run.name:<40} {state}")
         if run.name not in plan.done:
             lines.append(f"      {run.command(results)}")
-    left = plan.left
+    seconds = sum(run.flops for run in pending) / plan.flops_per_second
     lines.append(
-        f"{len(left)} of {len(plan.runs)} runs to do, about {duration(sum(map(plan.seconds, left)))} at "
-        f"{plan.rate / 1e9:,.0f} GFLOP/s ({plan.source})"
+        f"{len(pending)} of {len(plan.runs)} runs to do, about {duration(seconds)} at "
+        f"{plan.flops_per_second / 1e9:,.0f} GFLOP/s ({plan.speed_source})"
     )
     return "\n".join(lines)
 
 
-def reproduce(config: str, table: Table, path: str) -> dict[str, Any]:
-    """Runs what is missing of a table.
+def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[str, Any]:
+    """Executes the pending runs of a table. A failed run does not stop runs that do not depend on it.
 
     Args:
-      config: `FILE:ARGUMENTS` that the table was loaded from; kept with the results.
-      table: to be filled.
-      path: folder of all results.
+      config: `FILE:ARGUMENTS` of the table, stored in the results folder for `bertjax table`.
+      table: table to fill.
+      results: results of one folder.
+      plan: plan of the table.
 
     Returns:
-      Names of runs `done` now and before, `failed`, and `lacking` data; and whether a signal `stopped` it.
+      `done` (names of all finished runs), `failed` and `missing_data` (name to reason), and `stopped` (whether a signal
+      ended it early).
 
     Raises:
-      UsageError: the folder is one file of kept results, or the data for all runs is lacking.
-      BertjaxError: what it holds is damaged, or of other runs.
+      UsageError: no run can start because its data is missing.
     """
-    results = read(path)
-    first = jax.process_index() == 0
-    if results.kept is not None:
-        raise UsageError(f"--results {path} is a file of kept results; give a folder")
-    runs = table.runs()
-    # Of several processes all have to run the same.
-    done, failed = set(broadcast_from_host0(lambda: [run.name for run in runs if results.outcome(run)])), {}
-    lacking = {run.name: what for run in runs if (what := run.lacking(lambda one: one.name in done))}
-    left = [run for run in runs if run.name not in {*done, *lacking}]
-    if not done and not left:
-        raise UsageError(f"nothing of {config} can be run: it needs {lacking[runs[0].name]}")
-    if first:
-        note(results.place, {table.number: _from_anywhere(config, table.number)}, {})
-    for number, run in enumerate(left, 1):
-        if missing := [earlier.name for earlier in run.needs if earlier.name in failed]:
-            failed[run.name] = f"{missing[0]} failed"
+    (source,) = results.sources
+    done, failed, pending = set(plan.done), {}, plan.pending
+    if not done and not pending:
+        raise UsageError(f"no run of {config} can start: it needs {plan.missing_data[plan.runs[0].name]}")
+    is_host0 = jax.process_index() == 0
+    if is_host0:
+        update_index(source.path, {table.name: _portable_config(config, table.name)}, {})
+    for number, run in enumerate(pending, 1):
+        if broken := [each.name for each in run.dependencies if each.name in failed]:
+            failed[run.name] = f"{broken[0]} failed"
             continue
-        if first:
-            seconds = sum(one.flops for one in left[number - 1 :]) / _rate(runs, results)[0]
-            logger.info(f"run {number} of {len(left)}: {run.name}; about {duration(seconds)} left\n{run.command(path)}")
-        # One that was begun before takes less than it should.
-        whole = broadcast_from_host0(lambda run=run: not (epath.Path(results.place) / run.name).exists())
-        began = time.monotonic()
+        if is_host0:
+            seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]
+            logger.info(f"run {number} of {len(pending)}: {run.name}, about {duration(seconds)} left")
+            logger.info(run.command(source.path))
+        # A resumed run takes less time than its FLOPs need, so its duration is not recorded.
+        resumed = broadcast_from_host0(lambda run=run: (epath.Path(source.path) / run.name).exists())
+        start = time.monotonic()
         try:
-            if _execute(run, results.place)["stopped"]:
+            if _execute(run, source.path)["stopped"]:
                 return {"stopped": True, "done": sorted(done), "failed": failed}
             if not broadcast_from_host0(lambda run=run: results.outcome(run) is not None):
-                raise BertjaxError("trials of it failed, as told above; the same command tries them again")
+                raise BertjaxError("some trials failed, see above; the same command runs them again")
         except BertjaxError as error:
-            failed[run.name] = go_on_after(f"{results.place}/{run.name}", error)
+            failed[run.name] = go_on_after(f"{source.path}/{run.name}", error)
             logger.info(f"{run.name} failed: {error}")
             continue
         finally:
             jax.clear_caches()
         done.add(run.name)
-        if whole and first:
-            results.seconds[run.name] = time.monotonic() - began
-            note(results.place, {}, {run.name: results.seconds[run.name]})
-    return {"stopped": False, "done": sorted(done), "failed": failed, "lacking": lacking}
+        if is_host0 and not resumed:
+            source.seconds[run.name] = time.monotonic() - start
+            update_index(source.path, {}, {run.name: source.seconds[run.name]})
+    return {"stopped": False, "done": sorted(done), "failed": failed, "missing_data": plan.missing_data}
 
 
-def _from_anywhere(config: str, number: str) -> str:
-    """A config by a name that holds in any folder, and for a table that comes with the program on any machine."""
-    file, colon, given = config.partition(":")
-    if (number in table_names() or number == OWN) and Path(experiment_file(file)).samefile(
-        experiment_file(experiment_of_table(number))
-    ):
-        return f"{experiment_of_table(number)}{colon}{given}"
-    return f"{Path(experiment_file(file)).absolute()}{colon}{given}"
+def _portable_config(config: str, table: str) -> str:
+    """Returns `config` with the name of a packaged experiment, or else with an absolute path."""
+    name, colon, arguments = config.partition(":")
+    file = Path(experiment_file(name)).absolute()
+    if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):
+        return f"{table_experiment(table)}{colon}{arguments}"
+    return f"{file}{colon}{arguments}"
 
 
-def _execute(run: Run, place: str) -> dict[str, Any]:
-    """Does what the command of a run does."""
-    folder = f"{place}/{run.name}"
+def _execute(run: Run, results: str) -> dict[str, Any]:
+    """Does the same as the command of a run."""
+    folder = f"{results}/{run.name}"
     if run.members:
-        checkpoints = [find_checkpoint(member.checkpoint(place)) for member in run.members]
-        return {"stopped": False, **ensemble(checkpoints, _on_dev, folder)}
-    start = run.start.checkpoint(place, run.start_step) if run.start else None
-    if run.start_step and not epath.Path(start).exists():
+        checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
+        return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
+    start = run.init_from.checkpoint(results, run.init_step) if run.init_from else None
+    if run.init_step and not epath.Path(start).exists():
         raise BertjaxError(
-            f"{place}/{run.start.name} has no checkpoint of step {run.start_step:,} any more; move that folder away, "
-            "and the same command runs it again"
+            f"{results}/{run.init_from.name} has no checkpoint of step {run.init_step:,}; move that folder away to run "
+            "it again"
         )
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, start)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, start, training_task)
     settings = parse_config(experiment_config(run.config, run.overrides, start))
     return loop.train(training_task(settings, start), folder, start)
 
 
-def _on_dev(checkpoint: epath.Path) -> RunConfig:
+def _dev_config(checkpoint: epath.Path) -> RunConfig:
     return parse_config(choose_split(checkpoint_config(checkpoint, []), SPLITS[0]))

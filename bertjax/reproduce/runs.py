@@ -1,4 +1,4 @@
-"""The runs that tables are made of, at a scale, and the cells that they fill."""
+"""Constructors of the runs and cells of the paper's tables, for a scale."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,23 @@ from bertjax.data.corpus.store import MANIFEST
 from bertjax.model.config import LSTM, ModelConfig, size_fields
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
+from bertjax.presets import named_grid
 from bertjax.reproduce.scales import FineTuning, Scale
 from bertjax.reproduce.table import Cell, Run
 
-LEFT_TO_RIGHT = ("--config.data.objective=lm", "--config.model.attention_direction=left")
-LSTMS = ("--config.data.objective=lm", f"--config.model.encoder={LSTM}")
-# On rows of BERT's own. From those of running text (`none`), which begin in the middle of sentences, a small model
-# learns much more slowly: RESULTS.md.
+_LM = "--config.data.objective=lm"
+# Overrides of pre-trainings that differ from BERT.
+LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
+LSTMS = (_LM, f"--config.model.encoder={LSTM}")
+# BERT's rows without the next-sentence loss. With `objective=none`, whose rows start in the middle of sentences, a
+# small model learns much more slowly (RESULTS.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
-# Pre-trainings whose checkpoints along the way Figure 5 takes.
-_TAKEN_ALONG = ("bert", "ltr")
-# Of features, for which the paper gives none.
-_FEATURES_RATE = "--config.optimizer.learning_rate=1e-3"
+# The paper gives no learning rate for the feature-based approach.
+_FEATURE_LEARNING_RATE = "--config.optimizer.learning_rate=1e-3"
+# Runs with intermediate checkpoints for Figure 5.
+_FIGURE5_RUNS = ("bert", "ltr")
 
-# What a task is measured by, unless a cell says otherwise, and the factor that makes percent of it.
+# Default metric of each task and the factor to percent.
 _METRICS = {
     **dict.fromkeys(("mnli", "qnli", "sst2", "rte", "swag"), ("accuracy", 100.0)),
     **dict.fromkeys(("qqp", "mrpc"), ("f1", 100.0)),
@@ -31,25 +34,22 @@ _METRICS = {
     "cola": ("matthews", 100.0),
     "stsb": ("spearman", 100.0),
 }
+PERPLEXITY_NOTE = "perplexity is of held-out text, in rows as long as those of the first phase of pre-training"
 
 
-def measured(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
-    """The cell of fine-tunings on one task."""
-    usual, factor = _METRICS[task]
-    return Cell(row, column, runs, metric or usual, factor)
+def metric_cell(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
+    """Returns the cell of fine-tunings on `task`, with the task's default metric if `metric` is empty."""
+    default, factor = _METRICS[task]
+    return Cell(row, column, runs, metric or default, factor)
 
 
-# For the notes of a table that has such a column.
-OF_PERPLEXITY = "perplexity is of held-out text, in rows as long as those of the first phase of pre-training"
-
-
-def perplexity(row: str, *runs: Run) -> Cell:
-    """The cell of what pre-trainings come to on held-out text, in the column that Table 6 calls so."""
+def perplexity_cell(row: str, *runs: Run) -> Cell:
+    """Returns the cell of the held-out perplexity of pre-trainings, in Table 6's column."""
     return Cell(row, "LM perplexity", runs, "perplexity", 1.0)
 
 
 def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -> Run:
-    """The pre-training of a BERT with nothing left out; BASE unless a size is named."""
+    """Returns the pre-training of an unmodified BERT (default size: the scale's BASE)."""
     size = size or scale.base
     return pretraining(scale, data, "bert" if size == scale.base else size, size=size, seed=seed)
 
@@ -57,39 +57,39 @@ def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -
 def pretraining(
     scale: Scale, data: Mapping[str, Any], name: str, *overrides: str, size: str = "", seed: int = 1
 ) -> Run:
-    """A pre-training.
+    """Returns a pre-training.
 
     Args:
-      scale: of it.
-      data: paths, by the names of the table's arguments.
-      name: what it is called in all tables; `bert` and `ltr` keep checkpoints along the way.
-      *overrides: of the config, besides the scale's.
-      size: of the model; "" is BASE.
-      seed: of everything.
+      scale: scale of the table.
+      data: arguments of the table, with the path `corpus`.
+      name: name in all tables; `bert` and `ltr` save intermediate checkpoints.
+      *overrides: `--config.FIELD=VALUE` flags in addition to the scale's.
+      size: model size (default: the scale's BASE).
+      seed: random seed.
     """
-    size = size or scale.base
-    kept = scale.kept if name in _TAKEN_ALONG else ()
-    model = _model(scale, size, overrides)
-    every = "--config.data.objective=lm" in overrides
-    pairs = () if every else scale.of_pairs
-    flops = sum(
-        tokens * flops_per_token(model, length, length - 2 if every else round(0.15 * length))
-        for tokens, length in scale.phases
-    )
+    size, corpus = size or scale.base, data["corpus"]
+    all_tokens = _LM in overrides
+    model = _model_config(scale, size, overrides)
+    if not corpus:
+        missing_data = "a corpus of `bertjax prepare`, given with corpus="
+    else:
+        missing_data = _missing_file(f"{corpus}/{MANIFEST}")
     return Run(
         name=f"pretrain/{name}-{seed}",
-        config=f"{scale.pretraining},size={size},corpus={data['corpus'] or 'CORPUS'}",
-        overrides=(f"--config.seed={seed}", *scale.overrides, *pairs, *kept, *overrides),
-        flops=flops,
-        lacks=_lacking_corpus(data["corpus"]),
+        config=f"{scale.pretraining},size={size},corpus={corpus or 'CORPUS'}",
+        overrides=(
+            f"--config.seed={seed}",
+            *scale.pretraining_overrides,
+            *(() if all_tokens else scale.sentence_pair_overrides),
+            *(scale.figure5_overrides if name in _FIGURE5_RUNS else ()),
+            *overrides,
+        ),
+        flops=sum(
+            tokens * flops_per_token(model, length, length - 2 if all_tokens else round(0.15 * length))
+            for tokens, length in scale.phases
+        ),
+        missing_data=missing_data,
     )
-
-
-def _lacking_corpus(corpus: str) -> str:
-    if not corpus:
-        return "a corpus of `bertjax prepare`, given with corpus="
-    manifest = epath.Path(os.path.expanduser(corpus)) / MANIFEST
-    return "" if manifest.exists() else f"{manifest}, which is not there"
 
 
 def fine_tuning(
@@ -97,63 +97,62 @@ def fine_tuning(
     data: Mapping[str, Any],
     task: str,
     start: Run,
-    *overrides: str,
+    *,
     variant: str = "",
     step: int = 0,
     feature_head: FeatureHead | None = None,
     seed: int | None = None,
 ) -> Run:
-    """A fine-tuning, with all restarts of the scale or of one seed.
+    """Returns a fine-tuning.
 
     Args:
-      scale: of it.
-      data: paths, by the names of the table's arguments.
-      task: a name of `scale.tasks`.
-      start: pre-training that it starts from.
-      *overrides: of the config, besides the scale's.
-      variant: what distinguishes it from the usual one, in its name.
-      step: of the start's checkpoints; 0 is the last.
-      feature_head: what is between encoder and output, where there is anything.
-      seed: of a single one; None is all of the scale.
+      scale: scale of the table.
+      data: arguments of the table, with the paths of data sets.
+      task: key of `scale.tasks`.
+      start: run whose checkpoint initializes it.
+      variant: suffix of the name, for a fine-tuning that differs from the task's default.
+      step: checkpoint of `start` (default: 0, the last).
+      feature_head: layers between encoder and output layer.
+      seed: single random seed (default: None, all restarts of the scale).
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]
-    first = start
-    while first.start:
-        first = first.start
-    model = _model(scale, _argument(first.config, "size"), first.overrides)
-    # Features have settings of their own, and a single seed is for one setting.
-    grid, settings = ("one", 1) if feature_head.features or seed is not None else (tuning.grid, tuning.settings)
+    pretrained = start
+    while pretrained.init_from:
+        pretrained = pretrained.init_from
+    size = dict(item.split("=", 1) for item in pretrained.config.partition(":")[2].split(","))["size"]
+    model = _model_config(scale, size, pretrained.overrides)
+    # The grids are for fine-tuning all layers, and a single seed is for one setting.
+    grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
-    single = () if seed is None else (f"--config.seed={seed}",)
-    parts = (start.name.rpartition("/")[2], variant, f"{step}" if step else "", "" if seed is None else f"seed{seed}")
+    trials = len(named_grid(grid)) * (scale.finetuning_seeds if seed is None else 1)
+    suffixes = (variant, str(step or ""), "" if seed is None else f"seed{seed}")
+    overrides = [*tuning.overrides, *_feature_overrides(scale, feature_head)]
+    overrides += [] if seed is None else [f"--config.seed={seed}"]
     return Run(
-        name=f"{task}/{'-'.join(filter(None, parts))}",
-        config=_with_arguments(tuning.config, f"grid={grid}", f"path={path or tuning.data.upper()}"),
-        overrides=_merged(*tuning.overrides, *_upper(scale, feature_head), *overrides, *single),
-        start=start,
-        start_step=step,
-        seeds=scale.seeds if seed is None else 0,
-        flops=(scale.seeds if seed is None else 1)
-        * settings
-        * epochs
-        * tuning.tokens
-        * flops_per_token(model, 128, feature_head=feature_head),
-        lacks=_lacking(tuning, path),
+        name=f"{task}/{'-'.join([start.name.rpartition('/')[2], *filter(None, suffixes)])}",
+        config=f"{tuning.config}{',' if ':' in tuning.config else ':'}grid={grid},path={path or tuning.data.upper()}",
+        # Later overrides of a field replace earlier ones.
+        overrides=tuple({override.partition("=")[0]: override for override in overrides}.values()),
+        init_from=start,
+        init_step=step,
+        seeds=scale.finetuning_seeds if seed is None else 0,
+        flops=trials * epochs * tuning.tokens * flops_per_token(model, 128, feature_head=feature_head),
+        missing_data=_missing_task_data(tuning, path),
     )
 
 
 def ensemble(task: str, name: str, members: Sequence[Run]) -> Run:
-    """An ensemble of fine-tunings of single seeds."""
+    """Returns an ensemble of single-seed fine-tunings."""
     return Run(f"{task}/{name}", members=tuple(members))
 
 
-def features(scale: Scale, which: str = CONCAT_LAST_FOUR, lstm_layers: int = 2) -> FeatureHead:
-    """The feature-based approach of section 5.3."""
-    return FeatureHead(which, lstm_layers, scale.lstm_size)
+def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead:
+    """Returns the feature-based approach of section 5.3: a BiLSTM of two layers on features of the frozen encoder."""
+    return FeatureHead(features, 2, scale.lstm_size)
 
 
-def _upper(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
+def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
     if not feature_head.is_used:
         return ()
     layers = (
@@ -162,37 +161,29 @@ def _upper(scale: Scale, feature_head: FeatureHead) -> tuple[str, ...]:
     )
     if not feature_head.features:
         return layers
-    frozen = (
+    return (
+        *layers,
         f"--config.feature_head.features={feature_head.features}",
         "--config.optimizer.freeze=encoder",
-        _FEATURES_RATE,
+        _FEATURE_LEARNING_RATE,
+        f"--config.epochs={scale.feature_epochs}",
     )
-    return (*layers, *frozen, f"--config.epochs={scale.feature_epochs}")
 
 
-def _merged(*overrides: str) -> tuple[str, ...]:
-    """Each field once, with its last value."""
-    return tuple({override.partition("=")[0]: override for override in overrides}.values())
-
-
-def _lacking(tuning: FineTuning, path: str) -> str:
+def _missing_task_data(tuning: FineTuning, path: str) -> str:
     if not path:
-        return f"{tuning.needs or tuning.config}, in a folder given with {tuning.data}="
-    folder = epath.Path(os.path.expanduser(path))
-    if tuning.needs and ":" not in path.partition("/")[0] and not (folder / tuning.needs).exists():
-        return f"{path}/{tuning.needs}, which is not there"
-    return ""
+        return f"{tuning.required_file or tuning.config}, in a folder given with {tuning.data}="
+    # TFDS names such as `tfds:glue` are not files.
+    if not tuning.required_file or ":" in path.partition("/")[0]:
+        return ""
+    return _missing_file(f"{path}/{tuning.required_file}")
 
 
-def _model(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
-    """Near enough for an estimate."""
+def _missing_file(path: str) -> str:
+    return "" if epath.Path(os.path.expanduser(path)).exists() else f"{path}, which does not exist"
+
+
+def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
+    """Returns a config with the sizes that FLOPs depend on."""
     encoder = {"encoder": LSTM} if f"--config.model.encoder={LSTM}" in overrides else {}
     return ModelConfig(vocab_size=scale.vocab_size, **size_fields(size), **encoder)
-
-
-def _with_arguments(config: str, *arguments: str) -> str:
-    return f"{config}{',' if ':' in config else ':'}{','.join(arguments)}"
-
-
-def _argument(config: str, name: str) -> str:
-    return dict(item.split("=", 1) for item in config.partition(":")[2].split(","))[name]

@@ -1,4 +1,4 @@
-"""Many runs of one config with other fields: each kept when it is done, selected on dev (section A.3 of the paper)."""
+"""Hyperparameter sweeps: trials of one config, selected on dev (section A.3 of the paper)."""
 
 import dataclasses
 import functools
@@ -19,10 +19,10 @@ from etils import epath
 from bertjax.config.run import RunConfig
 from bertjax.config.trials import grid_values, load_trials
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.cached_features import training_task
 from bertjax.metrics.selection import score
 from bertjax.presets import cross_product, trials_of
 from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
@@ -42,54 +42,77 @@ from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
 
+MakeTask = Callable[[RunConfig, str | None], Task]
+
 SWEEP = "sweep.json"
 TRIALS = "trials"
 SEED = "seed"
-_PLAIN = "+,()' "
+# Special characters that folder names of trials keep.
+_SAFE = "+,()' "
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One training run of a sweep.
+
+    Attributes:
+      fields: config field to value, including the seed.
+      settings: the run's config.
+      folder: the run's workdir.
+    """
+
+    fields: dict[str, Any]
+    settings: RunConfig
+    folder: epath.Path
 
 
 def sweep(
-    experiment: str, overrides: Sequence[str], grid: Sequence[str], seeds: int, path: str, start: str | None
+    experiment: str,
+    overrides: Sequence[str],
+    grid: Sequence[str],
+    seeds: int,
+    path: str,
+    init_from: str | None,
+    make_task: MakeTask,
 ) -> dict[str, Any]:
-    """Runs the trials of an experiment, each with several seeds; see `run_sweep`.
+    """Runs the trials of an experiment with several seeds each; see `run_sweep`.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
-      overrides: `--config.FIELD=VALUE`, that hold for every trial; that of `seed` is the first one.
-      grid: `FIELD=VALUE,VALUE`; where there is none, what the experiment itself yields.
-      seeds: random restarts of each setting.
-      path: the workdir.
-      start: checkpoint that each trial starts from.
+      overrides: `--config.FIELD=VALUE` flags of all trials; `config.seed` is the first seed.
+      grid: `FIELD=VALUE,VALUE` items (default: empty, the grid of the experiment).
+      seeds: number of random restarts of each setting.
+      path: workdir.
+      init_from: checkpoint that initializes each trial.
+      make_task: function from a trial's config and `init_from` to its task.
 
     Raises:
-      UsageError: the grid cannot be used, and as `run_sweep`.
-      BertjaxError: as `run_sweep`.
+      UsageError: the grid or `seeds` is invalid, or as `run_sweep`.
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")
-    # What is given on the command line holds for every trial.
-    given = [item for item in overrides if not item.startswith(f"--config.{SEED}=")]
-    first = experiment_config(experiment, overrides, start).seed
+    first_seed = experiment_config(experiment, overrides, init_from).seed
+    fixed = [item for item in overrides if not item.startswith(f"--config.{SEED}=")]
 
-    def overridden(more: list[str]) -> Any:
-        return experiment_config(experiment, [*more, *given], start)
+    def load(fields: Sequence[str]) -> Any:
+        return experiment_config(experiment, [*fields, *fixed], init_from)
 
-    def configure(trial: dict[str, Any]) -> RunConfig:
-        return parse_config(overridden([f"--config.{field}={value}" for field, value in trial.items()]))
+    def configure(fields: dict[str, Any]) -> RunConfig:
+        return parse_config(load([f"--config.{field}={value}" for field, value in fields.items()]))
 
     if grid:
-        settings = cross_product(grid_values(grid, given, overridden))
+        settings = cross_product(grid_values(grid, fixed, load))
     else:
-        settings = _without(load_trials(experiment, trials_of), given)
-    trials = [{**setting, SEED: first + seed} for setting in settings for seed in range(seeds)]
-    return run_sweep(configure, trials, path, start)
+        settings = _without_fixed_fields(load_trials(experiment, trials_of), fixed)
+    trials = [{**setting, SEED: first_seed + seed} for setting in settings for seed in range(seeds)]
+    return run_sweep(configure, trials, path, init_from, make_task)
 
 
-def _without(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """The trials of an experiment's own grid without the fields that the command line sets, each once."""
+def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Removes fields that the command line sets, and trials that are equal without them."""
     fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
-    left = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
-    return [trial for index, trial in enumerate(left) if trial not in left[:index]]
+    settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
+    return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
 
 
 def run_sweep(
@@ -97,199 +120,186 @@ def run_sweep(
     trials: Sequence[dict[str, Any]],
     path: str,
     init_from: str | None,
+    make_task: MakeTask,
 ) -> dict[str, Any]:
-    """Runs the trials one after the other in this process, so that all of one shape share a compilation.
+    """Runs trials one after the other in this process, so that trials of the same shapes share a compilation.
 
-    A finished trial is not run again; one that a signal stopped goes on. A trial that fails is noted and the next one
-    begins; one that does not fail alike in all processes ends them. Of all finished trials, the best alone keeps its
-    checkpoints.
+    Finished trials are not run again, and an interrupted trial resumes. A failed trial is recorded, and the next one
+    starts. Only the best trial keeps its checkpoints.
 
     Args:
-      configure: a trial's fields to its settings.
-      trials: fields and their values; those that differ in `seed` alone are restarts of one setting.
-      path: the workdir of the sweep.
-      init_from: checkpoint that each trial starts from.
+      configure: function from a trial's fields to its config.
+      trials: config fields and values; trials that differ only in `seed` are restarts of one setting.
+      path: workdir of the sweep.
+      init_from: checkpoint that initializes each trial.
+      make_task: function from a trial's config and `init_from` to its task.
 
     Returns:
-      What `sweep.json` holds: all trials, the settings with mean, deviation and best, the best trial, and how many
-      trials are `left`.
+      Content of `sweep.json`: `trials`, `settings` (mean, deviation and best over seeds), `best` (trial) and `left`
+      (number of trials to run); and whether a signal `stopped` the sweep.
 
     Raises:
-      UsageError: a trial's settings, or the data of the first, cannot be used; or a trial finished with another config.
-      BertjaxError: every trial failed.
+      UsageError: a config or the data is invalid, or a finished trial has another config, data or initialization.
+      BertjaxError: all trials failed.
     """
     workdir = resolve(path)
     check_unrelated_files(workdir, TRIALS)
-    # All of them before any trial, so that a wrong field does not show after hours.
-    runs = [configure(trial) for trial in trials]
-    folders = [workdir / TRIALS / name_of(trial) for trial in trials]
-    planned = list(zip(trials, runs, folders, strict=True))
+    # Every config is checked before the first trial starts.
+    planned = [Trial(fields, configure(fields), workdir / TRIALS / trial_name(fields)) for fields in trials]
     start = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
-    finished = broadcast_from_host0(lambda: [_finished(*each, start) for each in planned])
-    # Also refuses data that cannot be used, before any trial.
-    _check_data(runs, folders, finished)
+    finished = broadcast_from_host0(lambda: [_finished_outcome(trial, start) for trial in planned])
+    _check_data(planned, finished)
     with acquire_lock(create(path, TRIALS)):
-        return _run_all(planned, finished, workdir, init_from)
+        return _run_trials(planned, finished, workdir, init_from, make_task)
 
 
-def _run_all(
-    planned: Sequence[tuple[dict[str, Any], RunConfig, epath.Path]],
+def _run_trials(
+    trials: Sequence[Trial],
     finished: Sequence[dict[str, Any] | None],
     workdir: epath.Path,
     init_from: str | None,
+    make_task: MakeTask,
 ) -> dict[str, Any]:
     outcomes: list[dict[str, Any]] = []
-    spent: list[float] = []
-    count = len(planned)
-    with progress_bar("trials", count, " trials", shown=sys.stderr.isatty()) as bar:
-        for number, ((trial, settings, folder), outcome) in enumerate(zip(planned, finished, strict=True), 1):
+    seconds: list[float] = []
+    with progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar:
+        for number, (trial, outcome) in enumerate(zip(trials, finished, strict=True), 1):
             if outcome is None:
-                left = f", about {duration(statistics.mean(spent) * (count - number + 1))} left" if spent else ""
-                logger.info(f"trial {number} of {count}: {name_of(trial)}{left}")
+                remaining = statistics.mean(seconds or [0]) * (len(trials) - number + 1)
+                left = f", about {duration(remaining)} left" if seconds else ""
+                logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                outcome = _run(trial, settings, folder, init_from)
+                outcome = _run_trial(trial, init_from, make_task)
                 if outcome is None:
-                    logger.info(f"the sweep stopped in trial {number} of {count}; the same command goes on from here")
+                    logger.info(f"stopped in trial {number} of {len(trials)}; the same command resumes the sweep")
                     return {"stopped": True, "trials": outcomes}
-                spent.append(time.monotonic() - start)
+                seconds.append(time.monotonic() - start)
             outcomes.append(outcome)
             bar.update()
-            whole = summary(outcomes) | {"left": count - number}
+            content = summarize(outcomes) | {"left": len(trials) - number}
             if jax.process_index() == 0:
-                _keep_best_checkpoint(outcomes, workdir)
-                write_atomic(workdir / SWEEP, json.dumps(whole, indent=1) + "\n")
-    if whole["best"] is None:
-        raise BertjaxError(f"all {count} trials failed; the first: {outcomes[0]['error']}")
-    logger.info(table(whole))
-    logger.info(f"best: {workdir / TRIALS / name_of(whole['best']['trial'])}; all in {workdir / SWEEP}")
-    return {"stopped": False, **whole}
+                _delete_other_checkpoints(outcomes, content["best"], workdir)
+                write_atomic(workdir / SWEEP, json.dumps(content, indent=1) + "\n")
+    if content["best"] is None:
+        raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
+    logger.info(format_settings(content))
+    logger.info(f"best trial: {workdir / TRIALS / trial_name(content['best']['trial'])}; all trials: {workdir / SWEEP}")
+    return {"stopped": False, **content}
 
 
-def _check_data(
-    runs: Sequence[RunConfig], folders: Sequence[epath.Path], finished: Sequence[dict[str, Any] | None]
-) -> None:
-    """Refuses finished trials of other data than there is now: they would be ranked beside each other.
-
-    Raises:
-      UsageError: names the first of them; or the data of the first trial cannot be used.
-    """
-    done = {folder for folder, outcome in zip(folders, finished, strict=True) if outcome}
-    was = broadcast_from_host0(lambda: {str(folder): read_results(folder)["data_sha256"] for folder in sorted(done)})
+def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
+    """Raises a UsageError if there is no dev set, or if a finished trial was trained on other data than today's."""
+    done = {trial.folder for trial, outcome in zip(trials, finished, strict=True) if outcome}
+    trained_on = broadcast_from_host0(lambda: {str(path): read_results(path)["data_sha256"] for path in sorted(done)})
     hashes: dict[str, str] = {}
-    for number, (settings, folder) in enumerate(zip(runs, folders, strict=True)):
-        if number and folder not in done:
+    for number, trial in enumerate(trials):
+        # The first trial is checked in any case, so that unusable data is an error before anything runs.
+        if number and trial.folder not in done:
             continue
-        # Rows are the same however many are in a batch.
-        told = json.dumps({**dataclasses.asdict(settings.data), "batch_size": 0}, sort_keys=True)
-        if told not in hashes:
-            task = build_task(settings, train=True)
+        # The batch size does not change the data.
+        key = json.dumps({**dataclasses.asdict(trial.settings.data), "batch_size": 0}, sort_keys=True)
+        if key not in hashes:
+            task = build_task(trial.settings, train=True)
             if not task.best_metric:
                 raise UsageError(
-                    "a sweep selects by what its trials reach on dev, and they are not evaluated; give a dev set, or "
-                    "cut one off the training data with --config.data.dev_share=0.1"
+                    "a sweep selects the best trial on dev, and this task has no dev set; give one, or split it off "
+                    "the training data with --config.data.dev_share=0.1"
                 )
-            hashes[told] = task.data_hash
-        if folder in done and was[str(folder)] != hashes[told]:
-            raise UsageError(f"the trial in {folder} was run on other data; choose another --workdir for the sweep")
+            hashes[key] = task.data_hash
+        if trial.folder in done and trained_on[str(trial.folder)] != hashes[key]:
+            raise UsageError(f"the trial in {trial.folder} was trained on other data; choose another --workdir")
 
 
-def _run(
-    trial: dict[str, Any], settings: RunConfig, folder: epath.Path, init_from: str | None
-) -> dict[str, Any] | None:
-    """What became of a trial; None where a signal stopped it."""
+def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict[str, Any] | None:
+    """Returns the outcome of a trial, or None if a signal stopped it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        task = training_task(settings, init_from)
-        if loop.train(task, os.fspath(folder), init_from)["stopped"]:
+        trial.folder.mkdir(parents=True, exist_ok=True)
+        task = make_task(trial.settings, init_from)
+        if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
-        return broadcast_from_host0(lambda: outcome_of(trial, read_results(folder)))
-    except Exception as error:  # Whatever ends one trial, the next may do better.
-        text = go_on_after(os.fspath(folder), error)
-        logger.info(f"the trial failed: {text}")
-        return {"trial": trial, "error": text}
+        return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder)))
+    except Exception as error:  # Other trials may succeed, whatever the error.
+        text = go_on_after(os.fspath(trial.folder), error)
+        logger.info(f"trial failed: {text}")
+        return {"trial": trial.fields, "error": text}
 
 
-def _finished(trial: dict[str, Any], settings: RunConfig, folder: epath.Path, start: str) -> dict[str, Any] | None:
-    """The outcome of a trial that was run before; None where it was not, or not to its end.
+def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
+    """Returns the outcome of a trial that has finished, else None.
 
-    Args:
-      start: fingerprint of the parameters that it is to start from; "" is random ones.
-
-    Raises:
-      UsageError: it was run, or begun, otherwise than it would be now.
+    Raises a UsageError if its workdir has a run with another config, or one that did not start from the parameters with
+    the fingerprint `start` (empty: random).
     """
-    results = read_results(folder) if (folder / RESULTS).exists() else None
-    began_with = results["started_from"] if results else saved_init_fingerprint(folder)
-    shown = ""
-    if began_with not in (None, start):
-        shown = f"it started from {'other parameters than those of --init_from' if start else 'a checkpoint'}"
+    results = read_results(trial.folder) if (trial.folder / RESULTS).exists() else None
+    previous_start = results["started_from"] if results else saved_init_fingerprint(trial.folder)
+    difference = ""
+    if previous_start not in (None, start):
+        difference = "other parameters than those of --init_from" if start else "a checkpoint"
+        difference = f"it started from {difference}"
     elif results:
-        shown = result_differences(results["config"], dataclasses.asdict(settings), of_best=True)
-    if shown:
-        raise UsageError(f"the trial in {folder} was run otherwise ({shown}); choose another --workdir for the sweep")
-    return outcome_of(trial, results) if results else None
+        difference = result_differences(results["config"], dataclasses.asdict(trial.settings), of_best=True)
+    if difference:
+        raise UsageError(f"the trial in {trial.folder} is of another run: {difference}; choose another --workdir")
+    return trial_outcome(trial.fields, results) if results else None
 
 
-def outcome_of(trial: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """What a sweep notes of a finished trial: its fields and metrics, and the `score` it was selected by.
+def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a finished trial in `sweep.json`.
 
     Args:
-      trial: fields and their values.
-      results: what its `results.json` holds. Of the metric that they name, more is better or less, as `score` knows.
+      fields: the trial's fields.
+      results: content of its `results.json`.
     """
-    name = results["selected_by"]
-    metrics = {key: value for key, value in results.items() if isinstance(value, float)}
-    told = {"trial": trial, "score": results[name], "score_name": name, "metrics": metrics}
-    return {**told, "started_from": results["started_from"]}
+    metric = results["selected_by"]
+    metrics = {name: value for name, value in results.items() if isinstance(value, float)}
+    outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
+    return {**outcome, "started_from": results["started_from"]}
 
 
-def name_of(trial: dict[str, Any]) -> str:
-    """A folder's name that says what is special about a trial; what no folder should have in its name as in a URL."""
-    return ",".join(f"{field}={quote(str(value), _PLAIN)}" for field, value in sorted(trial.items())) or "default"
+def trial_name(fields: dict[str, Any]) -> str:
+    """Returns the folder name of a trial, with special characters of values percent-encoded."""
+    return ",".join(f"{field}={quote(str(value), _SAFE)}" for field, value in sorted(fields.items())) or "default"
 
 
-def setting_of(trial: dict[str, Any]) -> dict[str, Any]:
-    """A trial's fields but for the seed: what restarts have in common."""
-    return {field: value for field, value in trial.items() if field != SEED}
+def setting_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns a trial's fields without the seed."""
+    return {field: value for field, value in fields.items() if field != SEED}
 
 
-def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """All trials; each setting's mean, deviation and best over its seeds, the best setting first; the best trial."""
-    # Of losses and errors, less is better.
-    selected_by = next((outcome["score_name"] for outcome in outcomes if "score" in outcome), "")
-    better = functools.partial(score, selected_by)
+def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns all trials, the settings with their statistics over seeds (best first), and the best trial."""
+    finished = [outcome for outcome in outcomes if "score" in outcome]
+    # `score` negates losses and errors.
+    better = functools.partial(score, finished[0]["score_name"] if finished else "")
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
-        settings.setdefault(name_of(setting_of(outcome["trial"])), []).append(outcome)
+        settings.setdefault(trial_name(setting_of(outcome["trial"])), []).append(outcome)
     rows = []
-    for name, members in settings.items():
-        scores = [member["score"] for member in members if "score" in member]
+    for name, restarts in settings.items():
+        scores = [restart["score"] for restart in restarts if "score" in restart]
+        row = {"setting": name, "trials": len(scores), "failed": len(restarts) - len(scores)}
         if scores:
             deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            row = {"mean": statistics.mean(scores), "deviation": deviation, "best": max(scores, key=better)}
-            rows.append({"setting": name, "trials": len(scores), "failed": len(members) - len(scores), **row})
-        else:
-            rows.append({"setting": name, "trials": 0, "failed": len(members)})
+            row |= {"mean": statistics.mean(scores), "deviation": deviation, "best": max(scores, key=better)}
+        rows.append(row)
     rows.sort(key=lambda row: better(row["mean"]) if "mean" in row else -math.inf, reverse=True)
-    finished = [outcome for outcome in outcomes if "score" in outcome]
     best = max(finished, key=lambda outcome: better(outcome["score"]), default=None)
     return {"trials": outcomes, "settings": rows, "best": best}
 
 
-def table(whole: dict[str, Any]) -> str:
-    """The settings as text, the best first."""
-    title = f"{whole['best']['score_name']} on dev"
-    width = 2 + max(len(title), *(len(row["setting"]) for row in whole["settings"]))
+def format_settings(content: dict[str, Any]) -> str:
+    """Returns the settings of a sweep as a text table, best first."""
+    title = f"{content['best']['score_name']} on dev"
+    width = 2 + max(len(title), *(len(row["setting"]) for row in content["settings"]))
     lines = [f"{title:<{width}}{'trials':>7}{'mean':>9}{'dev.':>9}{'best':>9}{'failed':>8}"]
-    for row in whole["settings"]:
+    for row in content["settings"]:
         scores = "".join(f"{row[name]:>9.4f}" if name in row else f"{'':>9}" for name in ("mean", "deviation", "best"))
         lines.append(f"{row['setting']:<{width}}{row['trials']:>7}{scores}{row['failed']:>8}")
     return "\n".join(lines)
 
 
-def _keep_best_checkpoint(outcomes: list[dict[str, Any]], workdir: epath.Path) -> None:
-    best = summary(outcomes)["best"]
+def _delete_other_checkpoints(outcomes: list[dict[str, Any]], best: dict[str, Any], workdir: epath.Path) -> None:
     for outcome in outcomes:
-        folder = workdir / TRIALS / name_of(outcome["trial"]) / CHECKPOINTS
+        folder = workdir / TRIALS / trial_name(outcome["trial"]) / CHECKPOINTS
         if outcome is not best and "score" in outcome and folder.exists():
             folder.rmtree()

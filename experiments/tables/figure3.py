@@ -1,15 +1,15 @@
-"""The architectures of Figure 3 beside each other: BERT's, OpenAI GPT's and ELMo's (a table that the paper lacks).
+"""Pre-training architectures of Figure 3: BERT, OpenAI GPT and ELMo on equal data (a table the paper lacks).
 
     bertjax reproduce --config experiments/tables/figure3.py:corpus=CASED,glue=GLUE,ner=CONLL \\
       --results runs/tables --plan
     bertjax table figure3 --results runs/tables
 
-All are pre-trained on the same text by the same loop. A left-to-right model predicts every piece, which costs more
-FLOPs than a seventh of them does; it is there once as wide as BERT (equal data), and once narrower, so that FLOPs are
-equal too, as they are for the LSTMs. Fine-tuned, and feature-based on the weighted sum of all layers, as ELMo is used.
-The arguments are those of table5.py.
+All models are pre-trained on the same text. A left-to-right model predicts every token, which costs more FLOPs than
+predicting 15 % of them. It is therefore run at BERT's width (equal data) and at a smaller width (equal FLOPs); the
+LSTMs have equal FLOPs too. Each model is fine-tuned, and used with the weighted sum of all layers as features, as in
+ELMo.
 
-Hardware and time: `--plan` says.
+Arguments: see table5.py. Hardware and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
@@ -23,30 +23,30 @@ _COLUMNS = {"SST-2": "sst2", "NER": "ner"}
 
 
 @arguments(scale="small", corpus="", glue="", ner="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
-    narrow, lstms = scale.equal_flops
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
+    scale = scales.get_scale(args.scale)
+    left_to_right_size, lstm_size = scale.equal_flops
     rows = {
-        "BERT": runs.bert(scale, given),
-        "Left-to-right, as wide": runs.pretraining(scale, given, "ltr", *runs.LEFT_TO_RIGHT),
+        "BERT": runs.bert(scale, args),
+        "Left-to-right, as wide": runs.pretraining(scale, args, "ltr", *runs.LEFT_TO_RIGHT),
         "Left-to-right, equal FLOPs": runs.pretraining(
-            scale, given, "ltr_equal_flops", *runs.LEFT_TO_RIGHT, size=narrow
+            scale, args, "ltr_equal_flops", *runs.LEFT_TO_RIGHT, size=left_to_right_size
         ),
-        "LSTMs both ways, equal FLOPs": runs.pretraining(scale, given, "elmo", *runs.LSTMS, size=lstms),
+        "LSTMs both ways, equal FLOPs": runs.pretraining(scale, args, "elmo", *runs.LSTMS, size=lstm_size),
     }
     cells = []
+    head = runs.feature_based(scale, SUM_ALL)
     for row, start in rows.items():
-        cells.append(runs.perplexity(row, start))
+        cells.append(runs.perplexity_cell(row, start))
         for column, task in _COLUMNS.items():
-            on_top = runs.features(scale, SUM_ALL)
-            tuned = runs.fine_tuning(scale, given, task, start)
-            on_features = runs.fine_tuning(scale, given, task, start, variant=SUM_ALL, feature_head=on_top)
-            cells.append(runs.measured(row, f"{column} fine-tuned", task, tuned))
-            cells.append(runs.measured(row, f"{column} on features", task, on_features))
+            tuned = runs.fine_tuning(scale, args, task, start)
+            on_features = runs.fine_tuning(scale, args, task, start, variant=SUM_ALL, feature_head=head)
+            cells.append(runs.metric_cell(row, f"{column} fine-tuned", task, tuned))
+            cells.append(runs.metric_cell(row, f"{column} on features", task, on_features))
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())
     notes = (
         f"FLOPs of pre-training: {flops}",
-        f"{runs.OF_PERPLEXITY}, of masked pieces for BERT, and of all pieces otherwise",
+        f"{runs.PERPLEXITY_NOTE}, of masked tokens for BERT and of all tokens otherwise",
     )
-    return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.told, tuple(cells), notes)
+    return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.description, tuple(cells), notes)

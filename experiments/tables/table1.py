@@ -3,11 +3,11 @@
     bertjax reproduce --config experiments/tables/table1.py:scale=paper,corpus=CORPUS,glue=glue_data --results RESULTS
     bertjax table 1 --results RESULTS
 
-The paper's figures are of the test sets, whose labels only the GLUE server has; ours are of dev. `bertjax predict` and
-`bertjax submission` make the archive that the server takes. The average is that of nine figures, MNLI counted twice and
-WNLI left out. The arguments are those of table5.py.
+The paper's numbers are of the test sets, whose labels are on the GLUE server; ours are of dev. `bertjax predict` and
+`bertjax submission` write the archive for the server. The average is over nine columns, with MNLI counted twice and
+without WNLI.
 
-Hardware and time: `--plan` says.
+Arguments: see table5.py. Hardware and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
@@ -30,14 +30,14 @@ _COLUMNS = {
 
 
 @arguments(scale="small", corpus="", glue="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,glue=DIR`."""
-    scale = scales.scale_of(given.scale)
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,glue=DIR`."""
+    scale = scales.get_scale(args.scale)
     cells = []
     for row, size in (("BERT BASE", scale.base), ("BERT LARGE", scale.large)):
-        start = runs.bert(scale, given, size)
+        start = runs.bert(scale, args, size)
         for column, (task, metric) in _COLUMNS.items():
-            run = runs.fine_tuning(scale, given, task, start)
-            cells.append(runs.measured(row, column, task, run, metric=metric))
+            run = runs.fine_tuning(scale, args, task, start)
+            cells.append(runs.metric_cell(row, column, task, run, metric=metric))
         cells.append(Cell(row, "Average", (), "", mean_of=tuple(_COLUMNS)))
-    return Table("1", "", scale.told, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))
+    return Table("1", "", scale.description, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))

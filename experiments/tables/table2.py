@@ -4,11 +4,11 @@
       --results RESULTS --plan
     bertjax table 2 --results RESULTS
 
-Single models, ensembles of seven with different pre-trainings and seeds of fine-tuning, and both after a fine-tuning on
-TriviaQA. `triviaqa` is the folder with qa/wikipedia-train.json and evidence/wikipedia; the other arguments are those of
-table5.py. Ours are of dev; the test set is SQuAD's server's.
+Single models, and ensembles of seven models that differ in the seeds of pre-training and fine-tuning; both also after
+fine-tuning on TriviaQA first. Our numbers are of dev; the labels of the test set are on the SQuAD server.
 
-Hardware and time: `--plan` says.
+`triviaqa` is the folder with qa/wikipedia-train.json and evidence/wikipedia. Other arguments: see table5.py. Hardware
+and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
@@ -21,30 +21,36 @@ _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 
 
 @arguments(scale="small", corpus="", squad="", triviaqa="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,squad=DIR,triviaqa=DIR`."""
-    scale = scales.scale_of(given.scale)
-    base = runs.bert(scale, given)
-    larges = [runs.bert(scale, given, scale.large, seed=seed) for seed in range(1, scale.members + 1)]
-    trivia = [runs.fine_tuning(scale, given, "triviaqa", large, seed=seed) for seed, large in enumerate(larges)]
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,squad=DIR,triviaqa=DIR`."""
+    scale = scales.get_scale(args.scale)
+    base = runs.bert(scale, args)
+    larges = [runs.bert(scale, args, scale.large, seed=seed) for seed in range(1, scale.ensemble_size + 1)]
+    trivia = [runs.fine_tuning(scale, args, "triviaqa", large, seed=seed) for seed, large in enumerate(larges)]
 
-    def tuned(starts: list[Run], variant: str = "") -> list[Run]:
+    def fine_tuned(starts: list[Run], variant: str = "") -> list[Run]:
         return [
-            runs.fine_tuning(scale, given, "squad", start, variant=variant, seed=seed)
+            runs.fine_tuning(scale, args, "squad", start, variant=variant, seed=seed)
             for seed, start in enumerate(starts)
         ]
 
-    single, after = tuned(larges), tuned(trivia, "triviaqa")
+    single, after_triviaqa = fine_tuned(larges), fine_tuned(trivia, "triviaqa")
     rows = {
-        "BERT BASE (Single)": runs.fine_tuning(scale, given, "squad", base),
-        "BERT LARGE (Single)": runs.fine_tuning(scale, given, "squad", larges[0]),
+        "BERT BASE (Single)": runs.fine_tuning(scale, args, "squad", base),
+        "BERT LARGE (Single)": runs.fine_tuning(scale, args, "squad", larges[0]),
         "BERT LARGE (Ensemble)": runs.ensemble("squad", "ensemble", single),
-        "BERT LARGE (Sgl.+TriviaQA)": after[0],
-        "BERT LARGE (Ens.+TriviaQA)": runs.ensemble("squad", "ensemble-triviaqa", after),
+        "BERT LARGE (Sgl.+TriviaQA)": after_triviaqa[0],
+        "BERT LARGE (Ens.+TriviaQA)": runs.ensemble("squad", "ensemble-triviaqa", after_triviaqa),
     }
     cells: list[Cell] = [
-        runs.measured(row, column, "squad", run, metric=metric)
+        runs.metric_cell(row, column, "squad", run, metric=metric)
         for row, run in rows.items()
         for column, metric in _COLUMNS.items()
     ]
-    return Table("2", "", scale.told, tuple(cells), (f"LARGE is {scale.large}, ensembles are of {scale.members}",))
+    return Table(
+        "2",
+        "",
+        scale.description,
+        tuple(cells),
+        (f"LARGE is {scale.large}, ensembles have {scale.ensemble_size} members",),
+    )

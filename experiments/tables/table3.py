@@ -3,10 +3,10 @@
     bertjax reproduce --config experiments/tables/table3.py:scale=paper,corpus=CORPUS,squad2=SQUAD --results RESULTS
     bertjax table 3 --results RESULTS
 
-`squad2` is the folder with train-v2.0.json and dev-v2.0.json; the other arguments are those of table5.py. Ours are of
-dev; the test set is SQuAD's server's.
+Our numbers are of dev; the labels of the test set are on the SQuAD server.
 
-Hardware and time: `--plan` says.
+`squad2` is the folder with train-v2.0.json and dev-v2.0.json. Other arguments: see table5.py. Hardware and time:
+printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
@@ -19,12 +19,12 @@ _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 
 
 @arguments(scale="small", corpus="", squad2="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,squad2=DIR`."""
-    scale = scales.scale_of(given.scale)
-    run = runs.fine_tuning(scale, given, "squad2", runs.bert(scale, given, scale.large))
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,squad2=DIR`."""
+    scale = scales.get_scale(args.scale)
+    run = runs.fine_tuning(scale, args, "squad2", runs.bert(scale, args, scale.large))
     cells = (
-        runs.measured("BERT LARGE (Single)", column, "squad2", run, metric=metric)
+        runs.metric_cell("BERT LARGE (Single)", column, "squad2", run, metric=metric)
         for column, metric in _COLUMNS.items()
     )
-    return Table("3", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))
+    return Table("3", "", scale.description, tuple(cells), (f"LARGE is {scale.large}",))

@@ -3,10 +3,9 @@
     bertjax reproduce --config experiments/tables/table4.py:scale=paper,corpus=CORPUS,swag=SWAG --results RESULTS
     bertjax table 4 --results RESULTS
 
-`swag` is the folder with train.csv and val.csv; the other arguments are those of table5.py. Ours are of dev; `bertjax
-predict` writes what the test set's server takes.
+Our numbers are of dev; `bertjax predict` writes the predictions for the test server.
 
-Hardware and time: `--plan` says.
+`swag` is the folder with train.csv and val.csv. Other arguments: see table5.py. Hardware and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
@@ -17,12 +16,12 @@ from bertjax.reproduce.table import Table
 
 
 @arguments(scale="small", corpus="", swag="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,swag=DIR`."""
-    scale = scales.scale_of(given.scale)
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,swag=DIR`."""
+    scale = scales.get_scale(args.scale)
     rows = {"BERT BASE": scale.base, "BERT LARGE": scale.large}
     cells = (
-        runs.measured(row, "Dev", "swag", runs.fine_tuning(scale, given, "swag", runs.bert(scale, given, size)))
+        runs.metric_cell(row, "Dev", "swag", runs.fine_tuning(scale, args, "swag", runs.bert(scale, args, size)))
         for row, size in rows.items()
     )
-    return Table("4", "", scale.told, tuple(cells), (f"LARGE is {scale.large}",))
+    return Table("4", "", scale.description, tuple(cells), (f"LARGE is {scale.large}",))

@@ -1,9 +1,9 @@
-"""Table 6: the size of the model (section 5.2 of the paper).
+"""Table 6: effect of the model size (section 5.2 of the paper).
 
     bertjax reproduce --config experiments/tables/table6.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
     bertjax table 6 --results runs/tables
 
-The arguments are those of table5.py. Hardware and time: `--plan` says. Expected: every step up is better, on small data
+Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: every larger model is better, on small data
 sets too.
 """
 
@@ -17,16 +17,16 @@ _COLUMNS = {"MNLI-m": "mnli", "MRPC": "mrpc", "SST-2": "sst2", "NER": "ner"}
 
 
 @arguments(scale="small", corpus="", glue="", ner="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
+    scale = scales.get_scale(args.scale)
     cells = []
-    for row, size in scale.sizes.items():
-        start = runs.bert(scale, given, size)
-        cells.append(runs.perplexity(row, start))
+    for row, size in scale.table6_sizes.items():
+        start = runs.bert(scale, args, size)
+        cells.append(runs.perplexity_cell(row, start))
         for column, task in _COLUMNS.items():
-            run = runs.fine_tuning(scale, given, task, start)
-            cells.append(runs.measured(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
-    here = ", ".join(f"{row} is {size}" for row, size in scale.sizes.items())
-    notes = (f"here {here}", "NER (F1) is not in the paper's table", runs.OF_PERPLEXITY)
-    return Table("6", "", scale.told, tuple(cells), notes)
+            run = runs.fine_tuning(scale, args, task, start)
+            cells.append(runs.metric_cell(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
+    sizes = ", ".join(f"{row} is {size}" for row, size in scale.table6_sizes.items())
+    notes = (f"ours: {sizes}", "NER (F1) is not in the paper's table", runs.PERPLEXITY_NOTE)
+    return Table("6", "", scale.description, tuple(cells), notes)

@@ -1,13 +1,13 @@
-"""Table 7: named entities, fine-tuned and feature-based (section 5.3 of the paper).
+"""Table 7: named-entity recognition, fine-tuned and feature-based (section 5.3 of the paper).
 
     bertjax reproduce --config experiments/tables/table7.py:corpus=CASED,ner=CONLL --results runs/tables --plan
     bertjax table 7 --results runs/tables
 
-A cased corpus. Feature-based: the encoder is frozen, and a BiLSTM of two layers stands on some of its layers, whose
-states are computed once. The arguments are those of table5.py; ours are of dev, and `bertjax evaluate
---config.data.eval_split=test` has the test set.
+Needs a cased corpus. Feature-based: the encoder is frozen, and its hidden states, computed once, are the inputs of a
+two-layer BiLSTM. Our numbers are of dev; `bertjax evaluate --config.data.eval_split=test` evaluates on test.
 
-Hardware and time: `--plan` says. Expected: fine-tuning best, and of the features the last four layers together.
+Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning is best; of the features, the
+last four layers concatenated are best.
 """
 
 from ml_collections import ConfigDict
@@ -28,17 +28,17 @@ _FEATURES = {
 
 
 @arguments(scale="small", corpus="", ner="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
-    base, large = runs.bert(scale, given), runs.bert(scale, given, scale.large)
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,ner=DIR`."""
+    scale = scales.get_scale(args.scale)
+    base, large = runs.bert(scale, args), runs.bert(scale, args, scale.large)
     rows = {
-        "Fine-tuning BERT LARGE": runs.fine_tuning(scale, given, "ner", large),
-        "Fine-tuning BERT BASE": runs.fine_tuning(scale, given, "ner", base),
+        "Fine-tuning BERT LARGE": runs.fine_tuning(scale, args, "ner", large),
+        "Fine-tuning BERT BASE": runs.fine_tuning(scale, args, "ner", base),
     }
-    for row, which in _FEATURES.items():
-        on_top = runs.features(scale, which)
-        rows[row] = runs.fine_tuning(scale, given, "ner", base, variant=which, feature_head=on_top)
-    cells = tuple(runs.measured(row, "Dev", "ner", run) for row, run in rows.items())
+    for row, features in _FEATURES.items():
+        head = runs.feature_based(scale, features)
+        rows[row] = runs.fine_tuning(scale, args, "ner", base, variant=features, feature_head=head)
+    cells = tuple(runs.metric_cell(row, "Dev", "ner", run) for row, run in rows.items())
     notes = (f"LARGE is {scale.large}; BiLSTMs of {scale.lstm_size} units in each direction",)
-    return Table("7", "", scale.told, cells, notes)
+    return Table("7", "", scale.description, cells, notes)

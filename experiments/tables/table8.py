@@ -1,10 +1,10 @@
-"""Table 8: what masked pieces are replaced by (section C.2 of the paper).
+"""Table 8: effect of the masking strategy (section C.2 of the paper).
 
     bertjax reproduce --config experiments/tables/table8.py:corpus=CASED,ner=CONLL --results runs/tables --plan
     bertjax table 8 --results runs/tables
 
-The arguments are those of table5.py. Hardware and time: `--plan` says. Expected: fine-tuning hardly depends on it;
-the feature-based approach suffers where all are [MASK], which it never sees.
+Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning hardly changes; the
+feature-based approach is worse if all masked tokens become [MASK], which its inputs never contain.
 """
 
 from ml_collections import ConfigDict
@@ -19,26 +19,25 @@ _ROWS = ("80/10/10", "100/0/0", "80/0/20", "80/20/0", "0/20/80", "0/0/100")
 
 
 @arguments(scale="small", corpus="", glue="", ner="")
-def get_table(given: ConfigDict) -> Table:
-    """The table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
-    scale = scales.scale_of(given.scale)
+def get_table(args: ConfigDict) -> Table:
+    """Returns the table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
+    scale = scales.get_scale(args.scale)
     cells = []
     for row in _ROWS:
-        shares = [
-            f"--config.data.masking.{name}={int(share) / 100}"
-            for name, share in zip(_FIELDS, row.split("/"), strict=True)
+        masking = [
+            f"--config.data.masking.{name}={int(percent) / 100}"
+            for name, percent in zip(_FIELDS, row.split("/"), strict=True)
         ]
         name = f"mask_{row.replace('/', '_')}"
-        usual = row == _ROWS[0]
-        start = runs.bert(scale, given) if usual else runs.pretraining(scale, given, name, *shares)
+        start = runs.pretraining(scale, args, name, *masking) if row != _ROWS[0] else runs.bert(scale, args)
         for column, task in _COLUMNS.items():
-            cells.append(runs.measured(row, column, task, runs.fine_tuning(scale, given, task, start)))
-        on_top = runs.features(scale)
-        run = runs.fine_tuning(scale, given, "ner", start, variant=on_top.features, feature_head=on_top)
-        cells.append(runs.measured(row, "NER feature-based", "ner", run))
-        cells.append(runs.perplexity(row, start))
+            cells.append(runs.metric_cell(row, column, task, runs.fine_tuning(scale, args, task, start)))
+        head = runs.feature_based(scale)
+        run = runs.fine_tuning(scale, args, "ner", start, variant=head.features, feature_head=head)
+        cells.append(runs.metric_cell(row, "NER feature-based", "ner", run))
+        cells.append(runs.perplexity_cell(row, start))
     notes = (
-        "SST-2 and perplexity are not in the paper's table; perplexity is of text masked by the row's own shares",
-        runs.OF_PERPLEXITY,
+        "SST-2 and perplexity are not in the paper's table; perplexity is of text masked with the row's own strategy",
+        runs.PERPLEXITY_NOTE,
     )
-    return Table("8", "", scale.told, tuple(cells), notes)
+    return Table("8", "", scale.description, tuple(cells), notes)

@@ -264,7 +264,7 @@ TABLE = """from bertjax.reproduce.table import Cell, Run, Table
 
 def get_table(text):
     first = Run("first", {first[0]!r}, {first[1]!r}, flops=1e9)
-    tuned = Run("tuned", {tuned[0]!r}, {tuned[1]!r}, start=first, seeds=2, flops=1e9)
+    tuned = Run("tuned", {tuned[0]!r}, {tuned[1]!r}, init_from=first, seeds=2, flops=1e9)
     cells = Cell("BERT BASE", "ppl", (first,), "perplexity", 1.0), Cell("No NSP", "SST-2", (tuned,), "accuracy")
     return Table("5", "", "tiny", cells)
 """

@@ -21,6 +21,9 @@ import re
 import time
 from typing import Any
 
+from hlo_cost import instruction_costs
+from hlo_program import read_program
+
 # Name to experiment, topology and fields. All tokens of all rows are real.
 CASES = {
     "base": (
@@ -130,30 +133,28 @@ def main() -> None:
 
     use_tpu_compiler()
     from bertjax.estimate.compiled import peak_bytes
-    from bertjax.estimate.cost import work_of
-    from bertjax.estimate.program import read_program
 
     began = time.monotonic()
     lowered = theirs(args.case) if args.theirs else ours(args.case, args.override)
     compiled = lowered.compile()
     seconds = time.monotonic() - began
-    work = work_of(read_program(compiled.as_text()))
+    costs = instruction_costs(read_program(compiled.as_text()))
     memory = compiled.memory_analysis()
     found = {
         "case": args.case,
         "of": "Hugging Face" if args.theirs else "bertjax",
         "overrides": args.override,
-        "TFLOP": sum(one.flops for one in work) / 1e12,
-        "GB": sum(one.hbm_bytes for one in work) / 1e9,
+        "TFLOP": sum(cost.flops for cost in costs) / 1e12,
+        "GB": sum(cost.hbm_bytes for cost in costs) / 1e9,
         "GB XLA": compiled.cost_analysis()["bytes accessed"] / 1e9,
         "GiB of temporaries": (peak_bytes(compiled) - memory.argument_size_in_bytes) / 2**30,
         "GiB XLA": memory.temp_size_in_bytes / 2**30,
         "seconds to compile": seconds,
     }
     moved, times = collections.Counter(), collections.Counter()
-    for one in work:
-        moved[source_of(one.source)] += one.hbm_bytes
-        times[source_of(one.source)] += one.times
+    for cost in costs:
+        moved[source_of(cost.source)] += cost.hbm_bytes
+        times[source_of(cost.source)] += cost.times
     for name, size in moved.most_common(args.operations):
         print(f"{size / 1e9:8.2f} GB {100 * size / 1e9 / found['GB']:5.1f} % {times[name]:6,} x  {name}")
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))

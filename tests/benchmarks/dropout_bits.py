@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hlo_cost import instruction_costs
+from hlo_program import read_program
 
 RATE = 0.1
 # Name to the generator and the bits of a decision; ours hashes places and has 16.
@@ -51,14 +53,12 @@ def forth_and_back(drop: Callable[..., jax.Array], x: jax.Array, y: jax.Array, d
 
 
 def tpu_gigabytes(step: Callable, arrays: tuple[jax.Array, ...], topology: str) -> float:
-    from bertjax.estimate.cost import work_of
-    from bertjax.estimate.program import read_program
     from bertjax.estimate.topology import tpu_devices
 
     place = jax.sharding.SingleDeviceSharding(tpu_devices(topology, 1)[0])
     given = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in arrays]
     program = read_program(jax.jit(step).lower(*given).compile().as_text())
-    return sum(one.hbm_bytes for one in work_of(program)) / 1e9
+    return sum(cost.hbm_bytes for cost in instruction_costs(program)) / 1e9
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The paper's figures, which agree with each other."""
+"""Consistency of the paper's numbers in `paper.json`."""
 
 import re
 import statistics
@@ -10,14 +10,14 @@ from bertjax.errors import UsageError
 from bertjax.reproduce.paper import paper_table, table_names
 
 
-def test_all_tables_and_the_figure_are_there():
+def test_paper_has_eight_tables_and_figure_5():
     assert table_names() == (*"12345678", "figure5")
-    with pytest.raises(UsageError, match="no table '9'; known: 1, 2"):
+    with pytest.raises(UsageError, match="no table '9'; choose one of 1, 2"):
         paper_table("9")
 
 
 @pytest.mark.parametrize("name", table_names())
-def test_every_row_has_a_figure_or_none_for_each_column(name):
+def test_rows_have_one_number_per_column(name):
     table = paper_table(name)
     assert table.title and re.fullmatch(r"[45]\.\d|C\.\d", table.section)
     for row, values in table.rows.items():
@@ -26,24 +26,23 @@ def test_every_row_has_a_figure_or_none_for_each_column(name):
         assert all(value is None or 0 < value < 100 for value in values), row
 
 
-def test_averages_of_glue_are_of_its_nine_figures():
+def test_glue_average_is_the_mean_of_nine_columns():
     table = paper_table("1")
     assert table.columns[-1] == "Average" and len(table.columns) == 10
     for row, (*values, average) in table.rows.items():
-        # The paper's own average of that row is 0.06 off.
+        # The paper's average of the ELMo row is 0.06 off.
         assert statistics.mean(values) == pytest.approx(average, abs=0.07 if "ELMo" in row else 0.051), row
 
 
-def test_what_two_tables_say_of_one_model_differs_by_restarts_at_most():
+def test_tables_agree_on_shared_models():
     five, six, seven, eight = (paper_table(name) for name in "5678")
     base = dict(zip(five.columns, five.rows["BERT BASE"], strict=True))
     for column, value in zip(six.columns, six.rows["12/768/12"], strict=True):
         assert column not in base or base[column] == pytest.approx(value, abs=0.25)
     assert eight.rows["80/10/10"][0] == pytest.approx(base["MNLI-m"], abs=0.25)
-    # The last four layers concatenated; 95.4 and 96.4 of fine-tuning are of different context and restarts.
+    # Tables 7 and 8 give 96.4 and 95.4 for fine-tuning, with different document context and restarts.
     assert seven.rows["Fine-tuning BERT BASE"][0] - eight.rows["80/10/10"][1] == pytest.approx(1.0)
 
 
-def test_the_data_is_shipped():
-    package = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '"reproduction/paper.json"' in package
+def test_package_includes_paper_json():
+    assert '"reproduce/paper.json"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()

@@ -1,4 +1,4 @@
-"""The tables' own experiments: at every scale their commands can be run, in the order in which they are given."""
+"""Experiments of the tables: at every scale their runs are valid and in order."""
 
 import shlex
 from pathlib import Path
@@ -15,74 +15,77 @@ from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
 from bertjax.model.feature_head import LAST, FeatureHead
 from bertjax.presets import trials_of
-from bertjax.reproduce import results as outcomes
 from bertjax.reproduce import runs, scales
-from bertjax.reproduce.formatting import as_markdown, shown
+from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.paper import paper_table, table_names
+from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
+from bertjax.reproduce.table import missing_data
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import KeepPeriodic
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
-KEPT = ROOT / "experiments/tables/small.json"
-GIVEN = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
-every_table = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL])
+SMALL_RESULTS = ROOT / "experiments/tables/small.json"
+DATA = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
+every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL])
 
 
 def table(file: Path, scale: str):
     text = file.read_text()
-    given = ",".join(f"{name}={path}" for name, path in GIVEN.items() if f"{name}=" in text)
-    return load_table(f"{file}:scale={scale},{given}")
+    arguments = ",".join(f"{name}={path}" for name, path in DATA.items() if f"{name}=" in text)
+    return load_table(f"{file}:scale={scale},{arguments}")
 
 
-def test_every_table_of_the_paper_has_an_experiment_and_there_is_one_of_our_own():
+def test_experiments_cover_all_tables_and_figure_3():
     names = {file.stem.removeprefix("table") for file in FILES}
     assert names == {*table_names(), "figure3"}
 
 
-def test_tables_in_the_documents_are_those_of_the_kept_file():
-    kept, written = outcomes.read(str(KEPT)), (ROOT / "docs/results/tables.md").read_text().splitlines()
+def test_documented_tables_match_the_results_file():
+    results, written = load_results([str(SMALL_RESULTS)]), (ROOT / "docs/results/tables.md").read_text().splitlines()
     lines = [
-        line for config in kept.tables.values() for line in as_markdown(shown(load_table(config), kept)).splitlines()
+        line
+        for config in results.tables.values()
+        for line in as_markdown(format_table(load_table(config), results)).splitlines()
     ]
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) > 20
     assert [line for line in tables if line not in written] == []
 
 
-@every_table
-def test_one_name_is_one_run_in_all_tables(scale):
+@every_scale
+def test_tables_share_runs_of_the_same_name(scale):
     by_name = {}
     for file in FILES:
         for run in table(file, scale).runs():
-            assert by_name.setdefault(run.name, run) == run, f"{run.name} of {file.name} is another one elsewhere"
+            assert by_name.setdefault(run.name, run) == run, f"{run.name} of {file.name} differs between tables"
     assert len(by_name) > 90
 
 
-@every_table
+@every_scale
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_commands_are_valid_and_each_comes_after_what_it_needs(file, scale):
-    there = set()
+def test_commands_are_valid_and_follow_their_dependencies(file, scale):
+    previous = set()
     for run in table(file, scale).runs():
-        assert {earlier.name for earlier in run.needs} <= there
-        there.add(run.name)
+        assert {each.name for each in run.dependencies} <= previous
+        previous.add(run.name)
         args, overrides = build_parser().parse_known_args(shlex.split(run.command("/results"))[1:])
         if run.members:
-            assert args.command == "ensemble" and len(args.checkpoint) == scales.scale_of(scale).members
+            assert args.command == "ensemble" and len(args.checkpoint) == scales.get_scale(scale).ensemble_size
             continue
         parse_config(load_config(args.config, overrides))
-        assert len({item.partition("=")[0] for item in overrides}) == len(overrides), "a field is given twice"
+        assert len({item.partition("=")[0] for item in overrides}) == len(overrides), "duplicate override"
         assert run.flops > 0
         if args.command == "sweep":
-            assert load_trials(args.config, trials_of) and args.seeds == scales.scale_of(scale).seeds
+            assert load_trials(args.config, trials_of) and args.seeds == scales.get_scale(scale).finetuning_seeds
 
 
-@every_table
+@every_scale
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_cells_ask_for_metrics_that_their_task_gives(file, scale):
-    given = {
+def test_cells_use_metrics_of_their_task(file, scale):
+    metrics = {
         "squad": score_v1({}, {}),
         "squad2": score_v2({"question": []}, {"question": ""}),
         "swag": {"accuracy"},
@@ -94,108 +97,112 @@ def test_cells_ask_for_metrics_that_their_task_gives(file, scale):
         },
     }
     cells = [cell for cell in table(file, scale).cells if cell.runs]
-    assert cells and [cell for cell in cells if cell.metric not in given[cell.runs[0].name.partition("/")[0]]] == []
+    assert cells and [cell for cell in cells if cell.metric not in metrics[cell.runs[0].name.partition("/")[0]]] == []
 
 
-@every_table
+@every_scale
 @pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
 @pytest.mark.parametrize("feature_head", [None, FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
-def test_as_many_epochs_are_run_as_are_reckoned_with(task, feature_head, scale):
-    found = scales.scale_of(scale)
-    start = runs.bert(found, GIVEN)
+def test_flops_assume_the_epochs_of_the_config(task, feature_head, scale):
+    settings = scales.get_scale(scale)
+    start = runs.bert(settings, DATA)
     run = runs.fine_tuning(
-        found, GIVEN, task, start, feature_head=feature_head, variant="" if feature_head is None else "features"
+        settings, DATA, task, start, feature_head=feature_head, variant="" if feature_head is None else "features"
     )
-    reckoned = found.tasks[task].epochs if feature_head is None else found.feature_epochs
-    assert load_config(run.config, run.overrides).epochs == reckoned
+    epochs = settings.tasks[task].epochs if feature_head is None else settings.feature_epochs
+    assert load_config(run.config, run.overrides).epochs == epochs
 
 
-@every_table
+@every_scale
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_cells_are_those_of_the_paper_and_named_ones_of_our_own(file, scale):
-    found = table(file, scale)
-    assert found.number == file.stem.removeprefix("table")
-    assert len({(cell.row, cell.column) for cell in found.cells}) == len(found.cells)
-    if found.number not in table_names():
+def test_cells_cover_the_paper_except_test_sets(file, scale):
+    loaded = table(file, scale)
+    assert loaded.name == file.stem.removeprefix("table")
+    assert len({(cell.row, cell.column) for cell in loaded.cells}) == len(loaded.cells)
+    if loaded.name not in table_names():
         return
-    printed = paper_table(found.number)
-    if found.number != "figure5":
-        assert {cell.row for cell in found.cells} <= printed.rows.keys()
-        # Of the paper's columns, only test sets are left out, whose labels nobody has.
-        assert {cell.column for cell in found.cells} >= {name for name in printed.columns if "Test" not in name}
+    paper = paper_table(loaded.name)
+    if loaded.name != "figure5":
+        assert {cell.row for cell in loaded.cells} <= paper.rows.keys()
+        # Labels of test sets are not public.
+        assert {cell.column for cell in loaded.cells} >= {name for name in paper.columns if "Test" not in name}
 
 
-def test_masks_sizes_and_directions_are_what_the_rows_say():
-    eight = {cell.row: cell.runs[0].start for cell in table(FILES[-1], scales.PAPER).cells if cell.runs[0].start}
+def test_rows_of_tables_5_6_and_8_have_their_settings():
+    eight = {
+        cell.row: cell.runs[0].init_from for cell in table(FILES[-1], scales.PAPER).cells if cell.runs[0].init_from
+    }
     for row, start in eight.items():
         shares = parse_config(load_config(start.config, start.overrides)).data.masking
         assert [round(100 * share) for share in (shares.mask_prob, shares.keep_prob, shares.random_prob)] == [
             int(part) for part in row.split("/")
         ]
-    six = {cell.row: cell.runs[0] for cell in table(FILES[-3], scales.PAPER).cells if not cell.runs[0].start}
+    six = {cell.row: cell.runs[0] for cell in table(FILES[-3], scales.PAPER).cells if not cell.runs[0].init_from}
     for row, run in six.items():
         model = load_config(run.config, run.overrides).model
         assert f"{model.num_hidden_layers}/{model.hidden_size}/{model.num_attention_heads}" == row
     five = {cell.row: cell.runs[0] for cell in table(FILES[-4], scales.SMALL).cells if cell.column == "SST-2"}
-    told = {
+    objectives = {
         row: (config.data.objective, config.model.attention_direction)
         for row, run in five.items()
-        for config in [load_config(run.start.config, run.start.overrides)]
+        for config in [load_config(run.init_from.config, run.init_from.overrides)]
     }
     left = ("lm", "left")
-    assert told == {
+    assert objectives == {
         "BERT BASE": ("nsp", "both"), "No NSP": ("pairs", "both"), "LTR & No NSP": left, "+ BiLSTM": left
     }  # fmt: skip
-    on_top = load_config(five["+ BiLSTM"].config, five["+ BiLSTM"].overrides)
-    assert on_top.feature_head.lstm_layers == 1 and not on_top.feature_head.features
+    bilstm = load_config(five["+ BiLSTM"].config, five["+ BiLSTM"].overrides)
+    assert bilstm.feature_head.lstm_layers == 1 and not bilstm.feature_head.features
 
 
-@every_table
-def test_what_is_said_to_have_equal_flops_has(scale):
-    three = {cell.row: cell.runs[0] for cell in table(FILES[0], scale).cells if not cell.runs[0].start}
+@every_scale
+def test_equal_flops_rows_are_within_five_percent_of_bert(scale):
+    three = {cell.row: cell.runs[0] for cell in table(FILES[0], scale).cells if not cell.runs[0].init_from}
     bert = three.pop("BERT").flops
     equal = [run.flops / bert for row, run in three.items() if "equal FLOPs" in row]
     assert len(equal) == 2 and all(abs(share - 1) < 0.05 for share in equal)
     assert three["Left-to-right, as wide"].flops > 1.2 * bert
 
 
-def test_data_that_is_not_there_is_named(tmp_path, monkeypatch):
+def test_missing_data_is_described(tmp_path, monkeypatch):
     (tmp_path / "SST-2").mkdir()
     (tmp_path / "SST-2/train.tsv").write_text("")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / MANIFEST).write_text("")
-    found = load_table(f"tables/table5:corpus={tmp_path}/corpus,glue={tmp_path}")
-    lacking = {run.name: run.lacking() for run in found.runs()}
-    assert not lacking["pretrain/bert-1"] and not lacking["sst2/bert-1"]
-    assert lacking["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which is not there"
-    assert lacking["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
+    loaded = load_table(f"tables/table5:corpus={tmp_path}/corpus,glue={tmp_path}")
+    missing = {run.name: missing_data([run]) for run in loaded.runs()}
+    assert not missing["pretrain/bert-1"] and not missing["sst2/bert-1"]
+    assert missing["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which does not exist"
+    assert missing["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
     monkeypatch.setenv("HOME", str(tmp_path))
-    there = {run.name: run for run in load_table("tables/table5:corpus=~/corpus,glue=~").runs()}
-    assert not there["sst2/bert-1"].lacking()
+    home = {run.name: run for run in load_table("tables/table5:corpus=~/corpus,glue=~").runs()}
+    assert not missing_data([home["sst2/bert-1"]])
     (run, *_) = load_table(f"tables/table5:corpus={tmp_path}/none,glue={tmp_path}").runs()
-    assert run.lacking() == f"{tmp_path}/none/manifest.json, which is not there"
-    (lacking,) = {run.lacking() for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
-    assert "given with corpus=; squad:version=2.0, in a folder given with squad2=" in lacking
+    assert missing_data([run]) == f"{tmp_path}/none/manifest.json, which does not exist"
+    (squad,) = {missing_data([run]) for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
+    assert "given with corpus=; squad:version=2.0, in a folder given with squad2=" in squad
     without = load_table(f"tables/table5:glue={tmp_path}").runs()
-    assert all("given with corpus=" in run.lacking() for run in without if "sst2" in run.name)
+    assert all("given with corpus=" in missing_data([run]) for run in without if "sst2" in run.name)
 
 
 @pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL])
-def test_a_pre_training_that_is_stopped_anywhere_keeps_the_checkpoints_that_figure_5_takes(name):
-    scale = scales.scale_of(name)
-    every, keep = (int(override.partition("=")[2]) for override in scale.kept)
+def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(name):
+    scale = scales.get_scale(name)
+    every, keep = (int(override.partition("=")[2]) for override in scale.figure5_overrides)
     rng = np.random.default_rng(0)
-    stops = {int(step) for step in rng.integers(1, scale.steps_along[-1], 40)}
-    there: list[int] = []
-    for step in sorted({*range(every, scale.steps_along[-1] + 1, every), *stops}):
-        there.append(step)
-        kept = KeepPeriodic(keep, every).should_preserve([SimpleNamespace(step=step) for step in there], context=None)
-        there = [step for step, is_kept in zip(there, kept, strict=True) if is_kept]
-    assert {*scale.steps_along} <= {*there} and len(there) <= keep
+    stops = {int(step) for step in rng.integers(1, scale.figure5_steps[-1], 40)}
+    saved: list[int] = []
+    for step in sorted({*range(every, scale.figure5_steps[-1] + 1, every), *stops}):
+        saved.append(step)
+        preserved = KeepPeriodic(keep, every).should_preserve(
+            [SimpleNamespace(step=step) for step in saved], context=None
+        )
+        saved = [step for step, is_preserved in zip(saved, preserved, strict=True) if is_preserved]
+    assert {*scale.figure5_steps} <= {*saved} and len(saved) <= keep
 
 
-@pytest.mark.parametrize(("arguments", "others"), [("", "sst2"), (":task=mnli", ""), (":scale=paper", "")])
-def test_figure_5_says_where_its_task_is_not_the_paper_s(arguments, others, tmp_path):
-    text = as_markdown(shown(load_table(f"tables/figure5{arguments}"), outcomes.read(str(tmp_path))))
+@pytest.mark.parametrize(("arguments", "task"), [("", "sst2"), (":task=mnli", ""), (":scale=paper", "")])
+def test_figure_5_notes_a_task_other_than_the_paper_s(arguments, task, tmp_path):
+    text = as_markdown(format_table(load_table(f"tables/figure5{arguments}"), load_results([str(tmp_path)])))
     assert text.startswith("**Figure 5: Pre-training steps")
-    assert (f"the paper fine-tunes on mnli, and these runs on {others}" in text) == bool(others)
+    assert (f"the paper fine-tunes on mnli, and these runs on {task}" in text) == bool(task)

@@ -14,7 +14,7 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.sweep import summary
+from bertjax.training.sweep import summarize
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_sweep_selects_the_lowest_loss():
         {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss"}
         for a, seed, value in ((1, 0, 0.5), (1, 1, 0.3), (2, 0, 0.9), (2, 1, 0.1))
     ]
-    found = summary(outcomes)
+    found = summarize(outcomes)
     assert found["best"]["score"] == 0.1
     assert [(row["setting"], row["best"]) for row in found["settings"]] == [("a=1", 0.3), ("a=2", 0.1)]
-    assert summary([{**outcome, "score_name": "f1"} for outcome in outcomes])["best"]["score"] == 0.9
+    assert summarize([{**outcome, "score_name": "f1"} for outcome in outcomes])["best"]["score"] == 0.9
 
 
 def made(glue, letters, **fields):
@@ -193,7 +193,7 @@ def test_class_report_is_in_results_figure_and_evaluate_output(cola, capfd):
 def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true,grid=one"
     error = refused(capfd, "sweep", config, f"--workdir={tmp_path}", *overrides(letters, data__eval_split="none"))
-    assert "a sweep selects by what its trials reach on dev" in error
+    assert "a sweep selects the best trial on dev, and this task has no dev set" in error
 
 
 def test_no_losses_give_no_total_loss():

@@ -1,4 +1,4 @@
-"""Tests of sweeps."""
+"""Sweeps: resumption, failed trials, grids and selection."""
 
 import json
 import re
@@ -10,16 +10,17 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
+from bertjax.inference.cached_features import training_task
 from bertjax.tasks.build import parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.results import read_results
 from bertjax.training.step import make_train_step
-from bertjax.training.sweep import name_of, run_sweep
+from bertjax.training.sweep import run_sweep, trial_name
 from bertjax.training.workdir import acquire_lock
 
 
-def test_sweep_resumes_finished_trials_after_a_failure(cola, glue, letters, tmp_path, capfd, monkeypatch):
+def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, letters, tmp_path, capfd, monkeypatch):
     command = [
         "sweep",
         f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true",
@@ -29,55 +30,55 @@ def test_sweep_resumes_finished_trials_after_a_failure(cola, glue, letters, tmp_
         *[item for item in overrides(None, steps=2) if "learning_rate" not in item],
     ]
     calls = []
-    whole = loop.train
+    train = loop.train
 
-    def failing(config, task, path, init_from):
+    def failing(task, path, init_from):
         calls.append(path)
         if len(calls) == 3:
-            raise ZeroDivisionError("no more of this")
-        return whole(config, task, path, init_from)
+            raise ZeroDivisionError("third trial")
+        return train(task, path, init_from)
 
     monkeypatch.setattr(loop, "train", failing)
     cli.main(command)
     first = json.loads((tmp_path / "sweep.json").read_text())
     assert len(calls) == 8 and sum("error" in trial for trial in first["trials"]) == 1
     assert {row["trials"] + row["failed"] for row in first["settings"]} == {2}
-    kept = [path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists()]
-    assert len(kept) == 1
-    (tmp_path / "notes.txt").write_text("somebody's")
+    with_checkpoints = [path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists()]
+    assert len(with_checkpoints) == 1
+    (tmp_path / "notes.txt").write_text("user file")
     capfd.readouterr()
     cli.main(command)
-    assert len(calls) == 9  # the failed one alone
+    assert len(calls) == 9  # Only the failed trial runs again.
     second = json.loads((tmp_path / "sweep.json").read_text())
     assert not any("error" in trial for trial in second["trials"])
     best = max(second["trials"], key=lambda trial: trial["score"])
     assert second["best"]["score"] == best["score"]
     assert "accuracy on dev" in capfd.readouterr().err
-    # What is done was done with another config: it may not pass for what is asked now.
+    # Finished trials of another config are refused.
     error = refused(capfd, *command, "--config.model.hidden_dropout_prob=0.25")
-    assert "was run otherwise (model.hidden_dropout_prob: 0.0 -> 0.25)" in error
-    # The best of more evaluations is another best; how often it was saved is no matter.
+    assert "is of another run: model.hidden_dropout_prob: 0.0 -> 0.25" in error
+    # The number of evaluations changes which one is best; the number of checkpoints does not.
     error = refused(capfd, *command, "--config.eval_every=1")
-    assert re.search(r"was run otherwise \(eval_every: \d+ -> 1\)", error)
+    assert re.search(r"is of another run: eval_every: \d+ -> 1", error)
     cli.main([*command, "--config.checkpoint_every=1"])
-    # Nor with other data, of whichever trial.
+    # Finished trials of other data are refused, whichever trial it is.
     other = tmp_path / "trials" / ".other"
     shutil.copytree(glue, other)
     dev = other / "RTE" / "dev.tsv"
     header, *rows = dev.read_text().splitlines(keepends=True)
     dev.write_text("".join([header, *rows[1:]]))
-    elsewhere = [item.replace(f"path={glue}", f"path={other}") for item in command]
-    first_trial = tmp_path / "trials" / name_of(second["trials"][0]["trial"])
-    assert "was run on other data; choose another --workdir" in refused(capfd, *elsewhere)
+    other_data = [item.replace(f"path={glue}", f"path={other}") for item in command]
+    first_trial = tmp_path / "trials" / trial_name(second["trials"][0]["trial"])
+    assert "was trained on other data; choose another --workdir" in refused(capfd, *other_data)
     first_trial.rename(first_trial.with_name(".first"))
-    assert "was run on other data; choose another --workdir" in refused(capfd, *elsewhere)
+    assert "was trained on other data; choose another --workdir" in refused(capfd, *other_data)
     first_trial.with_name(".first").rename(first_trial)
     best = next(path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists())
     without = [*(item for item in command if item != f"--init_from={cola}"), f"--config.data.vocabulary={letters}"]
-    assert "was run otherwise (it started from a checkpoint)" in refused(capfd, *without)
+    assert "is of another run: it started from a checkpoint" in refused(capfd, *without)
     command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
     assert "started from other parameters than those of --init_from" in refused(capfd, *command)
-    # One that was begun, too.
+    # Unfinished trials with another initialization are refused as well.
     half = tmp_path / "trials" / ".half"
     shutil.copytree(best, half / "trials" / best.name)
     (half / "trials" / best.name / "results.json").unlink()
@@ -85,37 +86,38 @@ def test_sweep_resumes_finished_trials_after_a_failure(cola, glue, letters, tmp_
     assert "started from other parameters than those of --init_from" in refused(capfd, *command)
 
 
-def test_workdir_of_another_sweep_is_an_error(cola, glue, tmp_path, capfd):
+def test_locked_workdir_is_refused(cola, glue, tmp_path, capfd):
     command = ["sweep", f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true", f"--workdir={tmp_path}"]
     with acquire_lock(tmp_path):
         assert f"another run is using the workdir {tmp_path}" in refused(capfd, *command, f"--init_from={cola}")
     assert not (tmp_path / "trials").exists()
 
 
-def test_trials_of_equal_shape_compile_once(cola, glue, tmp_path):
+def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
     config = f"{EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
-    given = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
+    fixed = [item for item in overrides(None, steps=2) if "learning_rate" not in item]
     make_train_step.cache_clear()
-    found = run_sweep(
+    result = run_sweep(
         lambda trial: parse_config(
-            experiment_config(config, [*given, *(f"--config.{k}={v}" for k, v in trial.items())], cola)
+            experiment_config(config, [*fixed, *(f"--config.{k}={v}" for k, v in trial.items())], cola)
         ),
         [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
         str(tmp_path),
         str(cola),
+        training_task,
     )
-    assert len({trial["metrics"]["cross_entropy"] for trial in found["trials"]}) == 4
+    assert len({trial["metrics"]["cross_entropy"] for trial in result["trials"]}) == 4
     assert make_train_step.cache_info().misses == 1
 
 
-def test_grid_is_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
+def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_path, capfd, monkeypatch):
     seen = []
 
-    def noting(configure, trials, path, init_from):
+    def record(configure, trials, path, init_from, make_task):
         seen.extend((trial, configure(trial)) for trial in trials)
         return {"stopped": False}
 
-    monkeypatch.setattr("bertjax.training.sweep.run_sweep", noting)
+    monkeypatch.setattr("bertjax.training.sweep.run_sweep", record)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,quick=true"
     command = ["sweep", config, f"--workdir={tmp_path}", f"--config.data.vocabulary={letters}"]
     grid = ["--grid=optimizer.learning_rate=1e-4,3e-4", "--grid", "data.batch_size=16,32", "--grid=model.remat=full"]
@@ -130,7 +132,7 @@ def test_grid_is_the_cross_product_of_typed_values(glue, letters, tmp_path, capf
         assert (config.optimizer.learning_rate, config.data.batch_size) == (*trial.values(),)[:2]
         assert (config.model["remat"], config.seed) == (*trial.values(),)[2:]
 
-    for wrong, named in (
+    for invalid, message in (
         ("optimizer.lr=1", r"'optimizer.lr'.*known: .*learning_rate"),
         ("optimizer.learning_rate=1e-4,fast", "learning_rate=fast"),
         ("optimizer=1", "optimizer"),
@@ -141,34 +143,34 @@ def test_grid_is_the_cross_product_of_typed_values(glue, letters, tmp_path, capf
         ("seed=1,2", "say with --seeds"),
         ("data.vocabulary=a", "set by --grid and by --config.data.vocabulary"),
     ):
-        error = refused(capfd, *command, "--grid=data.batch_size=16", f"--grid={wrong}")
-        assert re.search(named, error), error
+        error = refused(capfd, *command, "--grid=data.batch_size=16", f"--grid={invalid}")
+        assert re.search(message, error), error
     assert len(seen) == 8
-    # A value that no run can start with shows before the trials that others could start with.
+    # An invalid value is an error before any trial starts.
     monkeypatch.undo()
     assert "config.steps is -1" in refused(capfd, *command, "--grid=steps=4,-1")
     assert not [*tmp_path.iterdir()]
 
 
-def test_overrides_remove_fields_from_the_experiment_s_grid(glue, letters, tmp_path, monkeypatch):
+def test_command_line_overrides_replace_grid_fields(glue, letters, tmp_path, monkeypatch):
     seen = []
 
-    def noting(configure, trials, path, init_from):
+    def record(configure, trials, path, init_from, make_task):
         seen.extend((trial, configure(trial)) for trial in trials)
         return {"stopped": False}
 
-    monkeypatch.setattr("bertjax.training.sweep.run_sweep", noting)
+    monkeypatch.setattr("bertjax.training.sweep.run_sweep", record)
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},size=L1_H16,grid=a3"
-    given = ["--config.epochs=7", "--config.optimizer.learning_rate=1e-3", f"--config.data.vocabulary={letters}"]
-    cli.main(["sweep", config, f"--workdir={tmp_path}", *given])
+    fixed = ["--config.epochs=7", "--config.optimizer.learning_rate=1e-3", f"--config.data.vocabulary={letters}"]
+    cli.main(["sweep", config, f"--workdir={tmp_path}", *fixed])
     assert [trial for trial, _ in seen] == [{"data.batch_size": rows, "seed": 0} for rows in (16, 32)]
     assert {(settings.epochs, settings.optimizer.learning_rate) for _, settings in seen} == {(7, 1e-3)}
 
 
-def test_trial_is_one_folder_for_any_values():
-    assert name_of({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
-    assert "/" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
-    assert "[" not in name_of({"data.vocabulary": "a/b[1]/vocab.txt"})
+def test_trial_name_is_a_valid_folder_name():
+    assert trial_name({"optimizer.learning_rate": 3e-05, "seed": 1}) == "optimizer.learning_rate=3e-05,seed=1"
+    assert "/" not in trial_name({"data.vocabulary": "a/b[1]/vocab.txt"})
+    assert "[" not in trial_name({"data.vocabulary": "a/b[1]/vocab.txt"})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_trial_is_one_folder_for_any_values():
         lambda content: b"",
     ],
 )
-def test_damaged_trial_results_are_an_error(damage, cola, tmp_path):
+def test_read_results_refuses_damaged_file(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
     with pytest.raises(
         BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"
@@ -187,5 +189,5 @@ def test_damaged_trial_results_are_an_error(damage, cola, tmp_path):
         read_results(epath.Path(tmp_path))
 
 
-def test_results_of_a_finished_trial_are_reused(cola):
+def test_read_results_returns_intact_results(cola):
     assert read_results(epath.Path(cola))["seed"] == 0

@@ -74,7 +74,7 @@ def test_a_sweep_of_two_goes_on_after_a_trial_that_fails_in_both(pretrained, lab
     # A rate at which the loss is no number any more.
     grid = ("--grid", "optimizer.learning_rate=1e30,1e-4")
     said = in_two_processes(command("sweep", labelled, pretrained, tmp_path / "sweep", *grid))
-    assert said.count("the trial failed: ") >= 1
+    assert said.count("trial failed: ") >= 1
     trials = json.loads((tmp_path / "sweep" / SWEEP).read_text())["trials"]
     assert ["error" in trial for trial in trials] == [True, False]
 
@@ -83,15 +83,16 @@ def test_a_sweep_of_two_goes_on_after_a_trial_that_fails_in_both(pretrained, lab
 def test_a_sweep_of_two_ends_where_a_trial_fails_in_one(pretrained, labelled, tmp_path):
     fails_alone = (
         "import jax\n"
-        "from bertjax import cli, sweeps\n"
+        "from bertjax.cli import main as cli\n"
+        "from bertjax.inference import cached_features\n"
         "from bertjax.training import agreement\n"
         "agreement._FAIL_SECONDS = 5\n"
-        "train = sweeps.training_task\n"
+        "train = cached_features.training_task\n"
         "def training_task(*args):\n"
         "    if jax.process_index():\n"
         "        raise OSError('no such disk')\n"
         "    return train(*args)\n"
-        "sweeps.training_task = training_task\n"
+        "cached_features.training_task = training_task\n"
         "cli.main()\n"
     )
     arguments = command("sweep", labelled, pretrained, tmp_path / "sweep", "--distributed")

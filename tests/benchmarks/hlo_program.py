@@ -1,7 +1,6 @@
-"""A compiled program as its text tells it: instructions, and how often each is carried out.
+"""Parser of HLO text: instructions of a compiled program and their execution counts.
 
-XLA's own `cost_analysis` counts the body of a loop once, whatever its length. The text has all that is needed to count
-it right: the loops' lengths, and the shapes of what every instruction reads and writes.
+XLA's `cost_analysis` counts the body of a loop once. The text has the trip counts of loops and all shapes.
 """
 
 import dataclasses
@@ -11,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-# Whose computations are a part of the program's course, and not hidden in one operation.
+# Instructions whose computations are scheduled like those of the caller, unlike the body of a fusion.
 CALLERS = ("while", "conditional", "call")
-# Of the types whose name does not tell.
+# Bits of types whose name has no number.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAMED = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = ")
@@ -30,9 +29,9 @@ class Array:
     """One array of an instruction's result.
 
     Attributes:
-      dtype: XLA's name of it, such as `bf16`.
-      shape: sizes of its axes.
-      in_hbm: whether it lies in the device's main memory, and not in a nearer one.
+      dtype: HLO type, such as `bf16`.
+      shape: axis sizes.
+      in_hbm: whether it is in main memory, not in on-chip memory.
     """
 
     dtype: str
@@ -50,12 +49,12 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      name: of its result.
-      opcode: such as `fusion` or `all-gather`.
-      arrays: of its result; several of a tuple.
-      operands: names of what it reads.
-      called: names of the computations in it.
-      attributes: the rest of the line.
+      name: name of the result.
+      opcode: opcode, such as `fusion` or `all-gather`.
+      arrays: arrays of the result; several for a tuple.
+      operands: names of the operands.
+      called: names of the called computations.
+      attributes: rest of the line.
     """
 
     name: str
@@ -67,24 +66,24 @@ class Instruction:
 
     @property
     def number(self) -> int:
-        """Of a parameter."""
+        """Index of a parameter."""
         return int(self.attributes.partition(")")[0])
 
     def attribute(self, name: str, pattern: str = r"[\w.\-]+") -> str | None:
-        """The value of an attribute; None where there is none of that form."""
-        found = re.search(rf"\b{name}=({pattern})", self.attributes)
-        return found[1] if found else None
+        """Returns the value of an attribute, or None."""
+        match = re.search(rf"\b{name}=({pattern})", self.attributes)
+        return match[1] if match else None
 
     @property
     def source(self) -> str:
-        """The operation of the traced function that it came from."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        """Name of the traced JAX operation."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order, and the name of the one whose result is the computation's."""
+    """Instructions by name, in order, and the name of the root instruction."""
 
     name: str
     instructions: dict[str, Instruction]
@@ -92,7 +91,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """The instructions that read each one's result."""
+        """Users of each instruction's result."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for name in dict.fromkeys(instruction.operands):
@@ -101,20 +100,20 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By number."""
+        """Parameters by index."""
         return {one.number: one for one in self.instructions.values() if one.opcode == "parameter"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """All computations by name, and the one that is run."""
+    """Computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
     @functools.cached_property
     def times(self) -> Counter[str]:
-        """How often each computation is carried out when the program is run once."""
+        """Number of executions of each computation per run of the program."""
         times: Counter[str] = Counter({self.entry: 1})
         for name in self._callers_first():
             for instruction in self.computations[name].instructions.values():
@@ -124,7 +123,7 @@ class Program:
         return times
 
     def scheduled(self) -> Iterator[tuple[Computation, Instruction, int]]:
-        """Instructions that are carried out one after the other, and how often: not those inside fusions."""
+        """Yields the instructions outside of fusions, with their computation and execution count."""
         pending, seen = [self.entry], set()
         while pending:
             computation = self.computations[pending.pop()]
@@ -152,43 +151,39 @@ class Program:
         return order[::-1]
 
     def trips(self, loop: Instruction) -> int:
-        """How often the body of a `while` is carried out; one of unknown length counts once."""
+        """Returns the trip count of a `while`; 1 if unknown."""
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
         if known:
             return int(known[1])
-        # A scan counts from 0 by 1 while it is below a constant.
+        # A scan's counter goes from 0 in steps of 1 to a constant.
         condition = self.computations[loop.attribute("condition", r"%?[\w.\-]+").lstrip("%")]
         compared = condition.instructions[condition.root]
         limits = [self.constant(condition, name) for name in compared.operands]
-        found = [limit for limit in limits if limit is not None]
-        return found[0] if found and "direction=LT" in self._comparison(compared) else 1
+        known = [limit for limit in limits if limit is not None]
+        return known[0] if known and "direction=LT" in self._comparison(compared) else 1
 
     def constant(self, computation: Computation, name: str) -> int | None:
-        """The value of an integer constant of a computation."""
+        """Returns the value of an integer constant, or None."""
         instruction = computation.instructions[name]
         if instruction.opcode != "constant":
             return None
-        found = re.match(r"(-?\d+)$", instruction.attributes.partition(")")[0])
-        return int(found[1]) if found else None
+        match = re.match(r"(-?\d+)$", instruction.attributes.partition(")")[0])
+        return int(match[1]) if match else None
 
     def _comparison(self, instruction: Instruction) -> str:
-        """Attributes of a comparison, which may be fused."""
+        """Returns the attributes of a comparison, which may be inside a fusion."""
         inner = [self.computations[name] for name in instruction.called]
         return instruction.attributes + "".join(one.instructions[one.root].attributes for one in inner)
 
-    def carried_out(self) -> Iterator[tuple[Computation, Instruction, int]]:
-        """Every instruction, with its computation and how often it is carried out."""
+    def executed(self) -> Iterator[tuple[Computation, Instruction, int]]:
+        """Yields every instruction with its computation and execution count."""
         for name, times in self.times.items():
             for instruction in self.computations[name].instructions.values():
                 yield self.computations[name], instruction, times
 
 
 def read_program(text: str) -> Program:
-    """The program in XLA's text form (`jax.stages.Compiled.as_text`).
-
-    Raises:
-      ValueError: there is none in it.
-    """
+    """Parses HLO text (`jax.stages.Compiled.as_text`); raises a ValueError if it has no entry computation."""
     computations: dict[str, Computation] = {}
     entry = name = root = ""
     instructions: dict[str, Instruction] = {}
@@ -206,36 +201,36 @@ def read_program(text: str) -> Program:
             instructions[named[1]] = _instruction(named[1], line[named.end() :])
             root = named[1] if line.lstrip().startswith("ROOT ") else root
     if not entry:
-        raise ValueError("there is no program in the text")
+        raise ValueError("the text has no entry computation")
     return Program(computations, entry)
 
 
 def _instruction(name: str, text: str) -> Instruction:
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
-    arrays = tuple(_array(found) for found in _ARRAY.finditer(text[:end]))
+    arrays = tuple(_array(match) for match in _ARRAY.finditer(text[:end]))
     opcode, _, rest = text[end:].lstrip().partition("(")
     close = _closing("(" + rest, 0) - 1
     inside, attributes = rest[:close], rest[close + 1 :]
     called = tuple(
-        part.strip().lstrip("%") for found in _CALLED.finditer(attributes) for part in found[1].strip("{}").split(",")
+        part.strip().lstrip("%") for match in _CALLED.finditer(attributes) for part in match[1].strip("{}").split(",")
     )
-    # A constant's value, a parameter's number.
+    # The parentheses hold a constant's value or a parameter's index.
     leaf = opcode in ("constant", "parameter")
     operands = () if leaf else tuple(_OPERAND.findall(inside))
     return Instruction(name, opcode, arrays, operands, called, inside + ")" + attributes if leaf else attributes)
 
 
-def _array(found: re.Match[str]) -> Array:
-    shape = tuple(int(size.lstrip("<=")) for size in found[2].split(",") if size)
-    memory = _MEMORY.search(found[3] or "")
-    return Array(found[1], shape, memory is None or memory[1] == "0")
+def _array(match: re.Match[str]) -> Array:
+    shape = tuple(int(size.lstrip("<=")) for size in match[2].split(",") if size)
+    memory = _MEMORY.search(match[3] or "")
+    return Array(match[1], shape, memory is None or memory[1] == "0")
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis at `start` closes."""
+    """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
         if not depth:
             return i
-    raise ValueError(f"a parenthesis is not closed in {text[:80]!r}")
+    raise ValueError(f"unbalanced parenthesis in {text[:80]!r}")

@@ -1,38 +1,33 @@
-"""What a compiled program computes and moves through a device's main memory, loops counted as often as they run.
-
-FLOPs are those of matrix products; what is done beside them, element by element, is bound by memory or hidden.
-"""
+"""FLOPs of matrix products and main-memory traffic of a compiled program, with every loop iteration counted."""
 
 import dataclasses
 import math
 import re
 
-from bertjax.estimate.program import CALLERS, Array, Computation, Instruction, Program
+from hlo_program import CALLERS, Array, Computation, Instruction, Program
 
-# Those whose result is a part of what they read.
+# Instructions that read only the part of the operand that they return.
 _SLICES = ("dynamic-slice", "slice", "gather")
-# Those that compute and move nothing, or whose computations are counted for themselves.
+# Instructions that move no data, or whose computations are counted on their own.
 _FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"),
     *("partition-id", "replica-id", "iota", "add-dependency", "opt-barrier"),
 )
-# What the TPU compiler writes as a call and is none.
-_NO_KERNEL = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
-# Matrix products of [L, K] by [K, L] in kernels of JAX's own, which say nothing of their cost.
-_SPLASH_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
+# Targets of custom calls that are not kernels.
+_NOT_KERNELS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
 _COLLECTIVE = re.compile(r"all-(gather|reduce|to-all)|reduce-scatter|collective-")
 
 
 @dataclasses.dataclass(frozen=True)
-class StepCost:
-    """What one instruction does in all its repetitions.
+class InstructionCost:
+    """Cost of all executions of an instruction.
 
     Attributes:
-      flops: of matrix products.
-      hbm_bytes: read from and written to the main memory.
-      times: how often it is carried out.
-      source: the operation of the traced function that it came from.
-      name: of its result, as the compiler has it.
+      flops: FLOPs of matrix products.
+      hbm_bytes: bytes read from and written to main memory.
+      times: execution count.
+      source: name of the traced JAX operation.
+      name: name in the HLO text.
     """
 
     flops: float
@@ -42,10 +37,10 @@ class StepCost:
     name: str = ""
 
 
-def work_of(program: Program) -> list[StepCost]:
-    """Of every instruction that the device carries out one after the other."""
+def instruction_costs(program: Program) -> list[InstructionCost]:
+    """Returns the costs of all scheduled instructions."""
     return [
-        StepCost(
+        InstructionCost(
             times * _flops(program, computation, instruction),
             times * _hbm_bytes(program, computation, instruction),
             times,
@@ -58,33 +53,21 @@ def work_of(program: Program) -> list[StepCost]:
 
 
 def _flops(program: Program, computation: Computation, instruction: Instruction) -> float:
-    """Of one instruction, once, with all that is inside it."""
+    """Returns the FLOPs of one execution, including called computations."""
     if instruction.opcode == "dot":
         return _dot_flops(computation, instruction)
     if instruction.opcode == "convolution":
         return _convolution_flops(computation, instruction)
     if instruction.opcode == "custom-call":
-        return _estimate(instruction, "flops") or _splash_flops(computation, instruction)
+        return _estimate(instruction, "flops") or 0.0
     if instruction.opcode in CALLERS:
         return 0.0
     return sum(
-        _flops(program, inner, one)
+        _flops(program, inner, each)
         for name in instruction.called
         for inner in [program.computations[name]]
-        for one in inner.instructions.values()
+        for each in inner.instructions.values()
     )
-
-
-def _splash_flops(computation: Computation, instruction: Instruction) -> float:
-    """Of splash attention, of all blocks, those that one direction leaves out included; 0 of anything else."""
-    for name, products in _SPLASH_PRODUCTS.items():
-        if instruction.name.startswith(name):
-            given = (
-                array.shape for operand in instruction.operands for array in computation.instructions[operand].arrays
-            )
-            rows, heads, length, size = next(shape for shape in given if len(shape) == 4)
-            return 2.0 * products * rows * heads * length**2 * size
-    return 0.0
 
 
 def _dot_flops(computation: Computation, instruction: Instruction) -> float:
@@ -95,9 +78,9 @@ def _dot_flops(computation: Computation, instruction: Instruction) -> float:
 
 
 def _convolution_flops(computation: Computation, instruction: Instruction) -> float:
-    """2 x output elements x input features x window positions that lie on an element and not on padding.
+    """Returns 2 x output elements x input features x window positions that are not on padding.
 
-    The TPU compiler makes convolutions of matrix products, and windows of their batch axes.
+    The TPU compiler writes matrix products as convolutions whose windows are the batch axes.
     """
     left, right = (computation.instructions[name].arrays[0].shape for name in instruction.operands[:2])
     output = instruction.arrays[0].shape
@@ -121,14 +104,14 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> fl
     return 2.0 * positions * features * batch * out_features / groups
 
 
-def _positions(given: int, output: int, size: int, window: dict[str, str]) -> int:
-    """Pairs of an output position and a window position that meet an element of the input, along one axis."""
+def _positions(inputs: int, output: int, size: int, window: dict[str, str]) -> int:
+    """Counts pairs of output and window positions that read an input element, along one axis."""
     stride, base, dilation = (int(window.get(name, 1)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
     before = int(window.get("pad", "0_0").split("_")[0])
-    dilated = (given - 1) * base + 1
+    dilated = (inputs - 1) * base + 1
     count = 0
     for at in range(size):
-        # output * stride + at * dilation - before, on the dilated input, hits an element at multiples of `base`.
+        # Positions of the dilated input have an element at multiples of `base`.
         for out in range(output):
             place = out * stride + at * dilation - before
             count += 0 <= place < dilated and place % base == 0
@@ -136,19 +119,18 @@ def _positions(given: int, output: int, size: int, window: dict[str, str]) -> in
 
 
 def _estimate(instruction: Instruction, name: str) -> float | None:
-    """What a kernel's author says that it costs; the compiler knows nothing else of it."""
+    """Returns a field of a Pallas kernel's cost estimate, or None."""
     found = re.search(rf'"cost_estimate":\{{[^}}]*"{name}":"?([\d.e+]+)', instruction.attributes)
     return float(found[1]) if found else None
 
 
 def _hbm_bytes(program: Program, computation: Computation, instruction: Instruction) -> float:
-    """Of one instruction, once."""
+    """Returns the main-memory traffic of one execution."""
     opcode = instruction.opcode
     if opcode.endswith("-done") or _COLLECTIVE.match(opcode):
-        # The exchange itself is counted as such.
         return 0.0
     if opcode == "custom-call":
-        if any(name in instruction.attributes for name in _NO_KERNEL):
+        if any(name in instruction.attributes for name in _NOT_KERNELS):
             return 0.0
         estimate = _estimate(instruction, "bytes_accessed")
         if estimate is not None:
@@ -162,7 +144,7 @@ def _hbm_bytes(program: Program, computation: Computation, instruction: Instruct
     if opcode == "dynamic-update-slice":
         return 2 * _hbm(operands[1])
     if opcode.endswith("-start"):
-        # A copy between memories: what it reads and what it gives are both among its results.
+        # The results of an asynchronous copy include its source and its destination.
         return _hbm(tuple(array for array in instruction.arrays if array.shape))
     return sum(map(_hbm, operands)) + _hbm(instruction.arrays)
 
@@ -182,7 +164,7 @@ def _fusion_bytes(program: Program, computation: Computation, instruction: Instr
 
 
 def _read_bytes(program: Program, computation: Computation, value: Instruction) -> float:
-    """How much of a value a fused computation reads: of one that it takes slices of, those."""
+    """Returns the bytes that a fused computation reads of a value; only the slices of a sliced value."""
     whole = sum(array.size_bytes for array in value.arrays)
     total = 0.0
     for user in computation.users[value.name]:
@@ -191,7 +173,7 @@ def _read_bytes(program: Program, computation: Computation, value: Instruction) 
         elif user.opcode == "bitcast":
             total += _read_bytes(program, computation, user)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
-            # It stays where it is.
+            # Updated in place.
             continue
         elif user.opcode == "fusion":
             inner = program.computations[user.called[0]]
@@ -202,18 +184,18 @@ def _read_bytes(program: Program, computation: Computation, value: Instruction) 
     return min(total, whole)
 
 
-def _written_bytes(program: Program, computation: Computation, root: Instruction, given: tuple[Array, ...]) -> float:
-    """How much of its results a fused computation writes: of an array that it changes in place, what it changes."""
+def _written_bytes(program: Program, computation: Computation, root: Instruction, results: tuple[Array, ...]) -> float:
+    """Returns the bytes that a fused computation writes; only the update of an array updated in place."""
     if root.opcode == "tuple":
         parts = [computation.instructions[name] for name in root.operands]
         return sum(
-            _written_bytes(program, computation, part, (array,)) for part, array in zip(parts, given, strict=False)
+            _written_bytes(program, computation, part, (array,)) for part, array in zip(parts, results, strict=False)
         )
     if root.opcode == "bitcast":
-        return _written_bytes(program, computation, computation.instructions[root.operands[0]], given)
+        return _written_bytes(program, computation, computation.instructions[root.operands[0]], results)
     if root.opcode == "fusion":
         inner = program.computations[root.called[0]]
-        return _written_bytes(program, inner, inner.instructions[inner.root], given)
+        return _written_bytes(program, inner, inner.instructions[inner.root], results)
     if root.opcode == "dynamic-update-slice":
-        return min(computation.instructions[root.operands[1]].arrays[0].size_bytes, _hbm(given))
-    return _hbm(given)
+        return min(computation.instructions[root.operands[1]].arrays[0].size_bytes, _hbm(results))
+    return _hbm(results)

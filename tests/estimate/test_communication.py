@@ -1,0 +1,85 @@
+"""Analytic bytes of collectives, against counts by hand."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from bertjax.estimate.communication import step_communication
+from bertjax.model.config import ModelConfig
+
+MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_attention_heads=2, num_hidden_layers=3, dtype="bfloat16")
+
+
+def exchanges(sizes, shape, spec, positions=1, name="kernel", **arguments):
+    """Returns (name, collective, axis) to bytes for one parameter on a mesh of these sizes."""
+    mesh = types.SimpleNamespace(shape=dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+    axes = [(spec[i] if i < len(spec) else None) for i in range(len(shape))]
+    shard = tuple(size // mesh.shape.get(axis, 1) for size, axis in zip(shape, axes, strict=True))
+    sharding = types.SimpleNamespace(spec=PartitionSpec(*spec), shard_shape=lambda _: shard)
+    param = types.SimpleNamespace(shape=shape, sharding=sharding)
+    found = step_communication({"embeddings": {name: param}}, mesh, MODEL, positions, **arguments)
+    return {(each.name, each.collective, each.axis, each.crosses_slices): each.sent_bytes for each in found}
+
+
+def test_one_device_sends_nothing():
+    assert exchanges((1, 1, 1), (16, 8), ()) == {}
+
+
+def test_data_parallelism_all_reduces_gradients():
+    assert exchanges((4, 1, 1), (16, 8), ()) == {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 2 * 16 * 8}
+
+
+def test_gradients_of_the_token_table_are_float32():
+    assert [*exchanges((4, 1, 1), (16, 8), (), name="token").values()] == [2 * 3 / 4 * 4 * 16 * 8]
+    # The table itself stays sharded over `fsdp`.
+    assert exchanges((1, 4, 1), (16, 8), ("fsdp",), name="token") == {}
+
+
+def test_slices_exchange_their_part_of_the_gradients():
+    sizes = exchanges((8, 1, 1), (16, 8), (), slices=2)
+    gradients = 4 * 16 * 8
+    assert sizes == {
+        ("gradients", "all-reduce", "data", False): 2 * 3 / 4 * gradients,
+        ("gradients", "all-reduce", "data", True): 2 * 1 / 2 * gradients / 4,
+    }
+
+
+def test_fsdp_gathers_sharded_parameters_for_each_micro_batch():
+    sizes = exchanges((1, 4, 1), (16, 8), ("fsdp",), micro_batches=3)
+    assert sizes == {
+        ("parameters", "all-gather", "fsdp", False): 3 * 2 * 3 / 4 * 2 * 16 * 8,
+        ("gradients", "reduce-scatter", "fsdp", False): 3 * 3 / 4 * 2 * 16 * 8,
+    }
+
+
+def test_tensor_parallelism_all_reduces_activations_of_each_layer():
+    (size,) = exchanges((1, 1, 2), (16, 8), ("tensor",), positions=10).values()
+    # Two outputs in the forward pass, and four gradients in the backward pass.
+    assert size == pytest.approx(2 * 1 / 2 * 6 * MODEL.num_hidden_layers * 10 * 8 * jnp.dtype("bfloat16").itemsize)
+
+
+@pytest.mark.devices
+def test_bytes_of_a_real_state_scale_with_the_mesh():
+    from bertjax.config.mesh import MeshConfig
+    from bertjax.config.optimizer import OptimizerConfig
+    from bertjax.tasks.objectives import masked_lm
+    from bertjax.training.optimizer import make_optimizer
+    from bertjax.training.sharding import make_mesh
+    from bertjax.training.step import abstract_state
+
+    model = ModelConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, dtype="bfloat16")
+    objective, optimizer = masked_lm.MaskedLm.for_model(model), make_optimizer(OptimizerConfig())
+
+    def sent(**sizes):
+        mesh = make_mesh(MeshConfig(**sizes), jax.devices()[:4])
+        params = abstract_state(objective, optimizer, mesh).params
+        return {each.collective: each.sent_bytes for each in step_communication(params, mesh, model, positions=512)}
+
+    data, fsdp, tensor = sent(data=4), sent(data=1, fsdp=4), sent(data=1, tensor=4)
+    assert data.keys() == {"all-reduce"} == tensor.keys() and fsdp.keys() == {"all-gather", "reduce-scatter"}
+    # An all-reduce sends twice the bytes of a reduce-scatter. Nearly all parameters other than the table are sharded.
+    table = 2 * 3 / 4 * 4 * 128 * 64
+    assert fsdp["reduce-scatter"] == pytest.approx((data["all-reduce"] - table) / 2, rel=0.1)

@@ -1,0 +1,96 @@
+"""`bertjax plan`, with the TPU compiler and without a TPU."""
+
+import json
+
+import pytest
+from commanding import printed, refused
+
+from bertjax.estimate.chips import CHIPS
+from bertjax.estimate.plan import DEFAULT_MFU, describe_plan
+
+CONFIG = ["--config", "pretrain:size=L2_H128,seq_len=64", "--config.data.batch_size=16"]
+
+
+def planned(capfd, *arguments) -> dict:
+    return json.loads(printed(capfd, "plan", *arguments, "--json"))
+
+
+def test_plan_has_memory_communication_time_and_cost(tmp_path, capfd):
+    file = tmp_path / "plan.json"
+    arguments = ["--topology", "v5e:2x2", "--price_per_chip_hour", "2", "--config.steps=1000", "--output", file]
+    text = printed(capfd, "plan", *CONFIG, *arguments)
+    plan = json.loads(file.read_text())
+    assert text.rstrip() == describe_plan(plan)
+    assert (plan["chips"], plan["fits"], plan["steps"]) == (4, True, 1000)
+    assert plan["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
+    (phase,) = plan["phases"]
+    assert phase["memory"]["optimizer"] == pytest.approx(2 * phase["memory"]["parameters"], rel=0.01)
+    assert plan["peak_memory_bytes"] < 0.01 * plan["memory_bytes_per_chip"]
+    # Gradients are bfloat16, except those of the token table (30,592 x 128).
+    (gradients,) = phase["communication"]
+    gradient_bytes = (phase["memory"]["parameters"] + 4 * 30592 * 128) / 2
+    assert gradients["collective"] == "all-reduce" and not gradients["crosses_slices"]
+    assert gradients["sent_bytes"] == pytest.approx(2 * 3 / 4 * gradient_bytes)
+    chip = CHIPS["v5e"]
+    assert phase["bounds"] == pytest.approx(
+        {
+            "model_flops": phase["model_flops"] / (4 * chip.flops_per_second * DEFAULT_MFU),
+            "ici": gradients["sent_bytes"] / chip.ici_bytes_per_second,
+            "dcn": 0,
+        }
+    )
+    assert phase["seconds_per_step"] == max(phase["bounds"].values())
+    assert plan["seconds"] == pytest.approx(1000 * phase["seconds_per_step"])
+    assert plan["cost"] == pytest.approx(2 * plan["chip_hours"]) == pytest.approx(8 * plan["seconds"] / 3600)
+    # A cost below 1 is not rounded to 0.
+    assert 0 < plan["cost"] < 10 and f", {plan['cost']:.3g} at the given price" in text
+
+
+@pytest.mark.slow
+def test_step_time_follows_the_stated_mfu(capfd):
+    base = ["--config", "pretrain:size=base,seq_len=512", "--config.data.batch_size=128", "--topology", "v5e:2x2"]
+    half, quarter = (planned(capfd, *base, "--mfu", mfu) for mfu in (0.5, 0.25))
+    assert quarter["seconds"] == pytest.approx(2 * half["seconds"])
+
+
+@pytest.mark.slow
+def test_plan_shows_the_memory_of_a_step_that_does_not_fit(capfd):
+    large = ["--config", "pretrain:size=large,seq_len=512", "--config.data.batch_size=512", "--topology", "v5e:2x2"]
+    plan = planned(capfd, *large)
+    assert not plan["fits"] and plan["seconds"] is None
+    assert plan["peak_memory_bytes"] > plan["memory_bytes_per_chip"]
+    text = describe_plan(plan)
+    assert "DOES NOT FIT" in text and "--search" in text
+
+
+@pytest.mark.slow
+def test_two_slices_exchange_gradients_over_the_slower_network(capfd):
+    (phase,) = planned(capfd, *CONFIG, "--topology", "v5e:2x2", "--slices", 2)["phases"]
+    assert any(each["crosses_slices"] for each in phase["communication"])
+    assert phase["bounds"]["dcn"] > 0
+
+
+@pytest.mark.slow
+def test_search_plans_the_largest_batch_that_fits(capfd, tmp_path):
+    base = ["--config", "pretrain:size=base,seq_len=512", "--topology", "v5e:2x2", "--search"]
+    lines = printed(capfd, "plan", *base, "--output", tmp_path / "plan.json").splitlines()
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["fits"] and plan["peak_memory_bytes"] > 0.5 * plan["memory_bytes_per_chip"]
+    assert lines[0].endswith(" ".join(plan["overrides"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology", "v9:2x2"], "invalid --topology 'v9:2x2'; write GENERATION:SIZE such as v5e:16x16, with one of"),
+        (["--topology", "v5e:4"], "invalid --topology 'v5e:4'"),
+        (["--topology", "v5e:4x4x4"], "a topology of v5e has 2 sizes"),
+        (["--topology", "v5e:2x2", "--slices", "0"], "--slices is 0; it must be at least 1"),
+        (["--topology", "v5e:2x2", "--mfu", "1.5"], "--mfu is 1.5; it must be in (0, 1]"),
+        (["--topology", "v5e:2x2", "--price_per_chip_hour", "nan"], "--price_per_chip_hour is nan"),
+        (["--topology", "v5e:2x2", "--output", "no/plan.json"], "no directory for --output: "),
+        ([], "needs --topology"),
+    ],
+)
+def test_wrong_arguments_are_refused(capfd, arguments, message):
+    assert message in refused(capfd, "plan", *CONFIG, *arguments)

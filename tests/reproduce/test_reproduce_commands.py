@@ -1,0 +1,240 @@
+"""`bertjax reproduce` and `bertjax table` on a table of tiny runs."""
+
+import json
+import shlex
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from running import EXPERIMENTS, refused
+from several import WORKER, started
+
+from bertjax.cli import main as cli
+from bertjax.reproduce import runner
+from bertjax.reproduce.results import load_results
+
+
+def printed(capfd, *arguments) -> tuple[str, str]:
+    """Returns the standard output and standard error of a command."""
+    capfd.readouterr()
+    cli.main([*map(str, arguments)])
+    captured = capfd.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def results(table, tmp_path_factory):
+    """Results folder of the table; read-only."""
+    folder = tmp_path_factory.mktemp("results")
+    cli.main(["reproduce", f"--config={table}", f"--results={folder}"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def all_results(table, tmp_path_factory):
+    """Results folder with an ensemble and a fine-tuning from an intermediate checkpoint; read-only."""
+    folder = tmp_path_factory.mktemp("all_results")
+    cli.main(["reproduce", f"--config={table}:all", f"--results={folder}"])
+    return folder
+
+
+def test_plan_lists_runs_in_order_with_times_and_commands(table, tmp_path, capfd):
+    out, _ = printed(capfd, "reproduce", f"--config={table}:all", f"--results={tmp_path}/r", "--plan")
+    assert not (tmp_path / "r").exists()
+    lines = out.splitlines()
+    assert [line.split()[1] for line in lines[:-1:2]] == [
+        *("pretrain/first", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both")
+    ]
+    assert all("about 0:00:" in line for line in lines[:-1:2])
+    assert all(line.startswith("      bertjax ") for line in lines[1:-1:2])
+    assert lines[-1].startswith("6 of 6 runs to do, about 0:00:") and "40% of measured NumPy" in lines[-1]
+
+
+def test_plan_skips_runs_without_data(table, tmp_path, capfd):
+    out, _ = printed(capfd, "reproduce", f"--config={table}:glue=,all", f"--results={tmp_path}", "--plan")
+    assert "cola/both" in out and out.count("skipped: needs CoLA, in a folder given with glue=") == 5
+    assert "1 of 6 runs to do" in out
+    out, _ = printed(capfd, "table", "5", f"--results={tmp_path}")
+    # A plan does not record the table's file, so the packaged table 5 is shown.
+    assert "experiments" not in out
+
+
+def test_finished_runs_are_not_repeated(table, results, capfd):
+    assert sorted(json.loads((results / "reproduce.json").read_text())["seconds"]) == ["cola/first", "pretrain/first"]
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*.json") if path.name != "reproduce.json"}
+    assert len(before) > 10
+    out, _ = printed(capfd, "reproduce", f"--config={table}", f"--results={results}")
+    assert out.count(" done\n") == 2 and "0 of 2 runs to do" in out and "speed of 2 finished runs" in out
+    assert json.loads(out.splitlines()[-1])["done"] == ["cola/first", "pretrain/first"]
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_table_shows_means_and_deviations_of_seeds(results, capfd):
+    out, _ = printed(capfd, "table", "5", f"--results={results}")
+    seeds = [
+        trial["metrics"]["accuracy"] for trial in json.loads((results / "cola/first/sweep.json").read_text())["trials"]
+    ]
+    perplexity = json.loads((results / "pretrain/first/results.json").read_text())["perplexity"]
+    text = f"{100 * statistics.mean(seeds):.1f} ±{100 * statistics.stdev(seeds):.1f}"
+    row = next(line for line in out.splitlines() if line.startswith("BERT BASE"))
+    mean = statistics.mean([perplexity, 100 * statistics.mean(seeds)])
+    assert f" 92.7  {text} " in row and row.split()[-2:] == [f"{perplexity:.1f}", f"{mean:.1f}"]
+    assert "missing runs" not in out
+    markdown, _ = printed(capfd, "table", "5", f"--results={results}", "--markdown")
+    assert f"| 92.7 | {text} |" in markdown and markdown.startswith("**Table 5: ")
+
+
+def test_results_file_gives_the_same_table(results, tmp_path, capfd):
+    from_folder, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/saved.json")
+    assert from_folder.endswith(f"wrote 2 runs to {tmp_path}/saved.json\n")
+    from_file, _ = printed(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+    assert from_file.rstrip() == from_folder[: from_folder.rindex("wrote 2 runs")].rstrip()
+    content = json.loads((tmp_path / "saved.json").read_text())
+    assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
+    assert len(content["runs"]["cola/first"]["metrics"]) == 2
+    assert "is a results file; give a folder" in refused(
+        capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/saved.json"
+    )
+    (tmp_path / "text.txt").write_text("mine")
+    assert "is not a results file" in refused(
+        capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
+    )
+    assert (tmp_path / "text.txt").read_text() == "mine"
+    assert "would lose 2 runs, such as cola/first" in refused(
+        capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
+    )
+    assert json.loads((tmp_path / "saved.json").read_text()) == content
+    content["runs"]["pretrain/first"]["settings"][-1] += "0"
+    (tmp_path / "saved.json").write_text(json.dumps(content))
+    assert "pretrain/first with other settings" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+    (tmp_path / "saved.json").write_text("{}")
+    assert "is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+
+
+def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
+    alone, _ = printed(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/all.json")
+    content = json.loads((tmp_path / "all.json").read_text())
+    for name in content["runs"]:
+        part = {**content, "runs": {name: content["runs"][name]}}
+        (tmp_path / f"{Path(name).parts[0]}.json").write_text(json.dumps(part))
+    pretrain, cola = f"--results={tmp_path}/pretrain.json", f"--results={tmp_path}/cola.json"
+    for source in (pretrain, cola):
+        half, _ = printed(capfd, "table", "5", source)
+        assert "missing runs" in half and "--workdir RESULTS/" in half and ".json/" not in half
+        half, _ = printed(capfd, "table", "5", source, f"--results={tmp_path}/folder")
+        assert f"--workdir {tmp_path}/folder/" in half
+    for sources in ((pretrain, cola), (cola, pretrain)):
+        out, _ = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
+        assert out.splitlines()[:-1] == alone.splitlines()[:-1]
+        assert json.loads((tmp_path / "again.json").read_text()) == content
+    # The first source that has a run wins, and fine-tunings of another pre-training are refused.
+    other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    out, _ = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
+    assert out.splitlines() == alone.splitlines()[:-1]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["table", "5", f"--results={tmp_path}/other.json", pretrain, cola])
+    assert end.value.code == 1
+    assert f"{tmp_path}/cola.json/cola/first started from other parameters" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
+    cli.main(["reproduce", f"--config={table}:glue=,all", f"--results={tmp_path}/new"])
+    out, _ = printed(capfd, "table", "5", f"--results={tmp_path}/new")
+    assert "- no data: SST-2: needs CoLA" in out
+    commands = [line for line in out.splitlines() if line.startswith("    bertjax ")]
+    assert len(commands) == 5 and "path=GLUE" in commands[0]
+    runs = runner.load_table(f"{table}:all").runs()
+    for run in runs:
+        if run.name != "pretrain/first":
+            cli.main(shlex.split(run.command(f"{tmp_path}/new"))[1:])
+    capfd.readouterr()
+    old, new = load_results([str(all_results)]), load_results([f"{tmp_path}/new"])
+    for run in runs:
+        assert new.outcome(run).metrics == old.outcome(run).metrics, run.name
+    ensemble = json.loads((all_results / "cola/both/results.json").read_text())
+    out, _ = printed(capfd, "table", "5", f"--results={all_results}")
+    assert f"{100 * ensemble['accuracy']:.1f}" in next(line for line in out.splitlines() if line.startswith("ours"))
+    assert "missing runs" not in out
+    shutil.rmtree(tmp_path / "new/cola/both")
+    cli.main([*shlex.split(runs[-1].command(f"{tmp_path}/new"))[1:], "--config.data.seq_len=8"])
+    error = refused(capfd, "reproduce", f"--config={table}:all", f"--results={tmp_path}/new", "--plan")
+    assert "cola/both has results of other settings than the table: data.seq_len" in error
+
+
+def edit(file: Path, change) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
+    command = ["table", "5", f"--results={tmp_path}/r"]
+    sweep = tmp_path / "r/cola/first/sweep.json"
+
+    def error() -> str:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main(command)
+        assert end.value.code == 1
+        return capfd.readouterr().err
+
+    cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
+    shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
+    edit(sweep, lambda content: [trial.update(started_from="0" * 16) for trial in content["trials"]])
+    assert "cola/first started from other parameters than those of pretrain/first" in error()
+    edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
+    assert "cola/first started from different parameters" in error()
+    edit(sweep, lambda content: content.update(left=1))
+    assert "missing runs" in printed(capfd, *command)[0]
+    shutil.rmtree(tmp_path / "r/cola/first")
+    shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
+    shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
+    assert "missing runs" in printed(capfd, *command)[0]
+    assert "--plot draws figure5, not 5" in refused(capfd, *command, "--plot=a.png")
+    (tmp_path / "r/pretrain/first/results.json").write_text("{")
+    assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in error()
+    error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
+    assert "has results of other settings than the table: steps: 3 -> 2" in error
+
+
+def test_table_config_is_recorded_with_a_portable_name(table, monkeypatch):
+    monkeypatch.chdir(table.parent)
+    assert runner._portable_config("table.py:steps=3", "mine") == f"{table}:steps=3"
+    for packaged in ("tables/table5", f"{EXPERIMENTS}/tables/table5.py"):
+        assert runner._portable_config(f"{packaged}:scale=small", "5") == "tables/table5:scale=small"
+    assert runner._portable_config("table.py", "5") == str(table)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x = 1", "has no function get_table"),
+        ("def get_table(text):\n    return 1", "must return a bertjax.reproduce.table.Table"),
+        ("def get_table(text):\n    1 / 0", "failed: ZeroDivisionError"),
+    ],
+)
+def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
+    (tmp_path / "table.py").write_text(content)
+    command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
+    assert message in refused(capfd, *command)
+    assert "takes no --config overrides: --config.seed=3" in refused(capfd, *command, "--config.seed=3")
+    assert "choose one of paper, small" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
+    assert "there is no table '9'; choose one of 1, 2" in refused(capfd, "table", "9", command[-1])
+
+
+@pytest.mark.slow
+def test_two_processes_fill_the_same_table(table, all_results, tmp_path):
+    command = ["reproduce", f"--config={table}:all", f"--results={tmp_path}"]
+    for process in started([sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4):
+        _, stderr = process.communicate(timeout=500)
+        assert process.returncode == 0, stderr.decode()[-2000:]
+    old, new = load_results([str(all_results)]), load_results([str(tmp_path)])
+    runs = runner.load_table(f"{table}:all").runs()
+    assert sorted(new.seconds) == sorted(run.name for run in runs)
+    for run in runs:
+        for seed, other in zip(old.outcome(run).metrics, new.outcome(run).metrics, strict=True):
+            assert seed == pytest.approx(other, rel=1e-3, abs=1e-3), run.name

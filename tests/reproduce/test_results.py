@@ -1,0 +1,45 @@
+"""Outcomes are refused if they started from other parameters than the table's runs."""
+
+import pytest
+
+from bertjax.errors import BertjaxError
+from bertjax.reproduce import results, runner
+from bertjax.reproduce.results import Outcome, Results, Source
+from bertjax.reproduce.table import Run
+
+
+@pytest.mark.parametrize(("members", "accepted"), [("ab", True), ("ac", False), ("abc", False), ("a", False)])
+def test_ensemble_must_have_the_members_of_the_table(members, accepted):
+    first, second = Run("first", "glue"), Run("second", "glue")
+    both = Run("both", members=(first, second))
+    saved = {
+        "first": (["glue"], Outcome(({},), fingerprint="a")),
+        "second": (["glue"], Outcome(({},), fingerprint="b")),
+        "both": ([""], Outcome(({},), members=tuple(members))),
+    }
+    found = Results((Source("path", saved=saved),))
+    if accepted:
+        assert found.outcome(both) == saved["both"][1]
+        return
+    with pytest.raises(BertjaxError, match="path/both has other members than the table"):
+        found.outcome(both)
+
+
+@pytest.mark.parametrize(("started_from", "accepted"), [("a", True), ("b", False), ("", False)])
+def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monkeypatch, started_from, accepted):
+    first = Run("first", "pretrain")
+    second = Run("second", "glue", init_from=first, init_step=7)
+    outcomes = {"first": Outcome(({},), fingerprint="end"), "second": Outcome(({},), started_from)}
+    monkeypatch.setattr(Source, "outcome", lambda self, run: outcomes[run.name])
+    monkeypatch.setattr(results, "saved_fingerprint", {tmp_path / "first/checkpoints/7": "a"}.__getitem__)
+    found = Results((Source(str(tmp_path)),))
+    # The fingerprint of a deleted checkpoint is unknown, and no run can start from it.
+    assert found.outcome(second) == outcomes["second"]
+    with pytest.raises(BertjaxError, match="first has no checkpoint of step 7; move that folder away"):
+        runner._execute(second, str(tmp_path))
+    (tmp_path / "first/checkpoints/7").mkdir(parents=True)
+    if accepted:
+        assert found.outcome(second) == outcomes["second"]
+        return
+    with pytest.raises(BertjaxError, match="second started from other parameters than those of first"):
+        found.outcome(second)

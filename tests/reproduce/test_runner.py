@@ -1,0 +1,143 @@
+"""Order, resumption and failures of `bertjax reproduce`, with runs that take no time."""
+
+import json
+
+import pytest
+from running import refused
+
+from bertjax.cli import main as cli
+from bertjax.reproduce import runner
+from bertjax.reproduce.formatting import format_table
+from bertjax.reproduce.results import BertjaxError, Outcome, Results, UsageError, load_results
+from bertjax.reproduce.table import Cell, Run, Table, missing_data
+
+NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "pretrain/first"]
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Names of executed runs, and sets of names of runs that `stop`, `fail` or have `other_settings`."""
+    calls, done, ends = [], {}, {"stop": set(), "fail": set(), "other_settings": set()}
+
+    def execute(run, results):
+        calls.append(run.name)
+        assert all((results, each.name) in done for each in run.dependencies)
+        if run.name in ends["fail"]:
+            raise BertjaxError("the loss is not finite")
+        if run.name in ends["stop"]:
+            return {"stopped": True}
+        done[results, run.name] = Outcome(({},))
+        return {"stopped": False}
+
+    def outcome(results, run):
+        if run.name in ends["other_settings"] and run.name in calls:
+            raise UsageError(f"{run.name} has results of other settings")
+        return done.get((results.sources[0].path, run.name))
+
+    monkeypatch.setattr(runner, "_execute", execute)
+    monkeypatch.setattr(Results, "outcome", outcome)
+    return calls, ends
+
+
+def test_stopped_table_resumes_without_repeating_finished_runs(table, tmp_path, capfd, executed):
+    calls, ends = executed
+    command = ["reproduce", f"--config={table}:all", f"--results={tmp_path}"]
+    ends["stop"] = {"cola/first"}
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    assert end.value.code == 42 and calls == ["pretrain/first", "cola/first"]
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result == {"stopped": True, "done": ["pretrain/first"], "failed": {}}
+    ends["stop"] = set()
+    cli.main(command)
+    assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
+
+
+@pytest.mark.parametrize(
+    ("end", "run", "failed"),
+    [
+        ("fail", "cola/seed0", {"cola/seed0": "the loss is not finite", "cola/both": "cola/seed0 failed"}),
+        ("other_settings", "cola/first", {"cola/first": "cola/first has results of other settings"}),
+    ],
+)
+def test_failed_run_does_not_stop_independent_runs(table, tmp_path, capfd, executed, end, run, failed):
+    calls, ends = executed
+    ends[end] = {run}
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["reproduce", f"--config={table}:all", f"--results={tmp_path}"])
+    assert exit_.value.code == 1
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result["failed"] == failed and result["done"] == sorted(set(NAMES) - failed.keys())
+    assert ("cola/both" in calls) == ("cola/both" not in failed)
+
+
+def test_concurrent_tables_share_one_index(table, tmp_path, executed, monkeypatch):
+    calls, _ = executed
+    other = tmp_path / "other.py"
+    other.write_text(table.read_text().replace('Table("5"', 'Table("mine"'))
+    execute = runner._execute
+
+    def execute_with_other_table(run, results):
+        if not calls:
+            calls.append("other table")
+            cli.main(["reproduce", f"--config={other}", f"--results={tmp_path}/r"])
+        return execute(run, results)
+
+    monkeypatch.setattr(runner, "_execute", execute_with_other_table)
+    cli.main(["reproduce", f"--config={table}", f"--results={tmp_path}/r"])
+    index = json.loads((tmp_path / "r/reproduce.json").read_text())
+    assert index["tables"] == {"5": str(table), "mine": str(other)}
+    assert index["seconds"].keys() == {"pretrain/first", "cola/first"}
+
+
+def test_resumed_runs_do_not_count_for_time_estimates(table, tmp_path, executed):
+    _, ends = executed
+    ends["stop"] = {"cola/first"}
+    command = ["reproduce", f"--config={table}:all", f"--results={tmp_path}"]
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    (tmp_path / "cola/first").mkdir(parents=True)
+    ends["stop"] = set()
+    cli.main(command)
+    assert "cola/first" not in json.loads((tmp_path / "reproduce.json").read_text())["seconds"]
+
+
+def test_table_without_any_data_is_refused(tmp_path, capfd):
+    for arguments, needed in (
+        ("", "a corpus of `bertjax prepare`"),
+        (f":corpus={tmp_path}/none", f"{tmp_path}/none/manifest"),
+    ):
+        error = refused(capfd, "reproduce", f"--config=tables/table5{arguments}", f"--results={tmp_path}/r")
+        assert f"no run of tables/table5{arguments} can start: it needs {needed}" in error
+    assert not (tmp_path / "r").exists()
+
+
+def test_mean_of_columns_shows_the_number_of_finished_runs(tmp_path, monkeypatch):
+    runs = [Run(f"cola/{n}") for n in range(3)]
+    monkeypatch.setattr(Results, "outcome", lambda _, run: Outcome(({"accuracy": 0.5},)) if run != runs[2] else None)
+    cells = (
+        Cell("row", "CoLA", (runs[0],), "accuracy"),
+        Cell("row", "SST-2", (runs[1], runs[2]), "accuracy"),
+        Cell("row", "mean", (), "", mean_of=("CoLA", "SST-2")),
+    )
+    formatted = format_table(Table("mine", "", "tiny", cells), load_results([str(tmp_path)]))
+    assert [column.texts for column in formatted.columns] == [("50.0",), ("50.0 (1 of 2)",), ("50.0 (1 of 2)",)]
+
+
+def test_data_of_finished_runs_is_not_missing(executed, tmp_path):
+    start = Run("pretrain/first", missing_data="a corpus")
+    tuned, other = Run("cola/first", init_from=start), Run("sst2/first", init_from=start, missing_data="SST-2")
+    table = Table("mine", "", "tiny", (Cell("row", "CoLA", (tuned, other), "accuracy"),))
+    results = load_results([str(tmp_path)])
+
+    def note():
+        return format_table(table, results).notes[-1]
+
+    plan = runner.plan_table(table, results)
+    assert plan.pending == [] and missing_data([other]) == plan.missing_data[other.name] == "a corpus; SST-2"
+    assert note() == "no data: CoLA: needs a corpus; SST-2"
+    runner._execute(start, results.sources[0].path)
+    plan = runner.plan_table(table, results)
+    assert plan.pending == [tuned] and plan.missing_data == {other.name: "SST-2"}
+    assert note() == "no data: CoLA: needs SST-2"
+    assert len(format_table(table, results).commands) == 2
