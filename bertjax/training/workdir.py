@@ -18,7 +18,14 @@ from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
 from bertjax.training.step import TrainState
-from bertjax.utils.io import check_bucket, check_free_space, is_remote, read_json_object, remove_temporaries, write_atomic
+from bertjax.utils.io import (
+    check_bucket,
+    check_free_space,
+    is_remote,
+    read_json_object,
+    remove_temporaries,
+    write_atomic,
+)
 
 CONFIG = "config.json"
 DATA = "data.json"

@@ -91,8 +91,7 @@ def test_saved_config_without_a_new_field_equals_its_default():
 
 def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
     checkpoint = epath.Path("/checkpoint")
-    monkeypatch.setattr(init_from, "read_meta", lambda checkpoint: {})
-    monkeypatch.setattr(init_from, "architecture_of", lambda meta: Architecture())
+    monkeypatch.setattr(init_from, "saved_architecture", lambda checkpoint: Architecture())
     config_dict = finetuning_config("glue")
     assert init_from.adopt(config_dict, checkpoint).model.layer_norm_eps == 1e-12
     config_dict = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
