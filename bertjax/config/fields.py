@@ -23,7 +23,7 @@ _MAX_INTEGER = 2**31 - 1
 _MAX = "max"
 _MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
 _WIDTH = 100
-# Type of a default to the types of valid values and their name.
+# For the type of a default: the types of valid values, and their name in messages.
 _TYPES = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -171,6 +171,16 @@ def describe_fields(config: Any) -> str:
         lines.append(f"{field.path} = {field.value!r}")
         lines += textwrap.wrap(field.meaning, _WIDTH, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
+
+
+def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a saved config, as nested dictionaries, with defaults for fields that were added later."""
+
+    def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        nested = {name: merge(defaults[name], values[name]) for name in values if isinstance(defaults.get(name), dict)}
+        return {**defaults, **values, **nested}
+
+    return merge(dataclasses.asdict(config_class()), values)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

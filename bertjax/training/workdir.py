@@ -12,12 +12,20 @@ import jax
 from etils import epath
 from filelock import FileLock, Timeout
 
-from bertjax.config.fields import differences
+from bertjax.config.fields import differences, with_defaults
 from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, UsageError, listed
+from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
 from bertjax.training.step import TrainState
-from bertjax.utils.io import check_free_space, is_remote, read_json_object, remove_temporaries, write_atomic
+from bertjax.utils.io import (
+    check_bucket,
+    check_free_space,
+    is_remote,
+    read_json_object,
+    remove_temporaries,
+    write_atomic,
+)
 
 CONFIG = "config.json"
 DATA = "data.json"
@@ -79,6 +87,7 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
     workdir = resolve(path)
     check_unrelated_files(workdir, marker)
     try:
+        check_bucket(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BertjaxError(f"cannot write in the workdir {workdir} ({error}); choose another --workdir") from error
@@ -234,7 +243,7 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
       of_best: whether the result is that of the best evaluation, which also depends on `eval_every`.
     """
     # One of the configs may come from JSON, which has no tuples.
-    old, new = (json.loads(json.dumps(config)) for config in (old, new))
+    old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
     ignored = tuple(field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
     changes = [line for line in differences(old, new) if not line.startswith(ignored)]
     return "; ".join(changes[:_MAX_SHOWN_DIFFERENCES]) + ("; ..." if len(changes) > _MAX_SHOWN_DIFFERENCES else "")

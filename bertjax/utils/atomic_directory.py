@@ -9,7 +9,7 @@ from etils import epath
 from filelock import FileLock, Timeout
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import AnyPath, fsync, is_remote, temporary_name, temporary_paths
+from bertjax.utils.io import AnyPath, check_bucket, fsync, is_remote, temporary_name, temporary_paths
 
 
 @contextlib.contextmanager
@@ -35,6 +35,7 @@ def atomic_directory(
     """
     make = _remote_directory(path, last_file) if is_remote(path) else _local_directory(path)
     try:
+        check_bucket(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.nullcontext() if is_remote(path) else _directory_lock(path):
             if path.exists() and not (path.is_dir() and not any(path.iterdir())):

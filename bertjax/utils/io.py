@@ -34,6 +34,12 @@ def as_path(path: os.PathLike | str) -> AnyPath:
     return epath.Path(path) if is_remote(path) else Path(path)
 
 
+def check_bucket(path: AnyPath) -> None:
+    """Raises a BertjaxError if the bucket of a URL does not exist; TensorFlow's `mkdir` would retry forever."""
+    if is_remote(path) and not as_path("/".join(os.fspath(path).split("/")[:3])).exists():
+        raise BertjaxError(f"no bucket for {path}; check its name, or create it")
+
+
 def read_json(path: os.PathLike | str) -> Any:
     """Returns the content of a JSON file.
 
@@ -138,7 +144,7 @@ def fsync(path: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Returns the directory for machine-wide caches: `$BERTJAX_STAGING` (default: `bertjax-UID` in the temporary one).
+    """Returns the directory of machine-wide caches, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`).
 
     Raises:
       BertjaxError: The directory cannot be created.

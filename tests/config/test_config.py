@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.cli.config_reference import document
@@ -17,10 +18,14 @@ from bertjax.config.fields import (
     limited,
     to_config_dict,
 )
+from bertjax.config.load import apply_overrides
 from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import UsageError
+from bertjax.model.architecture import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.build import config_class, parse_config, task_names
+from bertjax.training import init_from
+from bertjax.training.workdir import result_differences
 
 TASKS = task_names()
 
@@ -74,6 +79,24 @@ def test_missing_fields_get_their_defaults():
     config_dict = pretraining_config("tiny")
     del config_dict.model["layer_norm_eps"]
     assert parse_config(config_dict).model["layer_norm_eps"] == 1e-12
+
+
+def test_saved_config_without_a_new_field_equals_its_default():
+    config = dataclasses.asdict(config_class("glue")())
+    old = {name: value for name, value in config.items() if name != "patience"}
+    old["optimizer"] = {name: value for name, value in config["optimizer"].items() if name != "layer_decay"}
+    assert result_differences(old, config) == ""
+    assert result_differences(old, config | {"patience": 3}) == "patience: 0 -> 3"
+
+
+def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
+    checkpoint = epath.Path("/checkpoint")
+    monkeypatch.setattr(init_from, "saved_architecture", lambda checkpoint: Architecture())
+    config_dict = finetuning_config("glue")
+    assert init_from.adopt(config_dict, checkpoint).model.layer_norm_eps == 1e-12
+    config_dict = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
+    with pytest.raises(UsageError, match="layer_norm_eps"):
+        init_from.adopt(config_dict, checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +169,7 @@ def test_config_checks_do_not_initialize_a_backend(attention):
     # Distributed processes have to connect before a backend starts, and the config says how they connect.
     script = f"""
 from bertjax.tasks.build import parse_config
+from bertjax.model.architecture import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
     config.model.attention = "{attention}"

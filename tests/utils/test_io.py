@@ -11,7 +11,7 @@ from etils import epath
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.tokenizer import load_vocabulary
 from bertjax.data.finetuning.tables import ReadStats, read_table
-from bertjax.data.finetuning.tagged import read_tagged
+from bertjax.data.finetuning.tagged import read_conll
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils import io
 
@@ -115,7 +115,7 @@ def test_utf16_is_rejected_in_tagged_words_vocabularies_and_corpora(tmp_path, le
     path = tmp_path / "file.txt"
     path.write_text("U.N.\tB-ORG\nofficial\tO\n", encoding="utf-16")
     with pytest.raises(UsageError, match="is encoded in UTF-16"):
-        read_tagged(path, ReadStats(str(path)), True)
+        read_conll(path, ReadStats(str(path)))
     with pytest.raises(UsageError, match="is encoded in UTF-16"):
         load_vocabulary(path)
     with pytest.raises(UsageError, match="is encoded in UTF-16"):

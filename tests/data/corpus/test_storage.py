@@ -64,7 +64,7 @@ def test_a_corpus_at_an_address_is_replaced_when_asked_and_never_half(bucket, vo
     before = {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()}
     with pytest.raises(UsageError, match="gs://bucket/corpus exists; give --overwrite"):
         prepared("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**")
-    with pytest.raises(UsageError, match="is no corpus to replace"):
+    with pytest.raises(UsageError, match="is not a corpus"):
         prepared("gs://bucket/text", vocabulary, "text:gs://bucket/text/**", overwrite=True)
     with pytest.raises(UsageError, match="the whole of a bucket"):
         prepared("gs://bucket", vocabulary, "text:gs://bucket/text/**", overwrite=True)
@@ -73,7 +73,7 @@ def test_a_corpus_at_an_address_is_replaced_when_asked_and_never_half(bucket, vo
         raise OSError("the network is down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(prepare, "copy_elsewhere", fail)
+        patched.setattr(prepare, "upload", fail)
         with pytest.raises(BertjaxError, match="cannot write the corpus gs://bucket/corpus: the network is down"):
             prepared("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**", overwrite=True)
     assert {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()} == before
