@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, detect, read_vocabulary
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary_files import open_vocabulary, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import open_vocabulary, workdir_vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference import fill_mask

@@ -8,7 +8,7 @@ import tensorflow as tf
 from bertjax.convert import names
 from bertjax.convert.convert import HUGGINGFACE
 from bertjax.convert.portable import Portable
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 

@@ -25,7 +25,7 @@ def make_corpus(folder: Path) -> Path:
         [f"text:{folder}/text.txt"],
         folder / "corpus",
         vocabulary_size=70,
-        heldout_share=0.1,
+        heldout_fraction=0.1,
         workers=1,
         progress=False,
     )

@@ -69,7 +69,7 @@ def prepare(args: argparse.Namespace) -> None:
         vocabulary_kind=args.vocab_kind,
         vocabulary_size=args.vocab_size,
         lower_case=False if args.cased else True if args.uncased else None,
-        heldout_share=args.heldout,
+        heldout_fraction=args.heldout,
         workers=args.workers,
         runner=args.runner,
         runner_options=args.runner_options,

@@ -16,7 +16,7 @@ from bertjax.convert import foreign_weights, huggingface, names, workdir
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.foreign_tokenizer import read_tokenizer
 from bertjax.convert.portable import Portable
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path
 from bertjax.training.workdir import is_converted

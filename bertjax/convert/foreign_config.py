@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
 from bertjax.utils.io import read_json_object

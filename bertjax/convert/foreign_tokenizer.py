@@ -4,14 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.corpus.tokenizer import (
-    MAX_WORD_CHARS,
-    SPECIAL_PIECES,
-    VOCABULARY_FILES,
-    WORDPIECE,
-    Vocabulary,
-    load_vocabulary,
-)
+from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.utils.io import read_json_object

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from bertjax.convert.names import CLASSIFIER
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.model.config import ModelConfig
 
 

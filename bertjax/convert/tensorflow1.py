@@ -15,7 +15,7 @@ import numpy as np
 from bertjax.convert import names
 from bertjax.convert.foreign_config import check_vocabulary, foreign_fields, model_of, read_config
 from bertjax.convert.portable import Portable
-from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
 

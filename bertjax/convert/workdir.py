@@ -9,8 +9,7 @@ from etils import epath
 
 from bertjax.convert import names
 from bertjax.convert.portable import Portable
-from bertjax.data.corpus.tokenizer import VOCABULARY_FILES
-from bertjax.data.corpus.vocabulary_files import ENTRY, vocabulary_files, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import ENTRY, VOCABULARY_FILES, vocabulary_files, workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM
 from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_kind

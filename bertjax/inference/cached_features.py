@@ -12,7 +12,7 @@ import numpy as np
 from filelock import FileLock
 
 from bertjax.config.run import RunConfig
-from bertjax.data.corpus.blocks import checksums_of
+from bertjax.data.corpus.checksums import file_sha256
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
 from bertjax.inference.features import token_states
@@ -106,13 +106,13 @@ def _write(
         raise BertjaxError(
             f"cannot write {path} ({error.strerror}); free some space or name another folder in {CACHE_DIR_VARIABLE}"
         ) from error
-    write_atomic(_seal_of(path), json.dumps({"sha256": checksums_of(path).sha256}) + "\n")
+    write_atomic(_seal_of(path), json.dumps({"sha256": file_sha256(path)}) + "\n")
 
 
 def _is_whole(path: Path) -> bool:
     """Whether the states are there as they were written; they are read through once for it."""
     try:
-        return checksums_of(path).sha256 == read_json_object(_seal_of(path))["sha256"]
+        return file_sha256(path) == read_json_object(_seal_of(path))["sha256"]
     except (OSError, ValueError, KeyError):
         return False
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from bertjax.config.fields import differences
 from bertjax.config.run import RunConfig
-from bertjax.data.corpus.vocabulary_files import ENTRY
+from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError
 from bertjax.inference.predict_files import check_writable, write_outputs
 from bertjax.tasks.build import build_task

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.data.corpus.offsets import encode_with_offsets
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
 from bertjax.errors import UsageError
@@ -191,7 +190,7 @@ def _encoded(request: Request, tokenizer: Tokenizer, text: str) -> dict[str, lis
     parts = text.split(PAIR, 1)
     if len(parts) > 1 and request.model.type_vocab_size < 2:
         raise UsageError(f"{text[:60]!r} is a pair, and the model has one segment")
-    pieces = [encode_with_offsets(tokenizer, part) for part in parts]
+    pieces = [tokenizer.encode_with_offsets(part) for part in parts]
     lengths = [len(ids) for ids, _ in pieces]
     if len(parts) > 1:
         kept = truncated_lengths(*lengths, request.seq_len - 3)

@@ -15,8 +15,8 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, Sharding
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
-from bertjax.data.corpus.vocabulary_files import workdir_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.inference.inference_defaults import Habits, habits_of
 from bertjax.model.config import LSTM, Architecture, ModelConfig

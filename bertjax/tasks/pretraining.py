@@ -9,7 +9,7 @@ from typing import Any
 from bertjax.config.fields import at_least, limited, one_of
 from bertjax.config.run import DEFAULT_VOCAB_SIZE, RunConfig
 from bertjax.data.corpus.local_copy import open_anywhere
-from bertjax.data.corpus.vocabulary_files import vocabulary_files
+from bertjax.data.corpus.vocabulary import vocabulary_files
 from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, MIN_ROW_TOKENS, Masking, Phase, max_packed_predictions
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
@@ -204,8 +204,7 @@ class Task(task.Task):
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         # TensorFlow is imported here, so that models can be described and timed without it.
-        from bertjax.data.pretraining.batches import train_dataset
-        from bertjax.data.pretraining.verified import watched
+        from bertjax.data.pretraining.batches import numpy_batches, train_dataset
 
         for phase in self.config.phases:
             if start_step < phase.stop_step:
@@ -220,19 +219,12 @@ class Task(task.Task):
                     start_step=first,
                     shard=shard,
                 )
-                batches = watched(dataset, self._corpus, lambda made, first=first: self.check_data(first + made))
-                yield from self.objective.prepare(batches)
+                yield from self.objective.prepare(numpy_batches(dataset, self._open_corpus()))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        from bertjax.data.pretraining.verified import verify_evaluation, watched
+        from bertjax.data.pretraining.batches import numpy_batches
 
-        seq_len = self.config.phases[0].seq_len
-        batches = watched(
-            self._eval_dataset(shard),
-            self._corpus,
-            lambda made: verify_evaluation(self._corpus, seq_len, self._row_source),
-        )
-        return self.objective.prepare(batches)
+        return self.objective.prepare(numpy_batches(self._eval_dataset(shard), self._open_corpus()))
 
     def cost_before(self, step: int) -> StepCost:
         total = StepCost()
@@ -257,27 +249,18 @@ class Task(task.Task):
         from bertjax.data.pretraining.baseline import context_free_baseline
 
         # The baseline counts the tokens of the whole corpus.
-        self._open_corpus().verification.verify_all()
+        self._open_corpus().checksums.wait()
         names = [loss.removesuffix("_loss") for loss in self.objective.losses if loss != "nsp_loss"]
         source = self._row_source
         prediction = (source.heldout_like or source).prediction
         return context_free_baseline(self._corpus, self.eval_batches(SINGLE_SHARD), names, prediction)
 
     def check_data(self, steps: int | None) -> None:
-        corpus = self._open_corpus()
-        corpus.verification.check()
-        if steps is not None:
-            from bertjax.data.pretraining.verified import verify_evaluation, verify_training
-
-            verify_evaluation(corpus, self.config.phases[0].seq_len, self._row_source)
-            verify_training(
-                corpus,
-                self.config.phases,
-                steps,
-                source=self._row_source,
-                seed=self.config.seed,
-                dupe_factor=self.config.data.dupe_factor,
-            )
+        checksums = self._open_corpus().checksums
+        if steps is None:
+            checksums.check()
+        else:
+            checksums.wait()
 
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset

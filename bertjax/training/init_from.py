@@ -6,7 +6,7 @@ import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.data.corpus.vocabulary_files import ENTRY, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import ENTRY, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER
 from bertjax.tasks.task import Task

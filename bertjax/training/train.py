@@ -16,7 +16,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.config.run import RunConfig
-from bertjax.data.corpus.vocabulary_files import ENTRY
+from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER

@@ -157,11 +157,6 @@ TARGETS = {
             ("bench", "input", *_PRETRAIN, "--seconds=0.05"),
         ),
     ),
-    "corpus of many files": Target(
-        "sharded",
-        ("*.*",),
-        (("inspect", *_PRETRAIN), ("train", *_PRETRAIN, "--workdir=out")),
-    ),
     "pair plan": Target("corpus", ("plans/*",), (("inspect", *_PRETRAIN), ("train", *_PRETRAIN, "--workdir=out"))),
     "vocabulary": Target(
         "letters",

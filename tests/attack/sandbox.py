@@ -1,9 +1,6 @@
 """Where commands are attacked: a folder of its own with sound things to read, made when first asked for."""
 
 import functools
-import hashlib
-import itertools
-import json
 import random
 import shlex
 import shutil
@@ -203,34 +200,6 @@ def _prepared(sandbox: Sandbox, folder: Path) -> None:
     sandbox.make(folder, "inspect", *config("pretrain", data__corpus=folder))
 
 
-def _sharded(sandbox: Sandbox, folder: Path) -> None:
-    """A corpus whose arrays lie in files of a block each, as a pipeline of many machines leaves it."""
-    from bertjax.data.corpus.blocks import BLOCK_BYTES
-    from bertjax.data.corpus.store import ARRAYS, MANIFEST, SPLITS, array_file, shard_file
-
-    text = folder / "text.txt"
-    text.write_text("\n\n".join([(sandbox.piece("texts") / "text.txt").read_text()] * 60))
-    sandbox.make(folder, *prepare(f"text:{text}", str(folder / "corpus")))
-    text.unlink()
-    for path in (folder / "corpus").iterdir():
-        path.rename(folder / path.name)
-    (folder / "corpus").rmdir()
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["shards"] = {}
-    for split, array in itertools.product(SPLITS, ARRAYS):
-        whole = folder / array_file(split, array)
-        content = whole.read_bytes()
-        blocks = [content[start : start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)]
-        del manifest["files"][whole.name]
-        whole.unlink()
-        manifest["shards"][f"{split}.{array}"] = len(blocks)
-        for number, block in enumerate(blocks):
-            name = shard_file(split, array, number, len(blocks))
-            (folder / name).write_bytes(block)
-            manifest["files"][name] = {"bytes": len(block), "sha256": hashlib.sha256(block).hexdigest()}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
 def prepare(source: str, output: str) -> list[str]:
     sizes = ["--vocab_size=70", "--heldout=0.1", "--workers=1"]
     return ["prepare", f"--input={source}", f"--output={output}", *sizes]
@@ -294,7 +263,6 @@ PIECES: dict[str, Callable[[Sandbox, Path], None]] = {
     "texts": _texts,
     "tables": _tables,
     "corpus": _prepared,
-    "sharded": _sharded,
     "pretrained": _run("pretrain"),
     "glue": _run("glue", "--init_from={pretrained}", data__vocabulary=""),
     "glue2": _run("glue", "--init_from={pretrained}", data__vocabulary="", seed=2),

@@ -20,7 +20,7 @@ from zygote import Started, output_files
 SEED = 0
 INVOCATIONS, DAMAGES = 22, 11
 # Pieces of the sandbox that are runs of their own.
-COSTLY = ("glue2", "ner", "squad", "swag", "text", "sharded", "swept", "predictions", "reproduced", "converted")
+COSTLY = ("glue2", "ner", "squad", "swag", "text", "swept", "predictions", "reproduced", "converted")
 # What is damaged where runs have to be made first, or to go on to notice it.
 TRAINED, MADE_BY_RUNS = ("checkpoint of a run that goes on", "numbers of a run"), ("results that are kept",)
 KILLED = ("train", "prepare", "convert to huggingface", "predict")

@@ -15,7 +15,7 @@ from commanding import ends, printed, refused
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks import pretraining
 from bertjax.tasks.build import parse_config

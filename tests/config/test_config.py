@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bertjax.model.architecture import Architecture
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -21,7 +22,6 @@ from bertjax.config.fields import (
 from bertjax.config.load import apply_overrides
 from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import UsageError
-from bertjax.model.architecture import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.build import config_class, parse_config, task_names
 from bertjax.training import init_from

@@ -7,7 +7,7 @@ from etils import epath
 
 from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary_files import workdir_vocabulary
+from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.encoder import Encoder, Pooler
 from bertjax.model.heads import MaskedLmHead, NextSentenceHead

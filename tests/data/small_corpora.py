@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.data.corpus import store
+from bertjax.data.corpus.checksums import file_sha256
 
 SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
 
@@ -38,7 +39,7 @@ def write_corpus(
         for name, array in arrays.items():
             array.tofile(path / store.array_file(split, name))
     vocabulary = {"file": "vocab.txt", "lower_case": True, "size": vocabulary_size}
-    files = store.describe_files(path)
+    files = {file.name: store.file_entry(file, file_sha256(file)) for file in path.iterdir()}
     store.write_manifest(path, {"files": files, "token_dtype": dtype.str, "vocabulary": vocabulary})
     return store.open_corpus(path)
 

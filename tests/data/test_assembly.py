@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from small_corpora import write_pieces
 
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.assembly import assemble_rows, truncate_pairs
 from bertjax.data.pretraining.rows import Spans
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_corpora import write_pieces
 
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.npz import write_batches
 from bertjax.data.pretraining.bench import bench_input
 from bertjax.data.pretraining.config import Masking, Phase

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from small_corpora import write_pieces
 
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.config import Masking
 from bertjax.data.pretraining.masking import make_masker, num_uniforms
 from bertjax.errors import UsageError

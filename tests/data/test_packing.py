@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from unpacking import unpacked
 
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.batches import train_dataset
 from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_corpora import random_documents
 
+from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining import pair_index as plan
 from bertjax.data.pretraining import pairs
 from bertjax.data.pretraining.pair_index import open_pair_index
@@ -49,16 +50,13 @@ def test_stored_index_is_reused(corpus):
     np.testing.assert_array_equal(first.records, second.records)
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "no header", "bad header", "changed header", "huge number"])
+@pytest.mark.parametrize("damage", ["cut", "no header", "bad header", "changed header", "huge number"])
 def test_damaged_index_is_rebuilt(corpus, damage):
     made = open_pair_index(corpus, "train", 64, 0, 2)
     good = np.array(made.records)
     by_suffix = {file.suffix: file for file in files(corpus).values()}
-    data = bytearray(by_suffix[".bin"].read_bytes())
-    if damage == "changed":
-        data[len(data) // 2] ^= 1
-        by_suffix[".bin"].write_bytes(data)
-    elif damage == "cut":
+    data = by_suffix[".bin"].read_bytes()
+    if damage == "cut":
         by_suffix[".bin"].write_bytes(data[:-1])
     elif damage == "no header":
         by_suffix[".json"].unlink()
@@ -71,7 +69,7 @@ def test_damaged_index_is_rebuilt(corpus, damage):
         by_suffix[".json"].write_text(f'{{"pass_ends": [{10**23}], "runs": [[1, 1]]}}')
     else:
         by_suffix[".json"].write_text('{"pass_ends": [')
-    again = open_pair_index(corpus, "train", 64, 0, 2)
+    again = open_pair_index(open_corpus(corpus.path), "train", 64, 0, 2)
     np.testing.assert_array_equal(again.records, good)
     np.testing.assert_array_equal(again.pass_ends, made.pass_ends)
     assert by_suffix[".bin"].stat().st_size == good.nbytes
@@ -167,7 +165,7 @@ def test_processes_may_build_the_same_index_concurrently(corpus):
         process.stdin.flush()
     hashes = {process.communicate(timeout=60)[0] for process in processes}
     assert len(hashes) == 1 and len(hashes.pop().strip()) == 64
-    assert len(files(corpus)) == 3
+    assert len(files(corpus)) == 2
 
 
 @pytest.mark.parametrize("documents", [[], [[3, 4, 5]]])

@@ -8,9 +8,8 @@ import resource
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.mapping import map_files
-from bertjax.data.corpus.store import read_manifest
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.store import map_array, read_manifest
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
@@ -321,7 +320,7 @@ def test_max_rows_spreads_rows_over_the_split(traced):
 
 def test_memory_mapped_array_becomes_a_tensor_without_a_copy(tmp_path):
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens")
-    array = map_files([tmp_path / "tokens"], np.dtype(np.uint16))
+    array = map_array(tmp_path / "tokens", np.dtype(np.uint16))
     tensor = without_copy(array)
     array[500] = 7
     assert tensor[500].numpy() == 7
@@ -331,7 +330,7 @@ def test_corpus_larger_than_memory_is_read(traced, tmp_path):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with open(tmp_path / "tokens", "wb") as file:
         file.truncate(2 * memory)
-    tokens = map_files([tmp_path / "tokens"], np.dtype(np.uint16))
+    tokens = map_array(tmp_path / "tokens", np.dtype(np.uint16))
     huge = dataclasses.replace(traced, train=dataclasses.replace(traced.train, tokens=tokens))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     batches = train(huge, 50, phase=dataclasses.replace(PHASE, seq_len=512), objective="none", start_step=1_000_000)

@@ -6,7 +6,8 @@ import lzma
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.finetuning.questions import make_windows, read_questions
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import UsageError

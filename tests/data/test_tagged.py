@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.tagged import encode_tagged, read_conll, read_tagged_rows
 from bertjax.errors import UsageError

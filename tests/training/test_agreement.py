@@ -1,6 +1,5 @@
 """What one process of a run finds out ends all of them."""
 
-import json
 import os
 import shutil
 import socket
@@ -11,15 +10,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from bertjax.data.corpus import blocks, store
+from bertjax.data.corpus.store import open_corpus
+from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.errors import BertjaxError, LostError
 from bertjax.training import agreement
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
-# Blocks so small that a corpus of a test has many, of which opening it verifies but some.
-SMALL_BLOCKS = (
-    "from bertjax.data.corpus import blocks, store; blocks.BLOCK_BYTES = store.BLOCK_BYTES = 64; blocks.WHOLE_BYTES = 0"
-)
 
 
 def start(corpora: list[Path], workdir: Path) -> list[subprocess.Popen]:
@@ -35,7 +31,7 @@ def start(corpora: list[Path], workdir: Path) -> list[subprocess.Popen]:
         "JAX_NUM_PROCESSES": str(len(corpora)),
     }
     command = [
-        *(sys.executable, "-c", f"{SMALL_BLOCKS}; from bertjax.cli.main import main; main()", "train", "--distributed"),
+        *(sys.executable, "-m", "bertjax", "train", "--distributed"),
         *("--config.steps=6", "--config.log_every=2", "--config.eval_every=3", "--config.data.seq_len=16"),
         *("--workdir", str(workdir)),
     ]
@@ -51,29 +47,25 @@ def start(corpora: list[Path], workdir: Path) -> list[subprocess.Popen]:
 
 
 @pytest.mark.slow
-def test_what_one_process_finds_damaged_ends_all(corpus, tmp_path, monkeypatch):
-    for module in (blocks, store):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(blocks, "WHOLE_BYTES", 0)
+def test_damaged_data_of_one_process_ends_all(corpus, tmp_path):
     copies = [tmp_path / "good", tmp_path / "bad"]
     for copy in copies:
-        shutil.copytree(corpus, copy, ignore=shutil.ignore_patterns("*.crc32", "plans"))
-        manifest = json.loads((copy / store.MANIFEST).read_text())
-        (copy / store.MANIFEST).unlink()
-        store.write_manifest(copy, manifest | {"files": store.describe_files(copy)})
-    block = store.open_corpus(copies[1]).verification._left[copies[1] / "train.tokens.bin"].argmax()
+        shutil.copytree(corpus, copy)
+        # Makes the pair indices, so that the damage is found during training.
+        flags = [f"--config={EXPERIMENT}:size=L1_H16,corpus={copy},quick=true", "--config.data.seq_len=16"]
+        subprocess.run([sys.executable, "-m", "bertjax", "inspect", *flags], check=True, capture_output=True)
+        open_pair_index(open_corpus(copy), "heldout", 16, 0, 1)
     with open(copies[1] / "train.tokens.bin", "r+b") as file:
-        file.seek(64 * block)
         file.write(bytes(2))
     ended = [
         (process.communicate(timeout=180)[1].decode().splitlines(), process.returncode)
         for process in start(copies, tmp_path / "run")
     ]
     assert [code for _, code in ended] == [1, 1]
-    said = [[line for line in lines if line.startswith("bertjax: ")] for lines, _ in ended]
-    assert [len(lines) for lines in said] == [1, 1], said
-    assert "another process of this run found its data damaged" in said[0][0]
-    assert f"train.tokens.bin, block {block} (bytes {64 * block:,} to" in said[1][0]
+    errors = [[line for line in lines if line.startswith("bertjax: ")] for lines, _ in ended]
+    assert [len(lines) for lines in errors] == [1, 1], errors
+    assert "another host found its data damaged" in errors[0][0]
+    assert "train.tokens.bin is damaged" in errors[1][0]
     assert not (tmp_path / "run" / "results.json").exists()
 
 

@@ -69,7 +69,7 @@ def test_resume_with_another_config_is_refused_with_both_values(corpus, whole):
 
 def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp_path):
     text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
-    prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_share=0.2, workers=1)
+    prepare([text], tmp_path / "corpus", vocabulary=vocabulary, heldout_fraction=0.2, workers=1)
     config, _ = make(corpus)
     _, other = make(tmp_path / "corpus")
     with pytest.raises(UsageError, match="belongs to a run on other data"):

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from bertjax.data.corpus.prepare import prepare
-from bertjax.data.corpus.tokenizer import load_vocabulary
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.finetuning.tables import ReadStats, read_table
 from bertjax.data.finetuning.tagged import read_conll
 from bertjax.errors import BertjaxError, UsageError

@@ -1,1 +1,1 @@
-"""From text to a tokenised corpus: once, offline, streaming."""
+"""Text to a tokenized corpus on disk."""

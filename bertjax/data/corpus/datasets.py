@@ -1,4 +1,4 @@
-"""TensorFlow Datasets as a source of text. TensorFlow is imported only when a dataset is read."""
+"""Text of TensorFlow Datasets. Imports TensorFlow only to read a dataset."""
 
 import contextlib
 import re
@@ -8,30 +8,21 @@ from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
-# NAME or NAME/CONFIG, perhaps with a version, then the split, which may hold a slice such as train[:10%].
+# NAME or NAME/CONFIG, an optional version, and the split, which may have a slice such as train[:10%].
 _SPEC = re.compile(r"(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(?P<split>.+)")
 _READ_EXAMPLES = 64
 
 
 def parse(spec: str, rest: str) -> tuple[str, str]:
-    """Dataset and split of what follows `tfds:`.
-
-    Raises:
-      UsageError: there is no split.
-    """
+    """Returns the dataset and the split of `rest`, the part of a spec after `tfds:`."""
     match = _SPEC.fullmatch(rest)
     if not match:
-        raise UsageError(f"input {spec!r} lacks a split; write tfds:NAME/CONFIG:SPLIT, say tfds:lm1b:train")
+        raise UsageError(f"input {spec!r} has no split; write tfds:NAME/CONFIG:SPLIT, for example tfds:lm1b:train")
     return match["name"], match["split"]
 
 
 def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
-    """Bytes of a split's records, little more than its text; None where the dataset is still to be downloaded.
-
-    Raises:
-      UsageError: no such dataset or split.
-      BertjaxError: TensorFlow Datasets does not run here.
-    """
+    """Returns the bytes of a split's records, slightly more than its text; None before the dataset is downloaded."""
     info = open_builder(name, data_dir).info
     try:
         return info.splits[split].num_bytes if info.splits else None
@@ -42,14 +33,14 @@ def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
 def texts(
     name: str, split: str, data_dir: str | None, problems: Counter[str], advance: Callable[[int], None]
 ) -> Iterator[str]:
-    """The text of each example of a dataset, in the order stored; the dataset is downloaded where it is not there.
+    """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
 
     Raises:
-      UsageError: no such dataset or split, or no single text feature.
-      BertjaxError: the dataset cannot be had or read.
+      UsageError: The dataset or split does not exist, or it is unclear which feature is the text.
+      BertjaxError: The dataset cannot be downloaded or read.
     """
     builder = open_builder(name, data_dir)
-    with reading(name, split):
+    with read_errors(name, split):
         if not builder.is_prepared():
             builder.download_and_prepare()
         feature = _text_feature(name, builder.info.features)
@@ -61,19 +52,21 @@ def texts(
 
 
 @contextlib.contextmanager
-def reading(name: str, split: str) -> Iterator[None]:
-    """Says in one line what goes wrong in reading a dataset.
+def read_errors(name: str, split: str) -> Iterator[None]:
+    """Turns exceptions of reading a dataset into one-line errors.
 
     Raises:
-      UsageError: no such split.
-      BertjaxError: the dataset cannot be had or read.
+      UsageError: The split does not exist.
+      BertjaxError: The dataset cannot be downloaded or read.
     """
     try:
         yield
     except BertjaxError:
         raise
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
+        raise BertjaxError(
+            f"cannot import TensorFlow Datasets: {first_line(error)}; install tensorflow-datasets"
+        ) from error
     except ValueError as error:
         raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}") from error
     except Exception as error:
@@ -81,34 +74,36 @@ def reading(name: str, split: str) -> Iterator[None]:
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
-    """The builder of a dataset, prepared or not.
+    """Returns the builder of a dataset.
 
     Raises:
-      UsageError: no such dataset.
-      BertjaxError: TensorFlow Datasets does not run here.
+      UsageError: The dataset does not exist.
+      BertjaxError: TensorFlow Datasets cannot be imported.
     """
     try:
         import tensorflow_datasets as tfds
 
         return tfds.builder(name, data_dir=data_dir)
     except ImportError as error:
-        raise BertjaxError(f"TensorFlow Datasets does not run here: {first_line(error)}; install it") from error
-    except Exception as error:  # TFDS raises a class of its own for each of a dozen causes.
+        raise BertjaxError(
+            f"cannot import TensorFlow Datasets: {first_line(error)}; install tensorflow-datasets"
+        ) from error
+    except Exception as error:  # TFDS has many exceptions without a common class.
         raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}") from error
 
 
 def _text_feature(name: str, features: Any) -> str:
     import tensorflow_datasets as tfds
 
-    found = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
-    if "text" in found:
+    text_features = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
+    if "text" in text_features:
         return "text"
-    if len(found) != 1:
+    if len(text_features) != 1:
         raise UsageError(
-            f"tfds dataset {name!r} has no feature 'text' and {len(found)} other text features; "
+            f"tfds dataset {name!r} has no feature 'text' and {len(text_features)} other text features; "
             f"its features are {listed(sorted(features))}"
         )
-    return found[0]
+    return text_features[0]
 
 
 def _decode(data: bytes, problems: Counter[str]) -> str:

@@ -1,6 +1,6 @@
-"""The docstrings of the standard library and of the installed distributions: English prose on every machine.
+"""Docstrings of the standard library and the installed distributions: English prose on every machine.
 
-Modules are read with `ast` and never imported. One module is one document; a docstring seen before is left out.
+Modules are parsed with `ast`, not imported. One module is one document; repeated docstrings are skipped.
 """
 
 import ast
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
-_MODULES_A_CALL = 32
+_MODULES_PER_CALL = 32
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_HOLDING_STATEMENTS = ("body", "handlers", "orelse", "finalbody", "cases")
-# Starts of lines that open a paragraph of their own: bullets, numbers, `name: what it is`, `name : type`.
+_STATEMENT_FIELDS = ("body", "handlers", "orelse", "finalbody", "cases")
+# Start of a line that begins a paragraph: bullets, numbers, `name: description`, `name : type`.
 _ITEM = re.compile(r"(?:[-*+\u2022]|\d+[.)])\s|:?[\w*`.,\[\]' ]{1,40}?\s?(?:\([^)]*\))?\s?:(?:\s|$)")
 _RULE = re.compile(r"[-=~^*#+_\"'`.:\s]+")
 _DIRECTIVE = re.compile(r"\.\.\s|@\w")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-# Below this share of letters and spaces a line is code, a table or a formula.
-_PROSE_SHARE = 0.75
+# A line with a smaller fraction of letters and spaces is code, a table or a formula.
+_MIN_LETTER_FRACTION = 0.75
 _MIN_WORDS = 4
 
 
@@ -34,15 +34,15 @@ def documents(
     pool: Executor | None = None,
     advance: Callable[[int], object] = lambda modules: None,
 ) -> Iterator[str]:
-    """The prose of one module after another, one paragraph a line, in a fixed order.
+    """Yields the prose of each module, one paragraph per line.
 
     Args:
-      names: of the files, from `modules`.
-      problems: gains `unparsable_modules`.
-      pool: parses in parallel where given.
-      advance: told how many modules were read, as they are read.
+      names: paths of the modules, from `modules`.
+      problems: count of `unparsable_modules`, to be increased.
+      pool: workers that parse (default: None, parse here).
+      advance: called with the number of modules that were read since the last call.
     """
-    batches = [names[start : start + _MODULES_A_CALL] for start in range(0, len(names), _MODULES_A_CALL)]
+    batches = [names[start : start + _MODULES_PER_CALL] for start in range(0, len(names), _MODULES_PER_CALL)]
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)
     seen: set[bytes] = set()
     for batch in results:
@@ -51,18 +51,18 @@ def documents(
             if docstrings is None:
                 problems["unparsable_modules"] += 1
                 continue
-            fresh = []
+            new_docstrings = []
             for docstring in docstrings:
                 digest = hashlib.blake2b(docstring.encode("utf-8", "replace"), digest_size=12).digest()
                 if digest not in seen:
                     seen.add(digest)
-                    fresh.append(docstring)
-            if fresh:
-                yield "\n".join(fresh)
+                    new_docstrings.append(docstring)
+            if new_docstrings:
+                yield "\n".join(new_docstrings)
 
 
 def modules() -> list[str]:
-    """Paths of all Python modules of the standard library, then of each distribution, sorted within each."""
+    """Returns the paths of all modules of the standard library, then of the distributions, each sorted."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
     standard = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))
@@ -85,7 +85,7 @@ def _read_module(name: str) -> list[str] | None:
         source = Path(name).read_bytes()
     except OSError:
         return None
-    # Most modules without a triple quote have nothing to say; parsing them is most of the time.
+    # Modules without triple quotes rarely have docstrings, and parsing dominates the time.
     if b'"""' not in source and b"'''" not in source:
         return []
     try:
@@ -94,43 +94,43 @@ def _read_module(name: str) -> list[str] | None:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = (ast.get_docstring(node, clean=False) for node in _statements(tree) if isinstance(node, _DOCUMENTED))
-    prose = (prose_of(docstring) for docstring in found if docstring)
+    docstrings = (ast.get_docstring(node, clean=False) for node in _statements(tree) if isinstance(node, _DOCUMENTED))
+    prose = (docstring_prose(docstring) for docstring in docstrings if docstring)
     return [text for text in prose if text]
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """As `ast.walk`, without the expressions: most nodes are of those, and none has a docstring."""
-    found = deque([tree])
-    while found:
-        node = found.popleft()
+    """Yields the statements of a module; unlike `ast.walk`, skips expressions, which are most nodes."""
+    nodes = deque([tree])
+    while nodes:
+        node = nodes.popleft()
         yield node
-        for name in _HOLDING_STATEMENTS:
-            found.extend(getattr(node, name, ()))
+        for name in _STATEMENT_FIELDS:
+            nodes.extend(getattr(node, name, ()))
 
 
-def prose_of(docstring: str) -> str:
-    """The prose of a docstring, one paragraph a line: no doctests, code blocks, tables, rules or directives."""
+def docstring_prose(docstring: str) -> str:
+    """Returns the paragraphs of a docstring, one per line, without doctests, code, tables, rules and directives."""
     paragraphs: list[list[str]] = []
     fenced = False
     literal_indent = None
-    fresh = True
+    starts_paragraph = True
     for line in inspect.cleandoc(docstring).split("\n"):
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if text.startswith(("```", "~~~")):
             fenced = not fenced
-            fresh = True
+            starts_paragraph = True
             continue
         if literal_indent is not None and text and indent <= literal_indent:
             literal_indent = None
         if not text or fenced or literal_indent is not None or _is_code(text):
-            fresh = True
+            starts_paragraph = True
             continue
-        if fresh or _ITEM.match(text):
+        if starts_paragraph or _ITEM.match(text):
             paragraphs.append([])
         paragraphs[-1].append(re.sub("::$", ":", text))
-        fresh = False
+        starts_paragraph = False
         if text.endswith("::"):
             literal_indent = indent
     joined = (" ".join(lines) for lines in paragraphs)
@@ -140,4 +140,4 @@ def prose_of(docstring: str) -> str:
 def _is_code(text: str) -> bool:
     if text.startswith((">>>", "...", "$ ", "|", "+-")) or _RULE.fullmatch(text) or _DIRECTIVE.match(text):
         return True
-    return sum(char.isalpha() or char == " " for char in text) < _PROSE_SHARE * len(text)
+    return sum(char.isalpha() or char == " " for char in text) < _MIN_LETTER_FRACTION * len(text)

@@ -1,14 +1,15 @@
-"""The text of a file to documents, streamed: a long document comes in pieces, so memory stays bounded."""
+"""Text of a file to documents, streamed. A long document comes in pieces, so that memory stays bounded."""
 
 import dataclasses
 import html
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
 
 from bertjax.data.corpus.sentences import PARAGRAPHS, WRAPPED, cut_point, is_wrapped
 
-# A longer document goes on in pieces of this size.
+# Maximum size of a piece.
 MAX_PIECE_CHARS = 1 << 20
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
@@ -22,9 +23,9 @@ class Text:
     """A document, or a piece of one.
 
     Attributes:
-      text: as the source has it.
-      form: how it is to be split into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
-      continues: the text goes on with the document of the `Text` before it.
+      text: unchanged text of the source.
+      form: how to split it into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
+      continues: whether it continues the document of the previous `Text`.
     """
 
     text: str
@@ -32,8 +33,8 @@ class Text:
     continues: bool = False
 
 
-def whole(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
-    """The chunks as one document."""
+def single_document(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
+    """Yields the chunks as one document."""
     buffer = ""
     continues = False
     for chunk in chunks:
@@ -47,8 +48,8 @@ def whole(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[
         yield Text(buffer, form, continues)
 
 
-def blocks(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
-    """The chunks as documents parted by blank lines."""
+def blank_line_documents(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
+    """Yields the documents between blank lines."""
     buffer = ""
     continues = False
     for chunk in chunks:
@@ -69,7 +70,7 @@ def blocks(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator
 
 def _cut(buffer: str, problems: Counter[str]) -> int:
     at = cut_point(buffer, MAX_PIECE_CHARS)
-    # A newline stays at the head of the rest: with one that follows, it may be a blank line.
+    # The newline may begin a blank line, so it stays with the rest.
     if buffer[at - 1] == "\n":
         return at - 1
     problems["long_sentence_cuts"] += 1
@@ -77,30 +78,27 @@ def _cut(buffer: str, problems: Counter[str]) -> int:
 
 
 def prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Running text, in the layouts people keep it in, told apart by a file's first megabyte:
+    """Yields the documents of running text. The first megabyte of the file decides between three layouts.
 
-    - lines wrapped at a fixed width: paragraphs end at blank or short lines, the file is one document;
-    - a paragraph a line, blank lines parting single paragraphs (or none at all): the file is one document;
-    - a paragraph a line, blank lines parting (for the most part) groups of paragraphs: each group is a document.
+    - Lines wrapped at a fixed width: paragraphs end at blank or short lines, and the file is one document.
+    - One paragraph per line, with blank lines between single paragraphs or none: the file is one document.
+    - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
     """
     first = next(chunks, "")
     groups = [block.split("\n") for block in _BLANK_LINE.split(first.strip())]
     lines = [line.strip() for block in groups for line in block]
     grouped = sum(len(block) > 1 for block in groups)
 
-    def rejoined() -> Iterator[str]:
-        yield first
-        yield from chunks
-
+    chunks = itertools.chain([first], chunks)
     if is_wrapped(lines):
-        return whole(rejoined(), WRAPPED, problems)
+        return single_document(chunks, WRAPPED, problems)
     if len(groups) > 1 and 2 * grouped > len(groups):
-        return blocks(rejoined(), PARAGRAPHS, problems)
-    return whole(rejoined(), PARAGRAPHS, problems)
+        return blank_line_documents(chunks, PARAGRAPHS, problems)
+    return single_document(chunks, PARAGRAPHS, problems)
 
 
 def wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """WikiExtractor articles, without the line that repeats the title. Section titles stay."""
+    """Yields WikiExtractor articles, without the first line if it repeats the title. Section titles stay."""
     buffer = ""
     inside = continues = False
     ended = False
@@ -108,7 +106,7 @@ def wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
         chunk = next(chunks, None)
         ended = chunk is None
         buffer += chunk or ""
-        # The last line may be half a tag.
+        # The last line may be an incomplete tag.
         ready = len(buffer) if ended else buffer.rfind("\n") + 1
         position = 0
         while True:

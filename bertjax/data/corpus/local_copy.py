@@ -1,7 +1,8 @@
-"""A corpus on object storage, copied once a machine to its disk, from where it is mapped into memory."""
+"""Local copies of corpora on object storage, made once per machine."""
 
 import hashlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,55 +18,52 @@ from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
-# Storage gives one stream less than a network has.
+# One stream does not use the whole bandwidth.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
 
 
 def open_anywhere(path: str) -> Corpus:
-    """Opens a corpus on this machine's disk, or at an address, of which a copy is made first where there is none.
+    """Opens a corpus on a local disk, or a local copy of one at an address such as `gs://bucket/corpus`.
 
     Raises:
-      UsageError: there is no corpus.
-      BertjaxError: it is damaged, the disk is too small for a copy, or storage fails.
+      UsageError: The path has no corpus.
+      BertjaxError: The corpus is damaged, the disk is too small for a copy, or storage fails.
     """
-    return open_corpus(local_copy(path) if is_remote(path) else path)
+    return open_corpus(_local_copy(path) if is_remote(path) else path)
 
 
-def local_copy(address: str) -> Path:
-    """Where the copy of a corpus lies on this machine.
+def _local_copy(address: str) -> Path:
+    """Returns the local copy of a corpus. One process makes it while the others of the machine wait.
 
-    Its name comes of the hash of its manifest, so that another corpus at the same address is another copy. Of several
-    processes of a machine one copies, and the others wait; each file is held against the manifest as it arrives.
-
-    Raises:
-      UsageError: there is no corpus at the address.
-      BertjaxError: the disk is too small, or a file arrives damaged.
+    The copy's name includes the hash of the manifest, so another corpus at the same address gets another copy.
     """
     source = epath.Path(address)
     manifest = read_manifest(source)
     sha256 = hashlib.sha256((source / MANIFEST).read_bytes()).hexdigest()
-    folder = cache_dir()
-    copy = folder / f"corpus-{sha256[:32]}"
-    with FileLock(folder / f".{copy.name}.lock"):
+    directory = cache_dir()
+    copy = directory / f"corpus-{sha256[:32]}"
+    with FileLock(directory / f".{copy.name}.lock"):
         if not copy.exists():
-            size = sum(entry["bytes"] for entry in manifest["files"].values())
-            check_free_space(folder, size, f"a copy of {address}", f"name another folder in {CACHE_DIR_VARIABLE}")
-            logger.info(f"copying {address}, {size / 1e9:,.2f} GB, to {copy}")
-            with atomic_directory(copy, False, "copy", lambda path: False) as new:
-                _copy(source, manifest, new, size)
-                (new / MANIFEST).write_bytes(_arrived(source / MANIFEST, sha256))
+            total_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
+            check_free_space(
+                directory, total_bytes, f"a copy of {address}", f"set {CACHE_DIR_VARIABLE} to another directory"
+            )
+            logger.info(f"copying {address}, {total_bytes / 1e9:,.2f} GB, to {copy}")
+            with atomic_directory(copy, False, "copy", lambda path: False) as temporary:
+                _copy_files(source, manifest["files"], temporary, total_bytes)
+                content = (source / MANIFEST).read_bytes()
+                if hashlib.sha256(content).hexdigest() != sha256:
+                    raise BertjaxError(f"{source / MANIFEST} changed while the corpus was copied; run again")
+                (temporary / MANIFEST).write_bytes(content)
     return copy
 
 
-def _copy(source: epath.Path, manifest: dict[str, Any], folder: Path, size: int) -> None:
-    with (
-        progress_bar("copy", size, "B") as bar,
-        ThreadPoolExecutor(_STREAMS) as pool,
-    ):
+def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], directory: Path, total_bytes: int) -> None:
+    with progress_bar("copy", total_bytes, "B") as bar, ThreadPoolExecutor(_STREAMS) as pool:
         copies = [
-            pool.submit(_copy_file, source / name, folder / name, entry["sha256"], bar.update)
-            for name, entry in manifest["files"].items()
+            pool.submit(_copy_file, source / name, directory / name, entry["sha256"], bar.update)
+            for name, entry in files.items()
         ]
         try:
             for copy in copies:
@@ -75,22 +73,15 @@ def _copy(source: epath.Path, manifest: dict[str, Any], folder: Path, size: int)
                 copy.cancel()
 
 
-def _copy_file(source: epath.Path, target: Path, sha256: str, done: Any) -> None:
-    found = hashlib.sha256()
+def _copy_file(source: epath.Path, target: Path, sha256: str, advance: Callable[[int], object]) -> None:
+    digest = hashlib.sha256()
     try:
-        with source.open("rb") as file, open(target, "wb") as copied:
-            while block := file.read(_BLOCK_BYTES):
-                found.update(block)
-                copied.write(block)
-                done(len(block))
+        with source.open("rb") as remote_file, open(target, "wb") as local_file:
+            while block := remote_file.read(_BLOCK_BYTES):
+                digest.update(block)
+                local_file.write(block)
+                advance(len(block))
     except FileNotFoundError as error:
         raise UsageError(f"the corpus {source.parent} is damaged: {source.name} is missing") from error
-    if found.hexdigest() != sha256:
+    if digest.hexdigest() != sha256:
         raise BertjaxError(f"the corpus {source.parent} is damaged: {source.name} does not match its checksum")
-
-
-def _arrived(file: epath.Path, sha256: str) -> bytes:
-    content = file.read_bytes()
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise BertjaxError(f"{file} has changed while the corpus was copied; run again")
-    return content

@@ -1,12 +1,12 @@
-"""Input specs to documents, streamed: memory stays bounded whatever the size of a file or a document.
+"""Input specs to documents, streamed, so that memory stays bounded.
 
-    text:GLOB               one sentence a line, a blank line between documents (google-research/bert's form)
-    prose:GLOB              running text; see `layouts.prose` for what is a document
+    text:GLOB               one sentence per line, a blank line between documents (google-research/bert's input)
+    prose:GLOB              running text; `layouts.prose` finds the documents
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
-    tfds:NAME/CONFIG:SPLIT  a TensorFlow Datasets text dataset, one example a document
-    docs:                   the docstrings of the standard library and of the installed distributions
+    tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
+    docs:                   docstrings of the standard library and of the installed distributions
 
-GLOB may hold `**`, name a directory (all files in it), be a gs:// address, and match .gz and .xz files.
+GLOB may contain `**`, be a directory (all files in it) or a gs:// address, and match .gz and .xz files.
 """
 
 import codecs
@@ -29,21 +29,23 @@ from bertjax.data.corpus.sentences import LINES, PARAGRAPHS
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import reject_utf16
 
-FORMS = ("text", "prose", "wiki", "tfds", "docs")
+KINDS = ("text", "prose", "wiki", "tfds", "docs")
 _READ_BYTES = 1 << 20
-_QUESTIONS_AT_ONCE = 32
+_STORAGE_REQUESTS = 32
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One thing to read: a file, a TFDS split, or all docstrings.
+    """A file, a TFDS split, or all docstrings.
 
     Attributes:
-      kind: one of `FORMS`; `paragraphs`: a paragraph a line, a blank line between documents; or `texts`: what
-        `write_texts` wrote.
-      name: path or dataset, for messages.
-      size_bytes: bytes to read, compressed where the file is; None where not known.
+      kind: one of `KINDS`; `paragraphs`, one paragraph per line and a blank line between documents; or `texts`, a file
+        of `write_texts`.
+      name: path or dataset.
+      size_bytes: bytes to read, compressed if the file is; None if unknown.
+      split: split of a dataset.
+      data_dir: directory of TFDS datasets (default: None, that of TFDS).
     """
 
     kind: str
@@ -53,37 +55,40 @@ class Source:
     data_dir: str | None = None
 
 
-def expand(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
-    """The sources of the specs, files sorted by path within each spec, and how many files were named again.
+def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
+    """Finds the sources of input specs.
 
     Args:
       specs: see the module's docstring.
-      data_dir: where TFDS datasets lie; None is the library's default.
+      data_dir: directory of TFDS datasets (default: None, that of TFDS).
+
+    Returns:
+      The sources, in the order of the specs and sorted by path within each, and the number of duplicates left out.
 
     Raises:
-      UsageError: a spec is malformed, matches nothing, or names a file that cannot be read.
+      UsageError: A spec is malformed, matches nothing, or names a file that cannot be read.
     """
     sources: dict[tuple[str, str, str], Source] = {}
-    repeated = 0
+    duplicates = 0
     for spec in specs:
         kind, colon, rest = spec.partition(":")
-        if kind not in FORMS or not colon or bool(rest) == (kind == "docs"):
-            known = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, docs:"
-            raise UsageError(f"input {spec!r} is none of {known}")
+        if kind not in KINDS or not colon or bool(rest) == (kind == "docs"):
+            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT or docs:"
+            raise UsageError(f"unknown input {spec!r}; use {kinds}")
         if kind == "docs":
-            found = [Source(kind, "docs:", None)]
+            spec_sources = [Source(kind, "docs:", None)]
         elif kind == "tfds":
             name, split = datasets.parse(spec, rest)
-            found = [Source(kind, name, datasets.size_bytes(name, split, data_dir), split, data_dir)]
+            spec_sources = [Source(kind, name, datasets.size_bytes(name, split, data_dir), split, data_dir)]
         else:
-            found = [Source(kind, name, size) for name, size in _files(spec, rest)]
-        for source in found:
-            # One file by several names, or by a loop of links, is read once.
+            spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
+        for source in spec_sources:
+            # A file with several names, or in a loop of links, is read once.
             name = os.path.realpath(source.name) if kind not in ("docs", "tfds") and "://" not in rest else source.name
             key = (source.kind, name, source.split)
-            repeated += key in sources
+            duplicates += key in sources
             sources.setdefault(key, source)
-    return list(sources.values()), repeated
+    return list(sources.values()), duplicates
 
 
 def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
@@ -94,23 +99,23 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # Beyond forty links in a row the system gives up on a name; the file has a shorter one that is listed too.
+    # In a loop of links the same file is listed under longer and longer names, the longest of which cannot be opened.
     files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
         if names:
-            raise UsageError(f"input {spec!r} matches folders only; end it with /** for the files in them")
+            raise UsageError(f"input {spec!r} matches only folders; end it with /** for the files in them")
         if glob.has_magic(pattern) or os.path.isdir(pattern):
-            raise UsageError(f"input {spec!r} matches no file")
-        raise UsageError(f"input {spec!r}: there is no file {pattern}")
-    found = []
+            raise UsageError(f"input {spec!r} matches no file; check the pattern")
+        raise UsageError(f"input {spec!r}: no file {pattern}; check the path")
+    sizes = []
     for name in files:
         real = os.path.realpath(name)
         if not os.path.isfile(real):
-            raise UsageError(f"input {spec!r}: {name} is no file that can be read to an end")
+            raise UsageError(f"input {spec!r}: {name} is not a regular file; leave it out")
         if not os.access(real, os.R_OK):
             raise UsageError(f"input {spec!r}: {name} cannot be read; check its permissions")
-        found.append((name if os.path.exists(name) else real, os.path.getsize(real)))
-    return found
+        sizes.append((name if os.path.exists(name) else real, os.path.getsize(real)))
+    return sizes
 
 
 def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
@@ -118,54 +123,56 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
 
     stem = pattern.split("*")[0].rpartition("/")[0]
     try:
-        # Each question takes a while to be answered, however many are asked at once.
-        with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
+        # Storage answers a request slowly, but many at a time.
+        with ThreadPoolExecutor(_STORAGE_REQUESTS) as pool:
             if "**" in pattern:
-                wanted = re.compile(_remote_pattern(pattern))
-                files = [file for file in _walked(epath.Path(stem)) if wanted.fullmatch(os.fspath(file))]
+                expression = re.compile(_glob_expression(pattern))
+                files = [file for file in _walk(epath.Path(stem)) if expression.fullmatch(os.fspath(file))]
             elif "*" in pattern:
                 matching = list(epath.Path(stem).glob(pattern[len(stem) + 1 :]))
                 folders = pool.map(lambda path: path.is_dir(), matching)
                 files = [path for path, is_folder in zip(matching, folders, strict=True) if not is_folder]
             else:
                 path = epath.Path(pattern)
-                files = _walked(path) if path.is_dir() else [path]
+                files = _walk(path) if path.is_dir() else [path]
             files = sorted(files)
             sizes = list(pool.map(lambda file: file.stat().length, files))
-        found = [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
-    except Exception as error:  # Each file system behind epath has errors of its own.
+    except Exception as error:  # Each kind of storage has its own exceptions.
         raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}") from error
-    if not found:
-        raise UsageError(f"input {spec!r} matches no file")
-    return found
+    if not files:
+        raise UsageError(f"input {spec!r} matches no file; check the pattern")
+    return [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
 
 
-def _walked(folder: Any) -> list[Any]:
-    """All files in a folder, as `epath.Path`."""
+def _walk(folder: Any) -> list[Any]:
+    """Returns all files in a folder, at any depth."""
     scheme = os.fspath(folder).partition("://")[0]
     files = []
     for root, _, names in folder.walk():
-        # With fsspec, the folders that epath walks through have lost what kind of storage they are in.
-        place = os.fspath(root) if "://" in os.fspath(root) else f"{scheme}://{os.fspath(root).lstrip('/')}"
-        files += [type(folder)(place) / name for name in names]
+        # With fsspec, `epath.Path.walk` yields folders without their scheme.
+        address = os.fspath(root) if "://" in os.fspath(root) else f"{scheme}://{os.fspath(root).lstrip('/')}"
+        files += [type(folder)(address) / name for name in names]
     return files
 
 
-def _remote_pattern(pattern: str) -> str:
-    """A regular expression for a pattern with `**`, which is any folders, and `*`, which is within one."""
+def _glob_expression(pattern: str) -> str:
+    """Returns a regular expression for a pattern with `**`, which matches any folders, and `*`, which matches names."""
     parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
     return "".join({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
 
 
-def read(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[Text]:
-    """The documents of a source, in order.
+def read(
+    source: Source, problems: Counter[str], advance: Callable[[int], object] = lambda num_bytes: None
+) -> Iterator[Text]:
+    """Yields the documents of a source, in order.
 
     Args:
-      problems: gains what was met and how often.
-      advance: told the bytes read, as they are read.
+      source: what to read.
+      problems: counts of problems, to be increased.
+      advance: called with the number of bytes that were read since the last call.
 
     Raises:
-      BertjaxError: the source cannot be read to its end.
+      BertjaxError: The source cannot be read.
     """
     if source.kind == "docs":
         return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))
@@ -173,25 +180,21 @@ def read(source: Source, problems: Counter[str], advance: Callable[[int], None])
         texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
     if source.kind == "texts":
-        return _written_texts(source)
+        return _read_texts(source)
     chunks = _chunks(source, problems, advance)
     if source.kind in ("text", "paragraphs"):
-        return layouts.blocks(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
+        return layouts.blank_line_documents(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
     return layouts.prose(chunks, problems) if source.kind == "prose" else layouts.wiki(chunks, problems)
 
 
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
-    """Writes texts as they were read, to be read again as a source of kind `texts`.
-
-    Raises:
-      OSError: the disk is full.
-    """
+    """Writes texts to a file that can be read as a source of kind `texts`."""
     for text in texts:
-        # Careless JSON holds halves of surrogate pairs.
+        # Datasets may contain halves of surrogate pairs.
         file.write(json.dumps(dataclasses.astuple(text), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
 
-def _written_texts(source: Source) -> Iterator[Text]:
+def _read_texts(source: Source) -> Iterator[Text]:
     with _open(source.name) as file:
         for line in file:
             yield Text(*json.loads(line))
@@ -206,9 +209,9 @@ def _open(name: str) -> BinaryIO:
 
 
 def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[str]:
-    """The decoded text of a file in chunks of about a megabyte, counting what is wrong with it."""
+    """Yields the decoded text of a file in chunks of about a megabyte, then an empty one."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    total = 0
+    total_bytes = 0
     position = 0
     try:
         with _open(source.name) as raw:
@@ -216,32 +219,31 @@ def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], Non
             file = opener(raw) if opener else raw
             while True:
                 block = file.read(_READ_BYTES)
-                here = raw.tell()
-                advance(here - position)
-                position = here
-                if total == 0:
+                advance(raw.tell() - position)
+                position = raw.tell()
+                if total_bytes == 0:
                     reject_utf16(source.name, block)
                 text = _decode(decoder, block, problems)
-                if total == 0:
+                if total_bytes == 0:
                     text = text.removeprefix("\ufeff")
                 problems["nul_characters"] += block.count(0)
-                total += len(block)
+                total_bytes += len(block)
                 yield text
                 if not block:
                     break
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise BertjaxError(
-            f"cannot read {source.name} past byte {total:,} of its text: {first_line(error)}; "
-            "mend the file or leave it out"
+            f"cannot read {source.name} past byte {total_bytes:,} of its text: {first_line(error)}; "
+            "repair the file or leave it out"
         ) from error
-    problems["empty_files"] += total == 0
+    problems["empty_files"] += total_bytes == 0
 
 
 def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
     try:
         return decoder.decode(block, final=not block)
     except UnicodeDecodeError:
-        # Escapes rather than U+FFFD, which the text may hold of its own.
+        # Not U+FFFD: the text may contain that character itself.
         decoder.errors = "surrogateescape"
         text = decoder.decode(block, final=not block)
         decoder.errors = "strict"

@@ -1,14 +1,12 @@
-"""A corpus made by Apache Beam, here or on a cluster: the steps of `parts` and `joining`, each on many machines.
+"""Runner for Apache Beam, on this machine or a cluster: the steps of `chunks` and `merge` as pipeline stages.
 
-Between steps only names and counts pass through the pipeline; text and arrays lie in files of a folder that all its
-machines see. So a step that a runner does again or elsewhere finds what was done, and a runner that holds what passes
-through it in memory holds little.
+Only names and counts pass through the pipeline. Text and arrays are in files of a directory that all machines reach, so
+a runner that repeats a stage finds what was done, and one that keeps its elements in memory needs little of it.
 """
 
 import contextlib
 import dataclasses
 import gc
-import hashlib
 import io
 import itertools
 import json
@@ -28,145 +26,148 @@ from apache_beam.pvalue import AsSingleton
 from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
-from bertjax.data.corpus import joining, parts, store
-from bertjax.data.corpus.encoding import batches
-from bertjax.data.corpus.job import Job, Made, spooled
-from bertjax.data.corpus.joining import Piece
-from bertjax.data.corpus.parts import Chunk, Part, Recipe
+from bertjax.data.corpus.chunks import Chunk, cut_chunk, encode_chunk, group_sources
+from bertjax.data.corpus.encode import batches
+from bertjax.data.corpus.job import Job, JobResult, spool_docstrings, worker_lost
+from bertjax.data.corpus.merge import MergedArray, plan_merge, write_array
 from bertjax.data.corpus.readers import Source
-from bertjax.data.corpus.run_local import worker_lost
-from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, load_vocabulary
-from bertjax.data.corpus.vocabulary import counted, sample_chars, sampled, vocabulary_of
+from bertjax.data.corpus.shards import Shard
+from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary_training import head_of_source, sample_chars, statistics, vocabulary_content
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.utils.io import is_remote, read_json, write_atomic
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
 
-# Beam's own runner, in processes of this machine. Its name `DirectRunner` stands for one that fetches another program.
-_HERE = "FnApiRunner"
-_OF_THIS_MACHINE = ("DirectRunner", _HERE)
-# Take options that Beam does not know before it has asked them.
-_OTHER_OPTIONS = ("PortableRunner", "FlinkRunner", "SparkRunner")
-# Beam's own runner gives up when one of its processes is gone; others try a bundle four times.
+# Beam's own runner, in processes of this machine. Its name `DirectRunner` selects one that downloads a program.
+_LOCAL_RUNNER = "FnApiRunner"
+# These accept options that Beam does not know before it asks them.
+_OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
+# Beam's own runner fails if one of its processes dies; others try a bundle four times.
 _ATTEMPTS = 4
-_MARK = re.compile(r"bertjax stage (\{.*?\}) ends")
+_STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
 _SAMPLE_CHARS = 4 << 20
-# What the pipeline leaves for the machine that started it.
-_MERGED, _WRITTEN = "merged.json", "written.json"
+# Files that the pipeline leaves for `run`.
+_PLAN, _FILES, _VOCABULARY = "plan.json", "files.json", "vocabulary"
 
 
-def pipeline_options(given: Sequence[str], output: Path | epath.Path, workers: int) -> PipelineOptions:
-    """Beam's options of NAME=VALUE, or NAME for a flag; without any, Beam's own runner in processes of this machine.
+def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers: int) -> PipelineOptions:
+    """Returns Beam's options for `NAME=VALUE` and `NAME` items.
+
+    Without an option `runner`, Beam's own runner uses `workers` processes of this machine.
 
     Raises:
-      UsageError: Beam has no such runner or option, or the runner could not reach the output.
+      UsageError: Beam has no such runner or option, or the runner cannot reach the output.
     """
-    options = dict(item.removeprefix("--").partition("=")[::2] for item in given)
-    runner = options.pop("runner", _HERE)
-    flags = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
-    if runner in _OF_THIS_MACHINE:
-        runner = _HERE
+    values = dict(item.removeprefix("--").partition("=")[::2] for item in options)
+    runner = values.pop("runner", _LOCAL_RUNNER)
+    flags = [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
+    if runner in ("DirectRunner", _LOCAL_RUNNER):
+        runner = _LOCAL_RUNNER
         flags = ["--direct_running_mode=multi_processing", f"--direct_num_workers={workers}", *flags]
     try:
         create_runner(runner)
     except (ValueError, ImportError, AttributeError) as error:
-        raise UsageError(f"Beam cannot run on runner={runner}: {first_line(error)}") from error
+        raise UsageError(f"Beam cannot use runner={runner}: {first_line(error)}") from error
     if runner == "DataflowRunner" and not is_remote(output):
         raise UsageError(f"DataflowRunner cannot write to {output}, a folder of this machine; give --output gs://...")
-    made = PipelineOptions([f"--runner={runner}", *flags])
-    said = io.StringIO()
+    parsed = PipelineOptions([f"--runner={runner}", *flags])
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            unknown = {*made.get_all_options(retain_unknown_options=True)} - {*made.get_all_options()}
-    except SystemExit as error:  # Of its parser.
-        reason = said.getvalue().strip().rpartition("error: ")[2]
-        raise UsageError(f"Beam cannot take --runner_options {' '.join(given)}: {shortened(reason)}") from error
-    if unknown and runner not in _OTHER_OPTIONS:
+        with contextlib.redirect_stderr(stderr):
+            unknown = {*parsed.get_all_options(retain_unknown_options=True)} - {*parsed.get_all_options()}
+    except SystemExit as error:  # raised by argparse
+        reason = stderr.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(f"Beam cannot take --runner_options {' '.join(options)}: {shortened(reason)}") from error
+    if unknown and runner not in _OPEN_RUNNERS:
         raise UsageError(f"Beam has no option {listed(sorted(unknown))} for {runner}; its documentation lists them")
-    return made
+    return parsed
 
 
-def run(
-    job: Job, directory: Path | epath.Path, options: PipelineOptions, workers: int, progress: bool, shard_bytes: int
-) -> Made:
-    """Makes the files of a corpus in a folder, each array in files of `shard_bytes`.
-
-    The arrays are those that `run_local` makes of the same job, the order of documents included.
+def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
+    """Writes the arrays of a corpus, with the bytes that `run_local` writes for the same job.
 
     Args:
-      directory: that the machines of the pipeline reach by the same name.
+      job: corpus to make.
+      directory: output directory, which the machines of the pipeline reach under the same name.
       options: from `pipeline_options`.
-      workers: processes of this machine, for what is only here.
+      workers: processes of this machine, for docstrings.
+      progress: whether to log the pipeline's start and retries.
 
     Raises:
-      UsageError, BertjaxError: a stage failed, or the pipeline; names the stage.
+      UsageError: A stage cannot use an input.
+      BertjaxError: A stage or the pipeline failed.
     """
-    # What goes wrong is said in one line at the end.
+    # Errors are reported in one line at the end.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = directory / "work"
     work.mkdir()
     problems = Counter(job.problems)
     with process_pool(workers, worker_lost, gc.disable) as pool:
-        sources = [_absolute(spooled(source, work, problems, pool, progress)) for source in job.sources]
+        sources = [_absolute(spool_docstrings(source, work, problems, pool, progress)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
     if progress:
         logger.info(f"beam: {len(sources):,} inputs, on {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
-        _build(pipeline, job, sources, directory, work, dict(problems), shard_bytes)
+        _build(pipeline, job, sources, directory, work, dict(problems))
         try:
             state = pipeline.run().wait_until_finish()
-        except Exception as error:  # Each runner raises what it likes.
-            if found := _MARK.search(str(error)):
-                raise _failure(json.loads(found[1])) from error
+        except Exception as error:  # Each runner has its own exceptions.
+            if match := _STAGE_ERROR.search(str(error)):
+                raise _stage_error(json.loads(match[1])) from error
             reason = first_line(error)
         else:
             if state == PipelineState.DONE:
                 break
             reason = f"it ended as {state}"
-        if runner != _HERE or attempt == _ATTEMPTS:
+        if runner != _LOCAL_RUNNER or attempt == _ATTEMPTS:
             raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was left at the output")
         if progress:
-            logger.info(f"beam: a process was lost ({reason}); what it had not finished is done again")
-    made = _made(job, directory, work)
+            logger.info(f"beam: a process was lost ({reason}); unfinished stages run again")
+    plan = read_json(work / _PLAN)
+    vocabulary = job.vocabulary
+    if vocabulary is None:
+        content = (work / _VOCABULARY).read_bytes()
+        vocabulary = _trained_vocabulary(content, job)
+    result = JobResult(vocabulary, plan["splits"], plan["problems"], dict(read_json(work / _FILES)))
     if is_remote(work):
         work.rmtree()
     else:
         shutil.rmtree(work)
-    return made
+    return result
 
 
 def _absolute(source: Source) -> Source:
-    """The source by a name that is the same wherever a worker runs."""
     if source.kind == "tfds" or is_remote(source.name):
         return source
     return dataclasses.replace(source, name=os.path.abspath(source.name))
 
 
 class _Stage(beam.DoFn):
-    """Calls a function, and says of what goes wrong in it which stage it was: runners tell no more than a text."""
+    """Calls a function. Puts the stage and the cause of an error into its message, all that runners pass on."""
 
     def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
         self._name = name
         self._function = function
 
-    def process(self, element: Any, *sides: Any) -> Iterator[Any]:
+    def process(self, element: Any, *side_inputs: Any) -> Iterator[Any]:
         try:
-            yield from self._function(element, *sides)
+            yield from self._function(element, *side_inputs)
         except Exception as error:
             cause = str(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
-            told = {"stage": self._name, "cause": cause, "usage": isinstance(error, UsageError)}
-            raise RuntimeError(f"bertjax stage {json.dumps(told)} ends") from error
+            fields = {"stage": self._name, "cause": cause, "usage": isinstance(error, UsageError)}
+            raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
 
 
-def _failure(told: dict[str, Any]) -> BertjaxError:
-    kind = UsageError if told["usage"] else BertjaxError
-    return kind(f"in stage {told['stage']!r} of Beam's pipeline: {told['cause']}")
+def _stage_error(fields: dict[str, Any]) -> BertjaxError:
+    error_class = UsageError if fields["usage"] else BertjaxError
+    return error_class(f"in stage {fields['stage']!r} of Beam's pipeline: {fields['cause']}")
 
 
-def _stage(name: str, function: Callable[..., Iterable[Any]], *sides: Any) -> beam.PTransform:
-    return name >> beam.ParDo(_Stage(name, function), *sides)
+def _stage(name: str, function: Callable[..., Iterable[Any]], *side_inputs: Any) -> beam.PTransform:
+    return name >> beam.ParDo(_Stage(name, function), *side_inputs)
 
 
 def _build(
@@ -176,109 +177,98 @@ def _build(
     directory: Path | epath.Path,
     work: Path | epath.Path,
     problems: dict[str, int],
-    shard_bytes: int,
 ) -> None:
-    if job.given:
-        recipe = Recipe(VOCABULARY_FILES[job.given.kind], job.given.content, job.given.lower_case, job.heldout_share)
-        recipes = pipeline | "the vocabulary" >> beam.Create([recipe])
+    if job.vocabulary:
+        vocabularies = pipeline | "vocabulary" >> beam.Create([job.vocabulary])
     else:
-        recipes = (
+        vocabularies = (
             pipeline
-            | "heads of inputs" >> beam.Create(_samples(sources, job.vocabulary_kind))
+            | "heads of inputs" >> beam.Create(_sample_groups(sources, job.vocabulary_kind))
             | "spread heads" >> beam.Reshuffle()
-            | _stage("sample", partial(_count, kind=job.vocabulary_kind, lower_case=job.lower_case))
+            | _stage("sample", partial(_sample, kind=job.vocabulary_kind, lower_case=job.lower_case))
             | "gather samples" >> beam.combiners.ToList()
             | _stage("train the vocabulary", partial(_train, job=job))
         )
-    recipe = AsSingleton(recipes)
-    small, large, size = parts.chunks_of(sources)
-    cut = (
+    vocabulary = AsSingleton(vocabularies)
+    small_chunks, large_chunks, chunk_chars = group_sources(sources)
+    cut_chunks = (
         pipeline
-        | "large inputs" >> beam.Create(large)
+        | "large inputs" >> beam.Create(large_chunks)
         | "spread large inputs" >> beam.Reshuffle()
-        | _stage("read", partial(parts.cut, work=work, size=size))
+        | _stage("read", partial(cut_chunk, work=work, chunk_chars=chunk_chars))
     )
-    described = (
-        (cut, pipeline | "small inputs" >> beam.Create(small))
+    files = (
+        (cut_chunks, pipeline | "small inputs" >> beam.Create(small_chunks))
         | beam.Flatten()
         | "spread chunks" >> beam.Reshuffle()
-        | _stage("encode", partial(_encode, work=work), recipe)
-        | "gather parts" >> beam.combiners.ToList()
-        | _stage("merge", partial(_merge, shard_bytes=shard_bytes, problems=problems, work=work), recipe)
-        | "spread pieces" >> beam.Reshuffle()
+        | _stage("encode", partial(_encode, heldout_fraction=job.heldout_fraction, work=work), vocabulary)
+        | "gather shards" >> beam.combiners.ToList()
+        | _stage(
+            "merge", partial(_merge, heldout_fraction=job.heldout_fraction, problems=problems, work=work), vocabulary
+        )
+        | "spread arrays" >> beam.Reshuffle()
         | _stage("write", partial(_write, directory=directory))
         | "gather files" >> beam.combiners.ToList()
     )
-    _ = described | _stage("finish", partial(_finish, work=work))
+    _ = files | _stage("finish", partial(_finish, work=work))
 
 
-def _samples(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
-    """Sources and the characters to sample of each, in groups of enough characters to be worth a call."""
+def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
+    """Groups sources, with the characters to sample of each, so that each group is worth a call."""
     groups: list[list[tuple[Source, float]]] = [[]]
-    gathered = 0.0
+    group_chars = 0.0
     for source, chars in zip(sources, sample_chars(sources, kind), strict=True):
-        if gathered >= _SAMPLE_CHARS:
+        if group_chars >= _SAMPLE_CHARS:
             groups.append([])
-            gathered = 0.0
+            group_chars = 0.0
         groups[-1].append((source, chars))
-        gathered += chars
+        group_chars += chars
     return list(enumerate(groups))
 
 
-def _count(
+def _sample(
     group: tuple[int, list[tuple[Source, float]]], kind: str, lower_case: bool
 ) -> Iterator[tuple[int, int, Counter[str] | list[str]]]:
     number, heads = group
-    texts = itertools.chain.from_iterable(sampled(source, chars) for source, chars in heads)
+    texts = itertools.chain.from_iterable(head_of_source(source, chars) for source, chars in heads)
     for index, batch in enumerate(batches(texts)):
-        yield number, index, counted(batch, kind, lower_case)
+        yield number, index, statistics(batch, kind, lower_case)
 
 
-def _train(samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job) -> Iterator[Recipe]:
-    counts = (found for *_, found in sorted(samples, key=lambda sample: sample[:2]))
-    content = vocabulary_of(counts, job.vocabulary_kind, job.vocabulary_size, job.lower_case)
-    yield Recipe(VOCABULARY_FILES[job.vocabulary_kind], content, job.lower_case, job.heldout_share)
+def _train(samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job) -> Iterator[Vocabulary]:
+    ordered = (sample for *_, sample in sorted(samples, key=lambda sample: sample[:2]))
+    content = vocabulary_content(ordered, job.vocabulary_kind, job.vocabulary_size, job.lower_case)
+    yield _trained_vocabulary(content, job)
 
 
-def _encode(chunk: Chunk, recipe: Recipe, work: Path | epath.Path) -> Iterator[tuple[str, Part]]:
-    yield chunk.name, parts.encode(chunk, recipe, work)
+def _trained_vocabulary(content: bytes, job: Job) -> Vocabulary:
+    return load_vocabulary(VOCABULARY_FILES[job.vocabulary_kind], job.lower_case, content)
+
+
+def _encode(
+    chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: Path | epath.Path
+) -> Iterator[tuple[str, Shard]]:
+    yield chunk.name, encode_chunk(chunk, vocabulary, heldout_fraction, work)
 
 
 def _merge(
-    found: list[tuple[str, Part]], recipe: Recipe, shard_bytes: int, problems: dict[str, int], work: Path | epath.Path
-) -> tuple[Piece, ...]:
-    merged = joining.merge(found, recipe, shard_bytes, problems)
-    write_atomic(work / recipe.name, recipe.content)
-    write_atomic(work / _MERGED, json.dumps({"splits": merged.splits, "problems": merged.problems}))
-    return merged.pieces
+    named_shards: list[tuple[str, Shard]],
+    vocabulary: Vocabulary,
+    heldout_fraction: float,
+    problems: dict[str, int],
+    work: Path | epath.Path,
+) -> tuple[MergedArray, ...]:
+    shards = [shard for _, shard in sorted(named_shards, key=lambda named: named[0])]
+    plan = plan_merge(shards, heldout_fraction, problems)
+    write_atomic(work / _VOCABULARY, vocabulary.content)
+    write_atomic(work / _PLAN, json.dumps({"splits": plan.splits, "problems": plan.problems}))
+    return plan.arrays
 
 
-def _write(piece: Piece, directory: Path | epath.Path) -> Iterator[dict[str, Any]]:
-    yield joining.write_piece(piece, directory)
+def _write(array: MergedArray, directory: Path | epath.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield write_array(array, directory)
 
 
-def _finish(files: list[dict[str, Any]], work: Path | epath.Path) -> tuple[()]:
-    write_atomic(work / _WRITTEN, json.dumps(files))
+def _finish(files: list[tuple[str, dict[str, Any]]], work: Path | epath.Path) -> tuple[()]:
+    write_atomic(work / _FILES, json.dumps(files))
     return ()
-
-
-def _made(job: Job, directory: Path | epath.Path, work: Path | epath.Path) -> Made:
-    """What the pipeline left, and the small files beside: the vocabulary, and the checksums of blocks."""
-    merged, written = read_json(work / _MERGED), sorted(read_json(work / _WRITTEN), key=lambda file: file["name"])
-    vocabulary = job.given
-    if vocabulary is None:
-        name = VOCABULARY_FILES[job.vocabulary_kind]
-        content = (work / name).read_bytes()
-        vocabulary = load_vocabulary(Path(name), job.lower_case, content)
-    files = {file["name"]: {"bytes": file["bytes"], "sha256": file["sha256"]} for file in written}
-    small = {VOCABULARY_FILES[vocabulary.kind]: vocabulary.content}
-    shards: Counter[str] = Counter()
-    for split in store.SPLITS:
-        for array in store.ARRAYS:
-            pieces = [file["blocks"] for file in written if file["array"] == f"{split}.{array}"]
-            small[store.checksum_file(split, array)] = bytes.fromhex("".join(pieces))
-            shards[f"{split}.{array}"] = len(pieces)
-    for name, content in small.items():
-        write_atomic(directory / name, content)
-        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return Made(vocabulary, merged["splits"], Counter(merged["problems"]), files, dict(shards))

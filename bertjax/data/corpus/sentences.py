@@ -1,4 +1,4 @@
-"""A document's text to sentences, by the form its source gave it."""
+"""Text of a document to sentences."""
 
 import re
 from collections import Counter
@@ -6,31 +6,31 @@ from collections.abc import Iterator
 
 import sentencex
 
-# One sentence a line (google-research/bert's input); one paragraph a line; paragraphs wrapped at a fixed width.
+# Forms of text: one sentence per line (google-research/bert's input), one paragraph per line, wrapped paragraphs.
 LINES = "lines"
 PARAGRAPHS = "paragraphs"
 WRAPPED = "wrapped"
 FORMS = (LINES, PARAGRAPHS, WRAPPED)
 
-# No sentence of a text is this long; a base64 blob or a file without line ends is, and is cut at white space.
+# Longer "sentences" are base64 data or text without sentence ends, and are cut.
 MAX_SENTENCE_CHARS = 8192
-# The splitter pairs quotes and brackets over everything it is given, so one unclosed quote in a paragraph of a
-# megabyte would swallow its sentences.
+# `sentencex` pairs quotes and brackets, so an unclosed quote in a very long paragraph would hide its sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# The splitter fails beside white space of several UTF-8 bytes. Only U+0085 among these is no space to BERT: dropped.
+# `sentencex` fails next to white space of several UTF-8 bytes. BERT's tokenizer treats these as spaces too, but drops
+# U+0085.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
-# A wrapped line this much shorter than the longest, and closed by a full stop, ends its paragraph.
+# A line that ends a sentence and is shorter than this fraction of the longest line ends a paragraph.
 _SHORT_LINE = 0.8
 
 
 def split_sentences(text: str, form: str, problems: Counter[str]) -> list[str]:
-    """Sentences of one document, stripped, none empty.
+    """Returns the sentences of a text, stripped and without empty ones.
 
     Args:
-      text: the document.
-      form: `lines`, `paragraphs` or `wrapped`.
-      problems: gains `long_sentence_cuts` and `paragraphs_not_split`.
+      text: a document, or a piece of one.
+      form: `LINES`, `PARAGRAPHS` or `WRAPPED`.
+      problems: counts of `long_sentence_cuts` and `paragraphs_not_split`, to be increased.
     """
     if form == LINES:
         sentences = [line.strip() for line in text.split("\n")]
@@ -41,11 +41,11 @@ def split_sentences(text: str, form: str, problems: Counter[str]) -> list[str]:
         sentences = [sentence.strip() for p in paragraphs if p for sentence in _segment(p.strip(), problems)]
     if len(text) <= MAX_SENTENCE_CHARS:
         return [sentence for sentence in sentences if sentence]
-    return [piece for sentence in sentences if sentence for piece in _bounded(sentence, problems)]
+    return [piece for sentence in sentences if sentence for piece in _cut_long(sentence, problems)]
 
 
 def cut_point(text: str, limit: int) -> int:
-    """Where to cut a text longer than `limit`: after a line, a sentence or white space, or else at the limit."""
+    """Returns where to cut a text longer than `limit`: after a line, sentence or white space, or else at the limit."""
     for pattern in ("\n", ". ", " "):
         at = text.rfind(pattern, limit // 2, limit)
         if at >= 0:
@@ -56,7 +56,7 @@ def cut_point(text: str, limit: int) -> int:
     return limit
 
 
-def _bounded(sentence: str, problems: Counter[str]) -> Iterator[str]:
+def _cut_long(sentence: str, problems: Counter[str]) -> Iterator[str]:
     while len(sentence) > MAX_SENTENCE_CHARS:
         problems["long_sentence_cuts"] += 1
         at = cut_point(sentence, MAX_SENTENCE_CHARS)
@@ -75,7 +75,7 @@ def _segment(paragraph: str, problems: Counter[str]) -> list[str]:
     try:
         return head + sentencex.segment("en", paragraph)
     except BaseException as error:
-        # A failure inside the Rust splitter reaches Python as an exception that is no Exception and has no module.
+        # A Rust panic in `sentencex` is a BaseException of a class that cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         problems["paragraphs_not_split"] += 1
@@ -97,10 +97,7 @@ def _unwrap(text: str) -> Iterator[str]:
 
 
 def is_wrapped(lines: list[str]) -> bool:
-    """Whether these lines (stripped, not empty) are paragraphs wrapped at a fixed width.
-
-    They are if no line is longer than 120 characters and most of them stop in the middle of a sentence.
-    """
+    """Returns whether lines (stripped) are wrapped: none is over 120 characters, and most end inside a sentence."""
     if len(lines) < 2 or max(map(len, lines)) > 120:
         return False
     return sum(bool(_SENTENCE_END.search(line)) for line in lines) * 2 < len(lines)

@@ -1,52 +1,51 @@
-"""The tokenised corpus on disk: three flat arrays a split, their checksums, and one manifest.
+"""Format of a tokenized corpus on disk, and how it is opened.
 
-A corpus directory holds
+A corpus directory holds:
 
-    manifest.json              counts, settings, vocabulary hash, checksums
+    manifest.json              counts, settings, and size and SHA-256 of each other file
     vocab.txt | spiece.model   the vocabulary, byte for byte
-    SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536), all token ids in order
-    SPLIT.sentences.bin        uint64 [sentences + 1], token index where each sentence starts; the last is the total
-    SPLIT.documents.bin        uint64 [documents + 1], sentence index where each document starts; likewise
-    SPLIT.ARRAY.crc32          uint32 [blocks], CRC-32 of each 256 KiB of the array's file
+    SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536): all token ids in order
+    SPLIT.sentences.bin        uint64 [sentences + 1]: token index of each sentence's start, then the number of tokens
+    SPLIT.documents.bin        uint64 [documents + 1]: sentence index of each document's start, then the number of
+                               sentences
 
-for the splits `train` and `heldout`. A corpus made on many machines has each array in files of equal size, cut without
-regard to its content: SPLIT.ARRAY-00000-of-00002.bin and so on, which its manifest lists; their checksums are those of
-the one array. Flat arrays are memory-mapped, so a corpus may be larger than RAM and any sentence is one lookup away,
-which is what makes a jump to any training step cost the same. The manifest has the SHA-256 of every other file, so that
-its own stands for the whole corpus.
+for the splits `train` and `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and any sentence
+is one lookup away.
 """
 
 import dataclasses
 import hashlib
 import json
-from functools import partial
+import mmap
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertjax.data.corpus.blocks import BLOCK_BYTES, CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
-from bertjax.data.corpus.mapping import map_files
-from bertjax.data.corpus.tokenizer import VOCABULARY_FILES, Vocabulary, load_vocabulary
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.data.corpus.checksums import Checksums
+from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary
+from bertjax.errors import UsageError
 from bertjax.utils.io import read_json
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 SPLITS = ("train", "heldout")
 ARRAYS = ("tokens", "sentences", "documents")
 OFFSET_DTYPE = np.dtype("<u8")
 
-_TOKEN_DTYPES = ("<u2", "<u4")
-_AGAIN = "run `bertjax prepare` again"
+_PREPARE_AGAIN = "run `bertjax prepare` again"
+# `mmap` has this constant from Python 3.13 on.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split, memory-mapped.
+    """Memory-mapped arrays of one split.
 
     Attributes:
-      tokens: [tokens] uint16 or uint32 ids.
+      tokens: [tokens] uint16 or uint32 token ids.
       sentences: [sentences + 1] uint64, token index of each sentence's start, then the number of tokens.
       documents: [documents + 1] uint64, sentence index of each document's start, then the number of sentences.
     """
@@ -58,244 +57,139 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """An opened corpus: where it is, what its manifest says, its splits, and which blocks of them were verified."""
+    """An opened corpus.
+
+    Attributes:
+      path: corpus directory on a local disk.
+      manifest: content of `manifest.json`.
+      train: training documents.
+      heldout: documents that never reach training.
+      checksums: of the arrays, and of files derived from them that readers add.
+    """
 
     path: Path
     manifest: dict[str, Any]
     train: Split
     heldout: Split
-    verification: Verification
+    checksums: Checksums
 
     @property
     def vocabulary_path(self) -> Path:
         return self.path / self.manifest["vocabulary"]["file"]
 
     def vocabulary(self) -> Vocabulary:
-        """Read anew; the manifest knows whether it lower-cases."""
+        """Loads the vocabulary."""
         return load_vocabulary(self.vocabulary_path, self.manifest["vocabulary"]["lower_case"])
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which holds that of everything else."""
+        """SHA-256 of the manifest, which identifies the corpus, since the manifest has the SHA-256 of every file."""
         return hashlib.sha256((self.path / MANIFEST).read_bytes()).hexdigest()
 
 
 def array_file(split: str, array: str) -> str:
-    """Name of the file that holds one array of one split."""
+    """Returns the file name of one array of one split."""
     return f"{split}.{array}.bin"
 
 
-def shard_file(split: str, array: str, shard: int, shards: int) -> str:
-    """Name of one of the files that together hold one array of one split."""
-    return f"{split}.{array}-{shard:05d}-of-{shards:05d}.bin"
-
-
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """Smallest dtype that holds every id."""
+    """Returns the smallest dtype that holds every token id."""
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
-def checksum_file(split: str, array: str) -> str:
-    """Name of the file that holds the checksums of the blocks of one array."""
-    return f"{split}.{array}.crc32"
-
-
-def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """The manifest's entries of the finished files of a corpus; writes the checksums of the blocks of its arrays.
-
-    Raises:
-      OSError: the disk is full.
-    """
-    tables = {array_file(split, array): checksum_file(split, array) for split in SPLITS for array in ARRAYS}
-    entries = {}
-    for file in sorted(directory.iterdir()):
-        checksums = checksums_of(file)
-        entries[file.name] = {"bytes": file.stat().st_size, "sha256": checksums.sha256}
-        if file.name in tables:
-            table = directory / tables[file.name]
-            table.write_bytes(checksums.blocks.tobytes())
-            entries[table.name] = {"bytes": table.stat().st_size, "sha256": checksums_of(table).sha256}
-    return entries
+def file_entry(path: Path, sha256: str) -> dict[str, Any]:
+    """Returns the manifest's entry of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
 def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest with its keys sorted, so that equal corpora have equal bytes."""
+    """Writes the manifest with sorted keys, so that equal corpora have equal bytes."""
     text = json.dumps({"format": FORMAT, **manifest}, indent=1, sort_keys=True, ensure_ascii=False)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads and checks a corpus manifest.
+    """Reads the manifest of a corpus.
 
     Raises:
-      UsageError: the directory is not a corpus of this format.
+      UsageError: The directory is not a corpus, or one of another format.
     """
     file = path / MANIFEST
     if not file.is_file():
         raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
     try:
         manifest = read_json(file)
-        found = manifest["format"]
-        odd = _odd_value(manifest) if found == FORMAT else ""
+        if manifest["format"] == FORMAT:
+            _check_manifest(manifest)
+            return manifest
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"the corpus manifest {file} is damaged ({_told(error)}); {_AGAIN}") from error
-    if found != FORMAT:
-        raise UsageError(f"the corpus {path} has format {str(found)[:20]}, this version reads {FORMAT}; {_AGAIN}")
-    if odd:
-        raise UsageError(f"the corpus manifest {file} is damaged ({odd}); {_AGAIN}")
-    return manifest
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UsageError(f"the corpus manifest {file} is damaged: {reason}; {_PREPARE_AGAIN}") from error
+    version = str(manifest["format"])[:20]
+    raise UsageError(f"the corpus {path} has format {version}, this version reads {FORMAT}; {_PREPARE_AGAIN}")
 
 
-def _told(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
-
-
-def _odd_value(manifest: dict[str, Any]) -> str:
-    """What in a manifest can be no value of it; "" where nothing is.
-
-    Raises:
-      KeyError, TypeError, AttributeError: something is not there, or is not of the kind it must be.
-    """
-    vocabulary, files, dtype = manifest["vocabulary"], manifest["files"], manifest["token_dtype"]
-    if dtype not in _TOKEN_DTYPES:
-        return f"token_dtype is {str(dtype)[:40]!r}, known: {', '.join(_TOKEN_DTYPES)}"
-    size, lower_case, name = vocabulary["size"], vocabulary["lower_case"], vocabulary["file"]
-    if type(size) is not int or size < 1 or token_dtype(size).str != dtype:
-        return f"a vocabulary of {str(size)[:40]} pieces does not go with token_dtype {dtype}"
-    if type(lower_case) is not bool:
-        return f"the vocabulary's lower_case is {str(lower_case)[:40]!r}"
-    if name not in VOCABULARY_FILES.values():
-        return f"the vocabulary's file is {str(name)[:40]!r}"
-    itemsizes = {name: 1}
-    for split in SPLITS:
-        for array in ARRAYS:
-            itemsize = dtypes(np.dtype(dtype))[array].itemsize
-            itemsizes |= dict.fromkeys(_array_files(manifest, split, array), itemsize)
-            itemsizes[checksum_file(split, array)] = CHECKSUM_DTYPE.itemsize
-    if other := {*files} - {*itemsizes}:
-        return f"it lists {str(min(other))[:40]!r}, which is no file of a corpus"
-    for name, itemsize in itemsizes.items():
-        length, sha256 = files[name]["bytes"], files[name]["sha256"]
-        if type(length) is not int or length < 0 or length % itemsize:
-            return f"{name} has {str(length)[:40]} bytes in it"
-        if type(sha256) is not str:
-            return f"{name} has the checksum {str(sha256)[:40]}"
-    for split in SPLITS:
-        for array in ARRAYS:
-            sizes = [files[name]["bytes"] for name in _array_files(manifest, split, array)]
-            if len({*sizes[:-1]}) > 1 or any(size % BLOCK_BYTES or not size for size in sizes[:-1]):
-                return f"the files of {split}.{array} have not the same number of whole blocks each"
-            blocks = -(-sum(sizes) // BLOCK_BYTES)
-            if files[checksum_file(split, array)]["bytes"] != blocks * CHECKSUM_DTYPE.itemsize:
-                return f"{checksum_file(split, array)} has not one checksum for each block"
-    return ""
-
-
-def dtypes(tokens: np.dtype) -> dict[str, np.dtype]:
-    """Array to its dtype; that of the tokens depends on the vocabulary."""
-    return {"tokens": tokens, "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
-
-
-def _array_files(manifest: dict[str, Any], split: str, array: str) -> list[str]:
-    """Names of the files that hold one array of one split, in order."""
-    if "shards" not in manifest:
-        return [array_file(split, array)]
-    shards = manifest["shards"][f"{split}.{array}"]
-    if type(shards) is not int or not 1 <= shards <= len(manifest["files"]):
-        raise TypeError(f"{split}.{array} is in {str(shards)[:40]} files")
-    return [shard_file(split, array, shard, shards) for shard in range(shards)]
-
-
-def _check_files(path: Path, manifest: dict[str, Any]) -> None:
-    """Refuses a corpus whose files have another size, or whose vocabulary is another."""
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise UsageError(f"the corpus {path} is damaged: {name} is missing; {_AGAIN}")
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise UsageError(
-                f"the corpus {path} is damaged: {name} has {size:,} bytes, its manifest says "
-                f"{expected['bytes']:,}; {_AGAIN}"
-            )
-    _checked(path, manifest, manifest["vocabulary"]["file"])
-
-
-def _checked(path: Path, manifest: dict[str, Any], name: str) -> bytes:
-    """The content of a small file of the corpus."""
-    expected = manifest["files"][name]
-    content = (path / name).read_bytes()
-    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-        raise BertjaxError(f"the corpus {path} is damaged: {name} does not match its checksum; {_AGAIN}")
-    return content
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    vocabulary, files = manifest["vocabulary"], manifest["files"]
+    if manifest["token_dtype"] != token_dtype(vocabulary["size"]).str:
+        raise ValueError(f"token_dtype {manifest['token_dtype']!r} does not fit {vocabulary['size']} pieces")
+    if type(vocabulary["lower_case"]) is not bool:
+        raise ValueError(f"lower_case is {vocabulary['lower_case']!r}")
+    names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
+    if unequal := {*files} ^ names:
+        raise ValueError(f"the list of files differs in {', '.join(map(repr, sorted(unequal)))}")
+    for name in names:
+        if Path(name).name != name or type(files[name]["bytes"]) is not int or type(files[name]["sha256"]) is not str:
+            raise ValueError(f"the entry of {name!r} is invalid")
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Opens a corpus after a quick check: sizes, and some blocks of each array, or all of a small corpus.
+    """Opens a corpus on a local disk.
 
-    What is read later is verified by `Corpus.verification`.
+    Checks sizes and the vocabulary; `Corpus.checksums` verifies the arrays.
 
     Raises:
-      UsageError: there is no corpus at `path`, or a file is missing or has another size.
-      BertjaxError: a file is damaged, with the block.
+      UsageError: The directory is not a corpus, a file is missing, or a file has another size.
     """
     path = Path(path)
     manifest = read_manifest(path)
-    _check_files(path, manifest)
-    dtype = np.dtype(manifest["token_dtype"])
-    # The held-out split first: it is small, and every evaluation reads all of it.
-    verification = Verification(
-        [_block_file(path, manifest, split, array) for split in reversed(SPLITS) for array in ARRAYS]
-    )
-    verification.verify_at_start()
-    files = {
-        split: {array: [path / name for name in _array_files(manifest, split, array)] for array in ARRAYS}
-        for split in SPLITS
-    }
-    splits = {split: Split(**_mapped(files[split], dtype)) for split in SPLITS}
-    return Corpus(path, manifest, **splits, verification=verification)
+    for name, entry in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise UsageError(f"the corpus {path} is damaged: {name} is missing; {_PREPARE_AGAIN}")
+        if file.stat().st_size != entry["bytes"]:
+            raise UsageError(
+                f"the corpus {path} is damaged: {name} has {file.stat().st_size:,} bytes, its manifest says "
+                f"{entry['bytes']:,}; {_PREPARE_AGAIN}"
+            )
+    checksums = Checksums()
+    vocabulary = manifest["vocabulary"]["file"]
+    checksums.add(path / vocabulary, manifest["files"][vocabulary]["sha256"], _PREPARE_AGAIN)
+    checksums.wait()
+    dtypes = {"tokens": np.dtype(manifest["token_dtype"]), "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
+    splits = {}
+    # The held-out split first: it is small, and the first evaluation reads all of it.
+    for split in reversed(SPLITS):
+        files = {array: array_file(split, array) for array in ARRAYS}
+        for file in files.values():
+            checksums.add(path / file, manifest["files"][file]["sha256"], _PREPARE_AGAIN)
+        splits[split] = Split(**{array: map_array(path / file, dtypes[array]) for array, file in files.items()})
+    return Corpus(path, manifest, **splits, checksums=checksums)
 
 
-def _block_file(path: Path, manifest: dict[str, Any], split: str, array: str) -> BlockFile:
-    dtype = np.dtype(manifest["token_dtype"])
-    if array == "tokens":
-        fault = partial(_odd_id, manifest["vocabulary"]["size"])
-    else:
-        beyond = "tokens" if array == "sentences" else "sentences"
-        count = _array_bytes(manifest, split, beyond) // dtypes(dtype)[beyond].itemsize
-        fault = partial(_odd_offset, count if array == "sentences" else count - 1, beyond)
-    names = _array_files(manifest, split, array)
-    return BlockFile(
-        path=path / array_file(split, array),
-        checksums=np.frombuffer(_checked(path, manifest, checksum_file(split, array)), CHECKSUM_DTYPE),
-        dtype=dtypes(dtype)[array],
-        of=f"the corpus {path}",
-        remedy=_AGAIN,
-        fault=fault,
-        shards=tuple(path / name for name in names) if "shards" in manifest else (),
-        shard_blocks=-(-manifest["files"][names[0]]["bytes"] // BLOCK_BYTES),
-    )
+def map_array(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Memory-maps a file of raw numbers, copy-on-write.
 
-
-def _array_bytes(manifest: dict[str, Any], split: str, array: str) -> int:
-    return sum(manifest["files"][name]["bytes"] for name in _array_files(manifest, split, array))
-
-
-def _odd_id(vocabulary_size: int, ids: np.ndarray) -> str:
-    largest = int(ids.max(initial=0))
-    return "" if largest < vocabulary_size else f"holds the id {largest:,}, the vocabulary has {vocabulary_size:,}"
-
-
-def _odd_offset(last: int, what: str, offsets: np.ndarray) -> str:
-    if np.any(offsets[1:] < offsets[:-1]):
-        return f"holds starts of {what} that do not rise"
-    return "" if int(offsets[-1]) <= last else f"points to {what[:-1]} {int(offsets[-1]):,}, there are {last:,}"
-
-
-def open_split(directory: Path, split: str, dtype: np.dtype) -> Split:
-    """Memory-maps the files of one split, one an array, unchecked."""
-    return Split(**_mapped({array: [directory / array_file(split, array)] for array in ARRAYS}, dtype))
-
-
-def _mapped(files: dict[str, list[Path]], tokens: np.dtype) -> dict[str, np.ndarray]:
-    return {array: map_files(files[array], dtype) for array, dtype in dtypes(tokens).items()}
+    TensorFlow takes an array without a copy only if it is writable. Of `np.memmap`'s modes copy-on-write is writable,
+    but Linux refuses it for files larger than memory and swap, since it reserves space for changed pages. Hence `mmap`
+    with MAP_NORESERVE.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        return np.zeros(0, dtype)
+    with open(path, "rb") as file:
+        mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+    # Of a file larger than memory, reading ahead would read megabytes for one row.
+    if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
+        mapping.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapping, dtype)

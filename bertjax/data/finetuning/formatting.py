@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.npz import paragraph
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids")

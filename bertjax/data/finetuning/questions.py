@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.corpus.offsets import encode_with_offsets
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, max_context_window
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
@@ -161,7 +160,7 @@ def make_windows(
                 stats.note(f"with the question truncated to {max_query_len} tokens", f"question {question.id}")
                 query = query[:max_query_len]
             if question.context not in passages:
-                passages[question.context] = encode_with_offsets(tokenizer, question.context)
+                passages[question.context] = tokenizer.encode_with_offsets(question.context)
             ids, spans = passages[question.context]
             answer = _answer_tokens(question, spans)
             windows = _stride_windows(len(ids), seq_len - len(query) - 3, doc_stride)

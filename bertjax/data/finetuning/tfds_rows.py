@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from bertjax.data.corpus.datasets import open_builder
-from bertjax.data.corpus.datasets import reading as reading_dataset
+from bertjax.data.corpus.datasets import open_builder, read_errors
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError, listed
 
@@ -45,7 +44,7 @@ def read_tfds(
     if missing:
         raise UsageError(f"tfds dataset {dataset!r} has no feature {missing[0]!r}; its features are {listed(features)}")
     columns = {**columns, **{column: feature for column, feature in optional.items() if feature in features}}
-    with reading_dataset(dataset, split):
+    with read_errors(dataset, split):
         if not builder.is_prepared():
             builder.download_and_prepare()
         for line, example in enumerate(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator(), 1):

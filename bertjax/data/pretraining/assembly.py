@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.rows import Spans
 
 _EXACT_BITS = 64

@@ -8,8 +8,9 @@ Axes: B rows of this process, S tokens per row, P predictions per row.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus, Split
@@ -23,7 +24,7 @@ from bertjax.data.pretraining.rows import (
 from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
 from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
-from bertjax.errors import UsageError
+from bertjax.errors import BertjaxError, UsageError
 
 # Keeps TensorFlow from reserving accelerator memory; fails if TensorFlow has already initialized the devices.
 with contextlib.suppress(RuntimeError):
@@ -158,6 +159,21 @@ def eval_dataset(
         return _pad_rows(assemble(spans, first), positions < count, source.prediction.schema)
 
     return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
+
+
+def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the batches of a dataset as NumPy arrays, and verifies the corpus's checksums in the background.
+
+    Raises:
+      BertjaxError: A batch cannot be made; names the damaged file if that is the reason.
+    """
+    corpus.checksums.verify_in_background()
+    try:
+        yield from dataset.as_numpy_iterator()
+    except tf.errors.OpError as error:
+        corpus.checksums.wait()
+        reason = " ".join(str(error).split())[:200]
+        raise BertjaxError(f"cannot make a batch of the corpus {corpus.path}: {reason}") from error
 
 
 def _mapped(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.npz import paragraph
 
 _LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}

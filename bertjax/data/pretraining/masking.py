@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.assembly import TokenRows, mask_and_segments
 from bertjax.data.pretraining.config import MASKED_LM_BATCH, Masking, predictions_by_length
 from bertjax.data.pretraining.formatting import format_masked_row

@@ -8,12 +8,11 @@ Axes: B rows, N pairs, S tokens per row, P predictions per row, at pair_predicti
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.assembly import TokenRows
 from bertjax.data.pretraining.config import (
     MAX_PAIRS_PER_ROW,
@@ -126,10 +125,6 @@ def _train(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) 
     return lookup
 
 
-def _train_plan(corpus: Corpus, seq_len: int, seed: int, passes: int) -> Path:
-    return open_pair_index(corpus, "train", seq_len, seed, passes, MAX_PAIRS_PER_ROW).path
-
-
 def _num_uniforms(masking: Masking, seq_len: int, max_predictions: int) -> int:
     return seq_len + 2 * _max_predictions(masking, seq_len, max_predictions)
 
@@ -146,6 +141,5 @@ PACKED_PAIRS = dataclasses.replace(
     ),
     spans_per_row=MAX_PAIRS_PER_ROW,
     train=_train,
-    train_plan=_train_plan,
     heldout_like=SENTENCE_PAIRS,
 )

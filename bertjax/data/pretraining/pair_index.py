@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.corpus.blocks import CHECKSUM_DTYPE, BlockFile, Verification, checksums_of
-from bertjax.data.corpus.mapping import map_files
-from bertjax.data.corpus.store import Corpus, Split, array_file
+from bertjax.data.corpus.checksums import file_sha256
+from bertjax.data.corpus.store import Corpus, Split, map_array
 from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS
 from bertjax.data.pretraining.packing import pack_rows
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
@@ -41,7 +40,7 @@ class PairIndex:
       records: pairs in the order of their rows, [pairs] of `pairs.RECORD`, memory-mapped.
       pass_ends: end row of each pass, int64 [passes].
       runs: consecutive rows with equally many pairs as (number of rows, pairs per row), int64 [runs, 2].
-      path: of the records' file, whose blocks the corpus's `verification` knows.
+      path: file of the records; the corpus's `checksums` verifies it.
     """
 
     records: np.ndarray
@@ -55,10 +54,9 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    Stored in the corpus' folder `plans`, or, if that is not writable, in a folder of this user alone in the system's
-    folder for temporary files. A large plan is held against its checksums in part here, and goes on to be by the
-    corpus's `verification`. Processes may do this at the same time: each writes a file of its own and renames it, and
-    all make the same bytes.
+    The index is in the corpus's directory `plans`, or, if that is not writable, in a private directory beside the
+    temporary files. The corpus's `checksums` verifies it in the background. Several processes may build the same index
+    at the same time: each writes its own file, with the same bytes, and renames it.
 
     Args:
       corpus: open corpus.
@@ -84,11 +82,11 @@ def open_pair_index(
     shared = places[-1].parent
     for place in places:
         if place.parent != shared or _is_private(shared):
-            plan = _read(place, settings, corpus.verification)
+            plan = _read(place, settings, corpus)
             if plan is not None:
                 return plan
-    for array in ("sentences", "documents"):
-        corpus.verification.verify(corpus.path / array_file(split, array))
+    # An index of damaged offsets would outlive the repair of the corpus.
+    corpus.checksums.wait()
     # About one row per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
@@ -104,22 +102,11 @@ def open_pair_index(
         except (OSError, BertjaxError) as error:
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
             continue
-        plan = _read(place, settings, corpus.verification)
+        plan = _read(place, settings, corpus)
         if plan is not None:
             return plan
         problems.append(f"{folder}: the file does not read back as written")
     raise BertjaxError(f"cannot store the pair index: {'; '.join(problems)}; free some space or set TMPDIR")
-
-
-def verify_read_plan(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int) -> None:
-    """Holds the plan that `open_pair_index` gave for these arguments against its checksums; nothing where it gave none.
-
-    Raises:
-      BertjaxError: a block is damaged.
-    """
-    for place in _places(corpus, _settings(corpus, split, seq_len, seed, passes, 1)):
-        if corpus.verification.has(place.with_suffix(".bin")):
-            corpus.verification.verify(place.with_suffix(".bin"))
 
 
 def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int) -> dict[str, Any]:
@@ -150,8 +137,8 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-def _read(path: Path, settings: dict[str, Any], verification: Verification) -> PairIndex | None:
-    """Maps a stored plan; None if there is none, or it is of other settings, cut short or changed."""
+def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | None:
+    """Maps a stored index; returns None if it is missing, or its settings, size or header differ."""
     records = path.with_suffix(".bin")
     try:
         header = read_json(path.with_suffix(".json"))
@@ -160,17 +147,12 @@ def _read(path: Path, settings: dict[str, Any], verification: Verification) -> P
         size = int((rows * pairs).sum()) * RECORD.itemsize
         if header["settings"] != settings or records.stat().st_size != size or rows.sum() != ends[-1]:
             return None
-        table = path.with_suffix(".crc32").read_bytes()
-        if _checksum(table, header["pass_ends"], header["runs"]) != header["sha256"]:
+        if header.pop("sha256") != _header_sha256(header):
             return None
-        remedy = "remove it, it is made again"
-        checksums = np.frombuffer(table, CHECKSUM_DTYPE)
-        found = Verification([BlockFile(records, checksums, np.dtype("u1"), f"the pair plan {records}", remedy)])
-        found.verify_at_start()
-        verification.take_over(found)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, BertjaxError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None
-    return PairIndex(map_files([records], RECORD), ends, runs, records)
+    corpus.checksums.add(records, header["records_sha256"], "delete it, and the next run builds it again")
+    return PairIndex(map_array(records, RECORD), ends, runs, records)
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
@@ -203,9 +185,9 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                         rows += int(numbers.sum())
                     progress.update(tokens)
                 ends.append(rows)
-        table = checksums_of(unfinished).blocks.tobytes()
-    write_atomic(path.with_suffix(".crc32"), table)
-    header = {"settings": settings, "pass_ends": ends, "runs": runs, "sha256": _checksum(table, ends, runs)}
+        sha256 = file_sha256(unfinished)
+    header = {"settings": settings, "pass_ends": ends, "runs": runs, "records_sha256": sha256}
+    header["sha256"] = _header_sha256(header)
     write_atomic(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
 
 
@@ -221,9 +203,8 @@ def _pack(
     return records[order], np.concatenate([[0], numbers])
 
 
-def _checksum(table: bytes, ends: list[int], runs: list[list[int]]) -> str:
-    """Of what says where rows are; the records are held against the checksums in `table`."""
-    return hashlib.sha256(table + json.dumps([ends, runs]).encode()).hexdigest()
+def _header_sha256(header: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _write_all(file: Any, data: memoryview) -> None:

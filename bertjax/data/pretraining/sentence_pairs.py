@@ -6,14 +6,13 @@ through several independent passes.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.pretraining.masking import MASKED_LM
-from bertjax.data.pretraining.pair_index import open_pair_index, verify_read_plan
+from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.rows import Spans, epoch_order, pair_lookup, stream_key
 from bertjax.data.pretraining.source import EVAL_SEED, ORDER, Lookup, RowSource
 
@@ -35,12 +34,4 @@ def _heldout(corpus: Corpus, seq_len: int) -> tuple[int, Callable[[tf.Tensor], S
     return len(index.records), pair_lookup(index)
 
 
-def _train_plan(corpus: Corpus, seq_len: int, seed: int, passes: int) -> Path:
-    return open_pair_index(corpus, "train", seq_len, seed, passes).path
-
-
-def _verify_heldout(corpus: Corpus, seq_len: int) -> None:
-    verify_read_plan(corpus, "heldout", seq_len, EVAL_SEED, 1)
-
-
-SENTENCE_PAIRS = RowSource(MASKED_LM, 1, True, _train, _heldout, _train_plan, _verify_heldout)
+SENTENCE_PAIRS = RowSource(MASKED_LM, 1, True, _train, _heldout)

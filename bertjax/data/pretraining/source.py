@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus
-from bertjax.data.corpus.tokenizer import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.assembly import TokenRows
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.rows import Spans
@@ -57,10 +56,6 @@ class RowSource:
       has_pairs: whether spans are sentence pairs with two segments.
       train: (corpus, phase, seed, passes, shuffle) to the lookup of the training rows of a phase.
       heldout: (corpus, seq_len) to the number of held-out rows, and a function from row indices to spans.
-      train_plan: (corpus, tokens a row, seed, different passes) to the file that spans are read from, by `train`'s
-        spans; None where they are computed.
-      verify_heldout: (corpus, tokens a row): holds what held-out rows were read from, besides tokens, against its
-        checksums.
       heldout_like: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
         that metrics are comparable.
     """
@@ -70,6 +65,4 @@ class RowSource:
     has_pairs: bool
     train: Callable[[Corpus, Phase, int, int, bool], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Callable[[tf.Tensor], Spans]]]
-    train_plan: Callable[[Corpus, int, int, int], Path | None]
-    verify_heldout: Callable[[Corpus, int], None]
     heldout_like: "RowSource | None" = None

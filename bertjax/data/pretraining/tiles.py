@@ -66,7 +66,4 @@ _LANGUAGE_MODEL = Prediction(
     next_sentence_labels=lambda batch: np.zeros(0, np.int32),
     format_row=format_text_row,
 )
-TILES, WHOLE_TILES = (
-    RowSource(prediction, 1, False, _train, _heldout, lambda *_: None, lambda *_: None)
-    for prediction in (MASKED_LM, _LANGUAGE_MODEL)
-)
+TILES, WHOLE_TILES = (RowSource(prediction, 1, False, _train, _heldout) for prediction in (MASKED_LM, _LANGUAGE_MODEL))

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertjax.config.run import DEFAULT_VOCAB_SIZE
-from bertjax.data.corpus.tokenizer import Tokenizer, Vocabulary
-from bertjax.data.corpus.vocabulary_files import open_vocabulary, vocabulary_files
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, vocabulary_files
 from bertjax.data.finetuning import examples as examples_module
 from bertjax.data.finetuning.epoch_order import EpochOrder, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples

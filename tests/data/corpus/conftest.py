@@ -1,7 +1,7 @@
 import pytest
 from preparing import WORDS
 
-from bertjax.data.corpus.tokenizer import SPECIAL_PIECES
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES
 
 
 @pytest.fixture(scope="session")

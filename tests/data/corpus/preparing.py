@@ -1,4 +1,4 @@
-"""Made-up text, and corpora prepared from it."""
+"""Random text, and corpora prepared from it."""
 
 import random
 import subprocess
@@ -32,7 +32,7 @@ def run(tmp_path, *inputs, name="corpus", **settings):
 
 
 def documents_of(split):
-    """Documents as lists of sentences as tuples of ids."""
+    """Returns documents as lists of sentences, and sentences as tuples of token ids."""
     return [
         [
             tuple(split.tokens[int(split.sentences[s]) : int(split.sentences[s + 1])].tolist())
@@ -46,10 +46,10 @@ def bytes_of(directory):
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def check_refused(tmp_path, says, **settings):
-    """That a text cannot be prepared with settings, is told so, and leaves nothing."""
+def check_refused(tmp_path, message, **settings):
+    """Asserts that `prepare` refuses the settings and leaves nothing."""
     write_text(tmp_path / "a.txt", make_text(2))
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", **settings)
     assert leftovers(tmp_path) == []
 

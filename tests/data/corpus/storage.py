@@ -1,4 +1,4 @@
-"""A bucket in memory: object storage for the tests, by the same library that reaches the real one by fsspec."""
+"""Object storage in memory, through fsspec like the real one."""
 
 import fsspec
 from etils.epath import backend, gpath
@@ -6,13 +6,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Bucket(MemoryFileSystem):
-    """Files of this process at `gs://`."""
+    """In-memory files at `gs://`."""
 
     protocol = ("gcs", "gs")
     store = {}
     pseudo_dirs = [""]
 
-    # As in real ones there are no folders, only names with slashes.
+    # Object storage has no folders, only names with slashes.
     def mkdir(self, path, create_parents=True, **_):
         pass
 
@@ -25,11 +25,11 @@ class Bucket(MemoryFileSystem):
 
 
 def use(monkeypatch) -> None:
-    """Has `gs://` be a bucket in memory, empty at first."""
+    """Makes `gs://` an empty bucket in memory."""
     Bucket.store, Bucket.pseudo_dirs = {}, [""]
     for name in Bucket.protocol:
         fsspec.register_implementation(name, Bucket, clobber=True)
     backend.fsspec_backend._get_filesystem.cache_clear()
-    # TensorFlow's own file system knows no other place than Google's.
+    # TensorFlow's file system reaches only the real storage.
     monkeypatch.setattr(gpath, "_is_tf_installed", lambda: False)
     monkeypatch.setattr(gpath, "_is_zonal_gcs_bucket", lambda bucket: False)

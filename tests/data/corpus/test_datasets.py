@@ -1,4 +1,4 @@
-"""TFDS datasets as text, with one built here."""
+"""Text of TFDS datasets."""
 
 from collections import Counter
 
@@ -40,47 +40,47 @@ def data_dir(tmp_path_factory):
     }
 
 
-def test_streams_the_examples_in_order(data_dir):
-    sources, _ = readers.expand(["tfds:stories/plain:train"], data_dir["stories"])
+def test_examples_are_read_in_order(data_dir):
+    sources, _ = readers.find_sources(["tfds:stories/plain:train"], data_dir["stories"])
     read_bytes = []
     texts = list(readers.read(sources[0], Counter(), read_bytes.append))
     assert [text.text for text in texts] == TEXTS
     assert sum(read_bytes) == len("".join(TEXTS).encode())
 
 
-def test_the_size_is_known_before_reading(data_dir):
-    (source,), _ = readers.expand(["tfds:stories/plain:train"], data_dir["stories"])
-    text = sum(len(text.text) for text in readers.read(source, Counter(), lambda _: None))
+def test_size_is_known_before_reading(data_dir):
+    (source,), _ = readers.find_sources(["tfds:stories/plain:train"], data_dir["stories"])
+    text = sum(len(text.text) for text in readers.read(source, Counter()))
     assert text <= source.size_bytes < 3 * text + 1000
     with pytest.raises(UsageError, match="has no split 'dev'"):
-        readers.expand(["tfds:stories/plain:dev"], data_dir["stories"])
+        readers.find_sources(["tfds:stories/plain:dev"], data_dir["stories"])
 
 
 def test_slices_and_versions(data_dir):
     for name in "stories/plain:train[:10]", "stories/plain:1.0.0:train[:10]":
-        found = list(datasets.texts(*datasets.parse("", name), data_dir["stories"], Counter(), lambda _: None))
-        assert found == TEXTS[:10]
+        read = list(datasets.texts(*datasets.parse("", name), data_dir["stories"], Counter(), lambda _: None))
+        assert read == TEXTS[:10]
 
 
-def test_the_only_text_feature_is_taken(data_dir):
+def test_single_text_feature_is_read(data_dir):
     assert list(datasets.texts("single/plain", "train", data_dir["single"], Counter(), lambda _: None)) == ["B."]
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "split", "says"),
+    ("kind", "name", "split", "message"),
     [
         ("pairs", "pairs/plain", "train", "its features are answer, question"),
         ("stories", "stories/plain", "nosuch", "nosuch"),
         ("stories", "nosuchdataset", "train", "no dataset 'nosuchdataset'"),
     ],
 )
-def test_what_is_not_there_is_named(data_dir, kind, name, split, says):
+def test_missing_dataset_split_or_feature_is_an_error(data_dir, kind, name, split, message):
     with pytest.raises(UsageError) as caught:
         list(datasets.texts(name, split, data_dir[kind], Counter(), lambda _: None))
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_prepared_corpus(data_dir, tmp_path):
+def test_corpus_of_a_dataset(data_dir, tmp_path):
     manifest = prepare(
         ["tfds:stories/plain:train"],
         tmp_path / "corpus",

@@ -1,4 +1,4 @@
-"""A corpus on object storage, as training finds it."""
+"""Training on a corpus on object storage."""
 
 import json
 import multiprocessing
@@ -18,12 +18,11 @@ from bertjax.data.corpus.store import MANIFEST, open_corpus
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.build import build_task, parse_config
-from bertjax.utils.io import CACHE_DIR_VARIABLE
 
 
 @pytest.fixture
 def bucket(monkeypatch, corpus, tmp_path):
-    """The address of a corpus, and an empty folder for copies."""
+    """Returns the address of a corpus, and sets an empty cache directory."""
     storage.use(monkeypatch)
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "staging"))
     place = epath.Path("gs://bucket/corpus")
@@ -34,7 +33,7 @@ def bucket(monkeypatch, corpus, tmp_path):
     return place
 
 
-def test_training_reads_the_same_batches(bucket, corpus, tmp_path):
+def test_batches_equal_those_of_the_local_corpus(bucket, corpus, tmp_path):
     def batches(path):
         config = load_config(f"pretrain:size=L1_H16,quick=true,corpus={path}", ["--config.data.seq_len=16"])
         task = build_task(parse_config(config), train=True)
@@ -52,7 +51,7 @@ def test_training_reads_the_same_batches(bucket, corpus, tmp_path):
     }
 
 
-def test_a_copy_is_made_once_and_another_corpus_at_the_address_is_another_copy(bucket, monkeypatch):
+def test_copy_is_made_once_per_corpus(bucket, monkeypatch):
     first = open_anywhere(str(bucket))
     (bucket / "train.tokens.bin").unlink()
     assert open_anywhere(str(bucket)).path == first.path
@@ -63,7 +62,7 @@ def test_a_copy_is_made_once_and_another_corpus_at_the_address_is_another_copy(b
     assert open_corpus(first.path).fingerprint == first.fingerprint
 
 
-def test_what_arrives_damaged_is_named_and_leaves_nothing(bucket, tmp_path):
+def test_damaged_file_is_not_copied(bucket, tmp_path):
     content = bytearray((bucket / "train.tokens.bin").read_bytes())
     content[len(content) // 2] ^= 1
     (bucket / "train.tokens.bin").write_bytes(bytes(content))
@@ -72,26 +71,26 @@ def test_what_arrives_damaged_is_named_and_leaves_nothing(bucket, tmp_path):
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
 
-def test_a_corpus_that_is_replaced_while_it_is_copied_is_no_copy(bucket, tmp_path, monkeypatch):
-    copy_files = local_copy._copy
+def test_corpus_replaced_during_the_copy_is_an_error(bucket, tmp_path, monkeypatch):
+    copy_files = local_copy._copy_files
 
     def copy_and_replace(*arguments):
         copy_files(*arguments)
         manifest = json.loads((bucket / MANIFEST).read_text())
         (bucket / MANIFEST).write_text(json.dumps(manifest | {"settings": {"another": True}}))
 
-    monkeypatch.setattr(local_copy, "_copy", copy_and_replace)
-    with pytest.raises(BertjaxError, match="manifest.json has changed while the corpus was copied; run again"):
+    monkeypatch.setattr(local_copy, "_copy_files", copy_and_replace)
+    with pytest.raises(BertjaxError, match="manifest.json changed while the corpus was copied; run again"):
         open_anywhere(str(bucket))
     assert [path for path in (tmp_path / "staging").iterdir() if path.is_dir()] == []
 
 
-def test_no_corpus_at_an_address_and_no_room_for_a_copy_are_one_line_each(bucket, monkeypatch):
+def test_missing_corpus_and_missing_disk_space_are_errors(bucket, monkeypatch):
     with pytest.raises(UsageError, match="no corpus at gs://bucket/none"):
         open_anywhere("gs://bucket/none")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: (1 << 40, 1 << 40, 1000))
     with pytest.raises(
-        BertjaxError, match="not enough disk space for a copy of gs://bucket/corpus: .*; free some space or name"
+        BertjaxError, match="not enough disk space for a copy of gs://bucket/corpus: .*; free some space or set"
     ):
         open_anywhere(str(bucket))
 
@@ -102,7 +101,7 @@ def _hold(lock, held, done):
         done.wait(30)
 
 
-def test_a_process_waits_for_another_that_copies(bucket, tmp_path):
+def test_process_waits_for_another_that_copies(bucket, tmp_path):
     copy = open_anywhere(str(bucket)).path
     shutil.rmtree(copy)
     context = multiprocessing.get_context("spawn")

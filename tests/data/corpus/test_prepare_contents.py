@@ -1,4 +1,4 @@
-"""What a corpus holds: all that was read, once, on one side, in the same bytes."""
+"""Contents of a corpus."""
 
 import re
 from pathlib import Path
@@ -10,22 +10,23 @@ from preparing import bytes_of, documents_of, make_text, run, write_text
 from bertjax.data.corpus import (
     datasets,
     docstrings,
-    encoding,
-    heldout,
+    encode,
     layouts,
-    output,
+    merge,
     prepare,
     readers,
     sentences,
+    shards,
     store,
 )
-from bertjax.data.corpus.tokenizer import Tokenizer, load_vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
 
 
-def test_every_sentence_once_in_order_on_one_side(tmp_path, vocabulary):
+def test_each_sentence_is_in_one_split_in_order(tmp_path, vocabulary):
     documents = make_text(400)
     write_text(tmp_path / "a.txt", documents)
-    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=0.2)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=0.2)
     corpus = store.open_corpus(tmp_path / "corpus")
     tokenizer = Tokenizer(load_vocabulary(vocabulary))
     expected = [[tuple(tokenizer.encode(sentence)) for sentence in sentences] for sentences in documents]
@@ -40,23 +41,23 @@ def test_every_sentence_once_in_order_on_one_side(tmp_path, vocabulary):
         assert counts["sentences"] == split.sentences.size - 1 == int(split.documents[-1])
         assert counts["documents"] == split.documents.size - 1
     total = sum(split["text_bytes"] for split in manifest["splits"].values())
-    assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # The last newline.
+    assert total == sum(len("\n".join(sentences)) for sentences in documents) + 1  # the last newline
     assert manifest["problems"] == {}
 
 
-def test_equal_documents_fall_on_the_same_side(tmp_path, vocabulary):
+def test_equal_documents_are_in_the_same_split(tmp_path, vocabulary):
     documents = make_text(100)
     write_text(tmp_path / "a.txt", documents + documents[::-1])
     write_text(tmp_path / "b.txt", documents)
-    run(tmp_path, f"text:{tmp_path}/*.txt", vocabulary=vocabulary, heldout_share=0.3)
+    run(tmp_path, f"text:{tmp_path}/*.txt", vocabulary=vocabulary, heldout_fraction=0.3)
     corpus = store.open_corpus(tmp_path / "corpus")
     train, held = ({repr(d) for d in documents_of(split)} for split in (corpus.train, corpus.heldout))
     assert held and train and not held & train and len(held) + len(train) == 100
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
-def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH_CHARS", 2000)
+def test_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(encode, "BATCH_CHARS", 2000)
     monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 900)
     for place in "here", "there":
         (tmp_path / place).mkdir()
@@ -68,53 +69,53 @@ def test_same_bytes_for_any_number_of_workers_and_any_place(tmp_path, kind, monk
         run(tmp_path, *inputs, name=f"{place}/corpus", workers=workers, **settings)
     first, second = (bytes_of(tmp_path / place / "corpus") for place in ("here", "there"))
     assert first == second
-    assert len(first) == 14  # Six arrays, their checksums, a vocabulary, a manifest.
+    assert len(first) == 8  # six arrays, a vocabulary, a manifest
 
 
-def test_document_in_many_pieces_is_one(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH_CHARS", 500)
+def test_document_in_many_pieces_stays_one_document(tmp_path, vocabulary, monkeypatch):
+    monkeypatch.setattr(encode, "BATCH_CHARS", 500)
     monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 300)
     monkeypatch.setattr(readers, "_READ_BYTES", 200)
     documents = make_text(12, seed=5)
     documents[3] *= 60
     documents[7] *= 40
     write_text(tmp_path / "a.txt", documents)
-    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=0.3)
+    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=0.3)
     corpus = store.open_corpus(tmp_path / "corpus")
     sizes = sorted(len(d) for split in (corpus.train, corpus.heldout) for d in documents_of(split))
     assert sizes == sorted(map(len, documents))
 
 
 @pytest.mark.parametrize("documents", [2, 5])
-@pytest.mark.parametrize("share", [1e-9, 0.999999])
-def test_small_corpus_has_both_splits(tmp_path, vocabulary, documents, share):
+@pytest.mark.parametrize("fraction", [1e-9, 0.999999])
+def test_small_corpus_has_documents_in_both_splits(tmp_path, vocabulary, documents, fraction):
     text = make_text(documents)
     write_text(tmp_path / "a.txt", [*text, text[0]])
-    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=share)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=fraction)
     corpus = store.open_corpus(tmp_path / "corpus")
     train, held = documents_of(corpus.train), documents_of(corpus.heldout)
-    assert min(len(train), len(held)) >= heldout.fewest_documents(documents)
+    assert min(len(train), len(held)) >= merge.min_documents(documents)
     tokenizer = Tokenizer(load_vocabulary(vocabulary))
     expected = [[tuple(tokenizer.encode(sentence)) for sentence in sentences] for sentences in [*text, text[0]]]
     assert sorted(train + held) == sorted(expected)
     assert not {repr(d) for d in train} & {repr(d) for d in held}
     sizes = {repr(e): len("\n".join(s)) for e, s in zip(expected, [*text, text[0]], strict=True)}
-    for split, found in ("train", train), ("heldout", held):
-        assert abs(manifest["splits"][split]["text_bytes"] - sum(sizes[repr(d)] for d in found)) <= 1
-        assert manifest["splits"][split]["tokens"] == sum(len(s) for d in found for s in d)
+    for split, documents in ("train", train), ("heldout", held):
+        assert abs(manifest["splits"][split]["text_bytes"] - sum(sizes[repr(d)] for d in documents)) <= 1
+        assert manifest["splits"][split]["tokens"] == sum(len(s) for d in documents for s in d)
     assert "no_heldout_document" not in manifest["problems"]
 
 
-@pytest.mark.parametrize("share", [0.01, 0.999999])
-def test_one_document_cannot_be_held_out(tmp_path, vocabulary, share):
+@pytest.mark.parametrize("fraction", [0.01, 0.999999])
+def test_one_document_cannot_be_held_out(tmp_path, vocabulary, fraction):
     write_text(tmp_path / "a.txt", make_text(1))
-    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_share=share)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=fraction)
     assert manifest["problems"] == {"no_heldout_document": 1}
     assert manifest["splits"]["train"]["documents"] == 1 and manifest["splits"]["heldout"]["documents"] == 0
     assert "no document could be held out" in prepare.summary("corpus", manifest)
 
 
-def test_bad_input_is_counted_and_the_rest_kept(tmp_path, vocabulary):
+def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
     (tmp_path / "bad.txt").write_bytes(b"river \xff\xfestone\n\nlamp\x00\n\n\x01\x02\n\nwalk\n\n" + b"quiet " * 5000)
     (tmp_path / "empty.txt").write_bytes(b"")
     manifest = run(tmp_path, f"text:{tmp_path}/*.txt", f"text:{tmp_path}/bad.txt", vocabulary=vocabulary)
@@ -135,30 +136,30 @@ def test_bad_input_is_counted_and_the_rest_kept(tmp_path, vocabulary):
     assert len(text.splitlines()) == 3 + len(manifest["problems"]) and "2 bytes were not UTF-8" in text
 
 
-def test_every_problem_can_be_told():
-    modules = readers, layouts, output, docstrings, sentences, encoding, datasets
+def test_every_problem_has_a_message():
+    modules = readers, layouts, shards, merge, docstrings, sentences, encode, datasets
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
 
 
-def test_docstrings(tmp_path, vocabulary, monkeypatch):
+def test_corpus_of_docstrings(tmp_path, vocabulary, monkeypatch):
     (tmp_path / "one.py").write_text(
         '"""The green river is quiet."""\ndef f():\n    """Walk under the seven lamps."""\n'
     )
     (tmp_path / "two.py").write_text('"""The green river is quiet."""\nclass C:\n    """Paper and stone, once."""\n')
     (tmp_path / "three.py").write_text('"""This is not Python any more.""" ((\n')
     monkeypatch.setattr(docstrings, "modules", lambda: [str(tmp_path / f"{n}.py") for n in ("one", "two", "three")])
-    manifest = run(tmp_path, "docs:", vocabulary=vocabulary, heldout_share=0)
+    manifest = run(tmp_path, "docs:", vocabulary=vocabulary, heldout_fraction=0)
     corpus = store.open_corpus(tmp_path / "corpus")
     tokenizer = Tokenizer(load_vocabulary(vocabulary))
     expected = [["The green river is quiet.", "Walk under the seven lamps."], ["Paper and stone, once."]]
     assert documents_of(corpus.train) == [[tuple(tokenizer.encode(s)) for s in d] for d in expected]
     assert manifest["problems"] == {"unparsable_modules": 1}
-    assert len(bytes_of(tmp_path / "corpus")) == 14
+    assert len(bytes_of(tmp_path / "corpus")) == 8
 
 
-def test_released_style_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
+def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(5))
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, lower_case=False)
     assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == vocabulary.read_bytes()

@@ -1,4 +1,4 @@
-"""Readers: what is a document, in every form, whatever the size of the file's blocks."""
+"""Documents of each kind of input, whatever the block size of reading."""
 
 import ast
 import gzip
@@ -10,15 +10,15 @@ from collections import Counter
 import pytest
 
 from bertjax.data.corpus import layouts, readers
-from bertjax.data.corpus.docstrings import documents, modules, prose_of
+from bertjax.data.corpus.docstrings import docstring_prose, documents, modules
 from bertjax.data.corpus.sentences import LINES, PARAGRAPHS, WRAPPED
 from bertjax.errors import BertjaxError, UsageError
 
 
 def read(*specs):
-    """Documents as (form, text), pieces joined, and the problems."""
+    """Returns documents as (form, text) with their pieces joined, and the problems."""
     problems, documents = Counter(), []
-    sources, _ = readers.expand(list(specs))
+    sources, _ = readers.find_sources(list(specs))
     for source in sources:
         read_bytes = []
         for text in readers.read(source, problems, read_bytes.append):
@@ -36,11 +36,11 @@ def words(documents):
 
 @pytest.fixture(params=[1 << 20, 7])
 def block_size(request, monkeypatch):
-    """Also reads seven bytes at a time, so that everything falls across the edge of a block somewhere."""
+    """Reads large blocks, and blocks of 7 bytes, so that every construct spans two blocks somewhere."""
     monkeypatch.setattr(readers, "_READ_BYTES", request.param)
 
 
-def test_text(tmp_path, block_size):
+def test_text_documents(tmp_path, block_size):
     (tmp_path / "a.txt").write_bytes("\ufeffOne é.\r\nTwo.\r\n \t\r\n\r\nThree 中.\n\n\n\n".encode())
     (tmp_path / "b.txt").write_text("Four.", encoding="utf-8")
     documents, problems = read(f"text:{tmp_path}/*.txt")
@@ -61,7 +61,7 @@ Otherwise.
 """
 
 
-def test_wiki(tmp_path, block_size):
+def test_wiki_articles(tmp_path, block_size):
     (tmp_path / "wiki_00").write_text(WIKI, encoding="utf-8")
     documents, problems = read(f"wiki:{tmp_path}/wiki_*")
     assert [text.split("\n") for text in (text.strip() for _, text in documents)] == [
@@ -71,7 +71,7 @@ def test_wiki(tmp_path, block_size):
     assert documents[0][0] == PARAGRAPHS and not problems
 
 
-def test_damaged_wiki_is_counted(tmp_path, block_size):
+def test_problems_of_damaged_wiki_text_are_counted(tmp_path, block_size):
     (tmp_path / "w").write_text("stray\n" + WIKI + "between\n<doc id=3 title=x>\nOpen end.", encoding="utf-8")
     documents, problems = read(f"wiki:{tmp_path}/w")
     assert words(documents)[-1] == ["Open", "end."]
@@ -94,9 +94,9 @@ LINE = "a wrapped line that stops in the middle of what it says"
 )
 def test_prose_layouts(tmp_path, text, form, documents):
     (tmp_path / "p.txt").write_text(text + "\n", encoding="utf-8")
-    found, problems = read(f"prose:{tmp_path}/p.txt")
-    assert [f for f, _ in found] == [form] * documents and not problems
-    assert [word for document in words(found) for word in document] == text.split()
+    documents_read, problems = read(f"prose:{tmp_path}/p.txt")
+    assert [f for f, _ in documents_read] == [form] * documents and not problems
+    assert [word for document in words(documents_read) for word in document] == text.split()
 
 
 @pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
@@ -107,18 +107,18 @@ def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
     inner = "\n".join(body)
     text = f'<doc id="1" title="t">\n{inner}\n</doc>\n' if kind == "wiki" else f"{inner}\n\nlast one\n"
     (tmp_path / "f").write_text(text, encoding="utf-8")
-    sources, _ = readers.expand([f"{kind}:{tmp_path}/f"])
+    sources, _ = readers.find_sources([f"{kind}:{tmp_path}/f"])
     problems = Counter()
-    pieces = list(readers.read(sources[0], problems, lambda _: None))
+    pieces = list(readers.read(sources[0], problems))
     assert len(pieces) > 10 and max(len(piece.text) for piece in pieces) <= 2000
-    assert problems["long_sentence_cuts"] == 0  # Lines are short enough to cut between.
+    assert problems["long_sentence_cuts"] == 0  # cuts are between lines
     first = [pieces[0].text, *(piece.text for piece in pieces if piece.continues)]
     assert "".join(first).split()[: len(inner.split())] == inner.split()
     documents = sum(not piece.continues for piece in pieces)
     assert documents == {"text": 2, "prose": 1, "wiki": 1}[kind]
 
 
-def test_one_endless_line(tmp_path, monkeypatch):
+def test_document_of_one_very_long_line(tmp_path, monkeypatch):
     monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
     text = " ".join(str(i) for i in range(5000))
     (tmp_path / "f").write_text(text, encoding="utf-8")
@@ -127,7 +127,7 @@ def test_one_endless_line(tmp_path, monkeypatch):
     assert problems["long_sentence_cuts"] >= len(text) // 1000 - 1
 
 
-def test_bad_bytes_are_counted(tmp_path, block_size):
+def test_invalid_bytes_are_counted(tmp_path, block_size):
     genuine = "\ufffd".encode()
     (tmp_path / "f").write_bytes(b"good \xff\xfe bad\n\xc3\n" + genuine + b" nul\x00\x00 \xe4\xb8")
     (tmp_path / "g").write_bytes(b"")
@@ -136,7 +136,7 @@ def test_bad_bytes_are_counted(tmp_path, block_size):
     assert "good" in documents[0][1] and "nul" in documents[0][1]
 
 
-def test_compressed(tmp_path, block_size):
+def test_compressed_files(tmp_path, block_size):
     text = "\n".join(f"Sentence {i}." for i in range(500)).encode()
     (tmp_path / "a.gz").write_bytes(gzip.compress(text))
     (tmp_path / "b.xz").write_bytes(lzma.compress(text))
@@ -146,7 +146,7 @@ def test_compressed(tmp_path, block_size):
 
 @pytest.mark.parametrize("name", ["a.gz", "b.xz"])
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "not compressed"])
-def test_damaged_compression_is_one_error(tmp_path, name, damage):
+def test_damaged_compressed_file_is_an_error(tmp_path, name, damage):
     text = "\n".join(f"Sentence {i * i}." for i in range(50_000)).encode()
     data = bytearray(gzip.compress(text) if name == "a.gz" else lzma.compress(text))
     if damage == "truncated":
@@ -162,58 +162,60 @@ def test_damaged_compression_is_one_error(tmp_path, name, damage):
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
-        ("corpus.txt", "is none of"),
-        ("text:", "is none of"),
-        ("book:x", "is none of"),
-        ("docs:x", "is none of"),
-        ("text:{}/none.txt", "there is no file"),
+        ("corpus.txt", "unknown input"),
+        ("text:", "unknown input"),
+        ("book:x", "unknown input"),
+        ("docs:x", "unknown input"),
+        ("text:{}/none.txt", "no file"),
         ("text:{}/*.none", "matches no file"),
         ("prose:{}", "matches no file"),
-        ("tfds:lm1b", "lacks a split"),
+        ("tfds:lm1b", "has no split"),
     ],
 )
-def test_specs_that_cannot_be(tmp_path, spec, says):
-    with pytest.raises(UsageError, match=says):
-        readers.expand([spec.format(tmp_path)])
+def test_invalid_specs(tmp_path, spec, message):
+    with pytest.raises(UsageError, match=message):
+        readers.find_sources([spec.format(tmp_path)])
 
 
-def test_what_cannot_be_read_to_an_end_is_refused(tmp_path):
+def test_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(UsageError, match="pipe.txt is no file that can be read to an end"):
-        readers.expand([f"text:{tmp_path}"])
+    with pytest.raises(UsageError, match="pipe.txt is not a regular file"):
+        readers.find_sources([f"text:{tmp_path}"])
 
 
 @pytest.mark.parametrize("pattern", ["{}", "{}/**/*.txt"])
-def test_a_file_is_read_once_however_many_links_lead_to_it(tmp_path, pattern):
+def test_linked_file_is_read_once(tmp_path, pattern):
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    sources, repeated = readers.expand([f"text:{pattern.format(tmp_path)}"])
-    assert len(sources) == 1 and repeated >= 1
+    sources, duplicates = readers.find_sources([f"text:{pattern.format(tmp_path)}"])
+    assert len(sources) == 1 and duplicates >= 1
 
 
-def test_expansion(tmp_path):
+def test_files_are_sorted_and_duplicates_counted(tmp_path):
     for name in "b/2.txt", "a/1.txt", "a/[x].txt":
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     names = ["a/1.txt", "a/[x].txt", "b/2.txt"]
     for pattern in f"{tmp_path}", f"{tmp_path}/**/*.txt", f"{tmp_path}/**":
-        sources, repeated = readers.expand([f"text:{pattern}"])
-        assert [source.name for source in sources] == [f"{tmp_path}/{name}" for name in names] and repeated == 0
-    sources, repeated = readers.expand([f"text:{tmp_path}/a/[x].txt", f"text:{tmp_path}/**", f"prose:{tmp_path}/b/*"])
-    assert len(sources) == 4 and repeated == 1
+        sources, duplicates = readers.find_sources([f"text:{pattern}"])
+        assert [source.name for source in sources] == [f"{tmp_path}/{name}" for name in names] and duplicates == 0
+    sources, duplicates = readers.find_sources(
+        [f"text:{tmp_path}/a/[x].txt", f"text:{tmp_path}/**", f"prose:{tmp_path}/b/*"]
+    )
+    assert len(sources) == 4 and duplicates == 1
 
 
-def test_unreadable_file(tmp_path, monkeypatch):
+def test_unreadable_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / "f").write_text("x")
     monkeypatch.setattr(readers.os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="cannot be read"):
-        readers.expand([f"text:{tmp_path}/f"])
+        readers.find_sources([f"text:{tmp_path}/f"])
 
 
-def test_docstring_prose():
+def test_docstring_prose_leaves_out_code_and_tables():
     docstring = """Adds two numbers and returns
     what they make together.
 
@@ -235,7 +237,7 @@ def test_docstring_prose():
 
     Raises nothing that anyone has ever seen.
     """
-    assert prose_of(docstring).split("\n") == [
+    assert docstring_prose(docstring).split("\n") == [
         "Adds two numbers and returns what they make together.",
         "first: a number of the usual kind, not a string.",
         "second: another one of that kind.",
@@ -244,8 +246,8 @@ def test_docstring_prose():
     ]
 
 
-def test_docstrings_are_found_wherever_a_definition_may_stand(tmp_path):
-    # Breadth first, as Python's own walk over all nodes finds them.
+def test_docstrings_of_nested_definitions(tmp_path):
+    # The order is that of `ast.walk`: breadth first.
     source = '''
 def made(number):
     try:
@@ -276,10 +278,10 @@ if made:
     assert document.split("\n") == [text for text in expected if text] and len(expected) == 8
 
 
-def test_modules_are_found_in_a_fixed_order(monkeypatch):
-    # Those of every distribution take seconds to list.
+def test_modules_have_a_fixed_order(monkeypatch):
+    # Listing every distribution takes seconds.
     some = [importlib.metadata.distribution(name) for name in ("jax", "numpy")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: some)
-    found = modules()
-    assert found == modules() and len(found) == len(set(found)) > 1000
-    assert any(name.endswith("/argparse.py") for name in found) and any("/numpy/" in name for name in found)
+    names = modules()
+    assert names == modules() and len(names) == len(set(names)) > 1000
+    assert any(name.endswith("/argparse.py") for name in names) and any("/numpy/" in name for name in names)

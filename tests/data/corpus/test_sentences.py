@@ -1,4 +1,4 @@
-"""Sentence splitting: nothing lost, layouts told apart, long text cut."""
+"""Splitting of documents into sentences."""
 
 import random
 from collections import Counter
@@ -15,17 +15,17 @@ hills, which had no end.
 The map was wet."""
 
 
-def test_lines_are_kept_as_they_are():
+def test_each_line_is_a_sentence():
     problems = Counter()
     text = " One. Two.\r\n\nThree \n"
     assert split_sentences(text, LINES, problems) == ["One. Two.", "Three"]
     assert not problems
 
 
-def test_paragraphs():
+def test_paragraphs_are_split():
     text = "Dr. Smith came. He left.\nWho? Me.\n\n   \nEnd"
-    found = split_sentences(text, PARAGRAPHS, Counter())
-    assert found == ["Dr. Smith came.", "He left.", "Who?", "Me.", "End"]
+    sentences = split_sentences(text, PARAGRAPHS, Counter())
+    assert sentences == ["Dr. Smith came.", "He left.", "Who?", "Me.", "End"]
 
 
 def test_wrapped_lines_are_joined():
@@ -41,15 +41,15 @@ def test_wrapped_lines_are_joined():
     assert not is_wrapped(["word " * 40] * 5)
 
 
-def test_wide_spaces_do_not_break_the_splitter():
-    # Beside them the splitter itself fails.
+def test_unicode_spaces():
+    # `sentencex` fails next to them.
     problems = Counter()
-    found = split_sentences("B\u2028. \u00e9 J\u3000. e. \u00a0A\u00a0B. C\x85D", PARAGRAPHS, problems)
-    assert "".join("".join(found).split()) == "B.\u00e9J.e.AB.CD"
+    sentences = split_sentences("B\u2028. \u00e9 J\u3000. e. \u00a0A\u00a0B. C\x85D", PARAGRAPHS, problems)
+    assert "".join("".join(sentences).split()) == "B.\u00e9J.e.AB.CD"
     assert not problems
 
 
-def test_nothing_is_lost():
+def test_no_character_is_lost():
     draw = random.Random(1)
     parts = [
         *"aB.!? \n\"'()[]\u00e9\u4e2d\u3002\u201c\u201d\u2026\u00a0\u2003\u0301\U0001f600",
@@ -64,22 +64,22 @@ def test_nothing_is_lost():
         for _ in range(3000):
             text = "".join(draw.choice(parts) for _ in range(draw.randrange(60)))
             problems = Counter()
-            found = split_sentences(text, form, problems)
-            assert "".join("".join(found).split()) == "".join(text.split()), repr(text)
-            assert all(sentence and sentence == sentence.strip() for sentence in found)
+            sentences = split_sentences(text, form, problems)
+            assert "".join("".join(sentences).split()) == "".join(text.split()), repr(text)
+            assert all(sentence and sentence == sentence.strip() for sentence in sentences)
             assert not problems
 
 
-def test_text_without_end_is_cut_at_white_space():
+def test_text_without_sentence_ends_is_cut_at_white_space():
     words = [f"word{i}" for i in range(20_000)]
     for form in LINES, PARAGRAPHS, WRAPPED:
         problems = Counter()
-        found = split_sentences(" ".join(words), form, problems)
-        assert max(map(len, found)) <= MAX_SENTENCE_CHARS
-        assert " ".join(found).split() == words
-        assert problems["long_sentence_cuts"] > 0 and problems["long_sentence_cuts"] >= len(found) - 3
+        sentences = split_sentences(" ".join(words), form, problems)
+        assert max(map(len, sentences)) <= MAX_SENTENCE_CHARS
+        assert " ".join(sentences).split() == words
+        assert problems["long_sentence_cuts"] > 0 and problems["long_sentence_cuts"] >= len(sentences) - 3
 
 
-def test_an_open_quote_does_not_swallow_a_long_paragraph():
+def test_unclosed_quote_in_a_long_paragraph():
     text = '"Open. ' + "This is one sentence. " * 20_000
     assert len(split_sentences(text, PARAGRAPHS, Counter())) > 15_000

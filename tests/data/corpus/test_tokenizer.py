@@ -1,4 +1,4 @@
-"""The tokenizer against google-research/bert's rules, written out plainly, one step after another."""
+"""The tokenizer against a direct implementation of google-research/bert's rules."""
 
 import random
 import subprocess
@@ -9,7 +9,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer, load_vocabulary
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.errors import UsageError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -141,9 +142,9 @@ def vocabulary_file(tmp_path_factory):
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_hard_text(vocabulary_file, lower_case):
+def test_difficult_texts(vocabulary_file, lower_case):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case))
-    for text in HARD + HARD:  # Twice: the second time from the cache.
+    for text in HARD + HARD:  # the second time from the cache
         assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
 
 
@@ -151,7 +152,7 @@ def test_hard_text(vocabulary_file, lower_case):
 def test_every_code_point(lower_case):
     basic = BasicTokenizer(lower_case)
     wrong = []
-    # Planes 4 to 13 are unassigned and 15 and 16 for private use, all alike: a sample of them.
+    # A sample of planes 4 to 13, which are unassigned, and of 15 and 16, which are for private use.
     for code in chain(range(0x40000), range(0x40000, 0x110000, 97), range(0xE0000, 0xE0200)):
         text = f"A{chr(code)}b"
         if basic.words(text) != plain_words(text, lower_case):
@@ -177,14 +178,14 @@ def test_random_text(vocabulary_file, lower_case):
         assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
 
 
-def test_text_that_looks_special_is_text(vocabulary_file):
+def test_special_pieces_in_a_text_are_ordinary_text(vocabulary_file):
     vocabulary = load_vocabulary(vocabulary_file)
     ids = Tokenizer(vocabulary).encode("[MASK]")
     assert Tokenizer(vocabulary).pieces(ids) == ["[", "mask", "]"]
     assert not set(ids) & set(vocabulary.special_ids)
 
 
-def test_case_and_special_ids_come_from_the_file(tmp_path):
+def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
     uncased, cased = tmp_path / "uncased.txt", tmp_path / "cased.txt"
     uncased.write_text("\n".join(["a", *reversed(SPECIAL), "##b"]), encoding="utf-8")
     cased.write_text("\r\n".join([*SPECIAL, "London"]), encoding="utf-8")
@@ -205,7 +206,7 @@ def test_missing_special_piece_is_named(tmp_path, missing):
     assert f"no {missing}" in str(caught.value)
 
 
-def test_unusable_vocabularies(tmp_path):
+def test_invalid_vocabularies(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         load_vocabulary(tmp_path / "none.txt")
     (tmp_path / "bad.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
@@ -220,9 +221,9 @@ def test_unusable_vocabularies(tmp_path):
 
 
 @pytest.mark.parametrize("index", [-1, 10**6])
-def test_an_id_that_is_none_is_refused(vocabulary_file, index):
+def test_decode_refuses_unknown_ids(vocabulary_file, index):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
-    with pytest.raises(UsageError, match=f"^no piece has the id {index}; they go from 0 to "):
+    with pytest.raises(UsageError, match=f"^token id {index} is outside the vocabulary; ids are 0 to "):
         tokenizer.decode([index])
 
 
@@ -231,6 +232,8 @@ def test_decode_joins_continuations(vocabulary_file):
     assert tokenizer.decode(tokenizer.encode("Unaffable running, hello")) == "unaffable running , hello"
 
 
-def test_import_is_light():
-    code = "import sys, bertjax.data.corpus.encoding; print([m for m in ('tensorflow', 'jax', 'flax') if m in sys.modules])"
+def test_import_does_not_load_tensorflow_or_jax():
+    code = (
+        "import sys, bertjax.data.corpus.encode; print([m for m in ('tensorflow', 'jax', 'flax') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,4 +1,4 @@
-"""Vocabularies trained here: repeatable, and fit for the tokenizer."""
+"""Trained vocabularies are repeatable and work with the tokenizer."""
 
 import os
 import random
@@ -8,14 +8,15 @@ from collections import Counter
 
 import pytest
 
-from bertjax.data.corpus.tokenizer import SPECIAL_PIECES, BasicTokenizer, Tokenizer, load_vocabulary
-from bertjax.data.corpus.vocabulary import sentencepiece_model, wordpieces
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
+from bertjax.data.corpus.vocabulary_training import sentencepiece_model, wordpieces
 from bertjax.errors import BertjaxError
 
 SYLLABLES = ["ba", "ko", "mi", "ter", "lon", "shi", "gra", "pel", "un", "ing", "\u4e2d", "\u00e9l", "ness"]
 
 
-def made_up_text():
+def random_sentences():
     draw = random.Random(3)
     words = ["".join(draw.choice(SYLLABLES) for _ in range(draw.randrange(1, 5))) for _ in range(600)]
     return [" ".join(draw.choice(words) for _ in range(12)).capitalize() + "." for _ in range(800)]
@@ -23,10 +24,10 @@ def made_up_text():
 
 def counts(lower_case=True):
     tokenizer = BasicTokenizer(lower_case)
-    return Counter(word for sentence in made_up_text() for word in tokenizer.words(sentence))
+    return Counter(word for sentence in random_sentences() for word in tokenizer.words(sentence))
 
 
-def test_wordpieces(tmp_path):
+def test_wordpiece_vocabulary(tmp_path):
     pieces = wordpieces(counts(), 300)
     assert tuple(pieces[:5]) == SPECIAL_PIECES
     assert len(pieces) == len(set(pieces)) == 300
@@ -35,12 +36,12 @@ def test_wordpieces(tmp_path):
     vocabulary = load_vocabulary(path)
     assert vocabulary.lower_case
     tokenizer = Tokenizer(vocabulary)
-    ids = [index for sentence in made_up_text() for index in tokenizer.encode(sentence)]
+    ids = [index for sentence in random_sentences() for index in tokenizer.encode(sentence)]
     assert vocabulary.unk_id not in ids
-    assert len(ids) < 2.5 * sum(counts().values())  # 5.5 letters a word: pieces longer than letters are used.
+    assert len(ids) < 2.5 * sum(counts().values())  # words have 5.5 letters on average
 
 
-def test_small_text_gives_fewer():
+def test_small_text_gives_fewer_pieces():
     assert 10 < len(wordpieces(Counter(["one", "two", "three"] * 2), 30522)) < 40
 
 
@@ -50,28 +51,28 @@ def test_rare_characters_do_not_fill_the_vocabulary():
     assert len(pieces) <= 200 and {"the", "then"} <= set(pieces)
 
 
-def test_no_words():
+def test_no_words_is_an_error():
     with pytest.raises(BertjaxError, match="no text"):
         wordpieces(Counter(), 100)
 
 
-@pytest.mark.parametrize("kind", ["wordpieces(counts(), 300)", "sentencepiece_model(made_up_text(), 200, True)"])
-def test_same_in_every_process(kind):
+@pytest.mark.parametrize("kind", ["wordpieces(counts(), 300)", "sentencepiece_model(random_sentences(), 200, True)"])
+def test_same_vocabulary_for_every_hash_seed(kind):
     code = f"import hashlib; from test_vocabulary import *; print(hashlib.sha256(repr({kind}).encode()).hexdigest())"
-    found = set()
+    hashes = set()
     for seed in "0", "1", "2", "3":
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.path.dirname(__file__)}
-        found.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
-    assert len(found) == 1
+        hashes.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
+    assert len(hashes) == 1
 
 
-def test_sentencepiece(tmp_path):
+def test_sentencepiece_vocabulary(tmp_path):
     path = tmp_path / "spiece.model"
-    path.write_bytes(sentencepiece_model(made_up_text(), 200, True))
+    path.write_bytes(sentencepiece_model(random_sentences(), 200, True))
     vocabulary = load_vocabulary(path)
     assert vocabulary.pieces[:5] == SPECIAL_PIECES and vocabulary.special_ids == (0, 1, 2, 3, 4)
     tokenizer = Tokenizer(vocabulary)
-    sentence = made_up_text()[0]
+    sentence = random_sentences()[0]
     assert tokenizer.decode(tokenizer.encode(sentence)) == sentence.lower()
     assert not {2, 3, 4} & set(tokenizer.encode("[MASK] [CLS] [SEP]"))
     inside = vocabulary.is_continuation[tokenizer.encode(sentence)]

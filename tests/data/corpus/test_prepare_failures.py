@@ -1,4 +1,4 @@
-"""A corpus that cannot be made, or whose making is stopped: nothing is left of it, and what was there stays."""
+"""A failed or killed `prepare` leaves nothing, and keeps the corpus that was there."""
 
 import errno
 import multiprocessing
@@ -12,12 +12,12 @@ import time
 import pytest
 from preparing import bytes_of, check_refused, children, leftovers, make_text, run, write_text
 
-from bertjax.data.corpus import output, prepare, store
+from bertjax.data.corpus import prepare, shards, store
 from bertjax.errors import BertjaxError, UsageError
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\x00\x01"])
-def test_no_text_is_one_error(tmp_path, vocabulary, content):
+def test_input_without_text_is_an_error(tmp_path, vocabulary, content):
     (tmp_path / "a.txt").write_bytes(content)
     for given in vocabulary, None:
         with pytest.raises(BertjaxError, match="no text"):
@@ -25,7 +25,7 @@ def test_no_text_is_one_error(tmp_path, vocabulary, content):
     assert leftovers(tmp_path) == []
 
 
-def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
+def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(5))
     spec = f"text:{tmp_path}/a.txt"
     run(tmp_path, spec, vocabulary=vocabulary)
@@ -38,7 +38,7 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
     assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
     write_text(tmp_path / "a.txt", make_text(6))
     run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
-    # What lies in the folder of a corpus besides would be lost with it.
+    # A directory that holds other files is not replaced.
     (tmp_path / "corpus" / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="is not a corpus, or holds other files"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
@@ -51,53 +51,53 @@ def test_output_is_not_overwritten_unasked(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
-        ({"heldout_share": 1.0}, "held-out share 1.0"),
+        ({"heldout_fraction": 1.0}, "--heldout is 1.0"),
         ({"vocabulary_kind": "bpe"}, "'bpe'"),
-        ({"vocabulary_size": 10}, "10 pieces"),
-        ({"workers": -1}, "-1 workers"),
-        ({"workers": 10**12}, "1,000,000,000,000 workers"),
+        ({"vocabulary_size": 10}, "vocabulary size is 10"),
+        ({"workers": -1}, "--workers is -1"),
+        ({"workers": 10**12}, "--workers is 1,000,000,000,000"),
     ],
 )
-def test_unusable_settings(tmp_path, settings, says):
-    check_refused(tmp_path, says, **settings)
+def test_invalid_arguments(tmp_path, settings, message):
+    check_refused(tmp_path, message, **settings)
 
 
-def test_full_disk_is_one_error(tmp_path, vocabulary, monkeypatch):
+def test_full_disk_is_an_error(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
 
     def write(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output._SplitWriter, "_write", write)
+    monkeypatch.setattr(shards._SplitWriter, "_write", write)
     with pytest.raises(BertjaxError, match="No space left on device") as caught:
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert str(tmp_path / "corpus") in str(caught.value)
     assert leftovers(tmp_path) == []
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, vocabulary, monkeypatch):
+def test_missing_disk_space_is_found_before_anything_is_written(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
-    monkeypatch.setattr(prepare, "_CORPUS_BYTES_A_TEXT_BYTE", 1e15)
+    monkeypatch.setattr(prepare, "_DISK_BYTES_PER_TEXT_BYTE", 1e15)
     with pytest.raises(BertjaxError, match="not enough disk space for the corpus"):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == []
 
 
-def test_interrupt_cleans_up(tmp_path, vocabulary, monkeypatch):
+def test_interrupt_removes_files_and_workers(tmp_path, vocabulary, monkeypatch):
     write_text(tmp_path / "a.txt", make_text(50))
 
     def add(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(output.CorpusWriter, "add", add)
+    monkeypatch.setattr(shards.ShardWriter, "add", add)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     assert leftovers(tmp_path) == [] and not multiprocessing.active_children()
 
 
-def test_killed_worker_is_one_error(tmp_path, vocabulary):
+def test_killed_worker_is_an_error(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(200_000))
     before = set(multiprocessing.active_children())
 
@@ -135,7 +135,7 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     (tmp_path / "prepare.py").write_text(PREPARE)
     spec = f"text:{tmp_path}/a.txt"
     process = subprocess.Popen([sys.executable, tmp_path / "prepare.py", spec, tmp_path / "corpus", vocabulary])
-    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/train.tokens.bin")):
+    while not any(file.stat().st_size for file in tmp_path.glob(".corpus-*.unfinished/new/*/.shard.train.tokens-*")):
         assert process.poll() is None
         time.sleep(0.01)
     (partial,) = tmp_path.glob(".corpus-*.unfinished")
@@ -158,11 +158,11 @@ def test_killed_run_leaves_no_corpus_and_no_process(tmp_path, vocabulary):
     store.open_corpus(tmp_path / "corpus")
 
 
-def test_run_killed_while_it_replaces_is_undone(tmp_path, vocabulary):
+def test_run_killed_during_replacement_is_undone(tmp_path, vocabulary):
     write_text(tmp_path / "a.txt", make_text(5))
     run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
     before = bytes_of(tmp_path / "corpus")
-    # Killed after the first of its two renames.
+    # The process exits after the first of two renames.
     code = (
         "import os, sys; from pathlib import Path; from bertjax.utils.atomic_directory import atomic_directory;"
         "rename = Path.rename; Path.rename = lambda self, to: (rename(self, to), os._exit(9))\n"

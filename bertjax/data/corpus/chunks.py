@@ -1,0 +1,136 @@
+"""Steps that make the shards of a corpus on many machines.
+
+The inputs are cut into chunks of whole documents, and each chunk is encoded to a shard. A step writes its result to
+files whose names depend on its input alone, and a small JSON file last. A step that a runner repeats finds that file
+and does nothing; two that run at the same time write the same bytes.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from etils import epath
+
+from bertjax.data.corpus import encode, readers
+from bertjax.data.corpus.layouts import Text
+from bertjax.data.corpus.readers import Source
+from bertjax.data.corpus.shards import Shard, ShardWriter
+from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.utils.io import atomic_file, read_json, write_atomic
+
+# Small chunks of a small text keep all workers busy; large chunks of a large text keep their number low.
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
+_CHUNKS = 2048
+
+# Beam may run several threads in a process, and a tokenizer is not thread-safe.
+_encoder_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Consecutive documents that become one shard.
+
+    Attributes:
+      name: sorts as the text does.
+      sources: inputs to read.
+      problems: problem to its count, from reading the source that the chunk was cut from.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+    problems: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], int]:
+    """Groups sources into chunks.
+
+    Returns:
+      Chunks of small sources, chunks of one large source for `cut_chunk`, and the characters to cut each into.
+    """
+    total_bytes = sum(source.size_bytes or 0 for source in sources)
+    chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
+    small_chunks: list[Chunk] = []
+    large_chunks: list[Chunk] = []
+    group: list[Source] = []
+
+    def close_group(chunks: list[Chunk]) -> None:
+        if group:
+            chunks.append(Chunk(f"{len(small_chunks) + len(large_chunks):08d}", tuple(group)))
+            group.clear()
+
+    for source in sources:
+        if source.size_bytes is None or source.size_bytes > 2 * chunk_bytes:
+            close_group(small_chunks)
+            group.append(source)
+            close_group(large_chunks)
+        else:
+            group.append(source)
+            if sum(each.size_bytes for each in group) >= chunk_bytes:
+                close_group(small_chunks)
+    close_group(small_chunks)
+    return small_chunks, large_chunks, chunk_bytes
+
+
+def cut_chunk(chunk: Chunk, work: Path | epath.Path, chunk_chars: int) -> list[Chunk]:
+    """Reads a large source into files of whole documents, each a chunk of about `chunk_chars` characters."""
+    done = work / f"{chunk.name}.cut"
+    if not done.exists():
+        problems: Counter[str] = Counter()
+        count = 0
+        for number, texts in itertools.groupby(_read(chunk, problems), _ChunkNumber(chunk_chars)):
+            with atomic_file(work / f"{chunk.name}-{number:08d}.texts") as path, open(path, "wb") as file:
+                readers.write_texts(texts, file)
+            count = number + 1
+        write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
+    result = read_json(done)
+    names = [f"{chunk.name}-{number:08d}" for number in range(result["chunks"])]
+    # A source without text becomes one empty chunk, which reports the problems.
+    chunks = [Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),)) for name in names] or [
+        Chunk(chunk.name, ())
+    ]
+    return [dataclasses.replace(chunks[0], problems=result["problems"]), *chunks[1:]]
+
+
+class _ChunkNumber:
+    """Assigns texts to chunks; all pieces of a document go to the same chunk."""
+
+    def __init__(self, chunk_chars: int) -> None:
+        self._chunk_chars = chunk_chars
+        self._number = self._chars = 0
+
+    def __call__(self, text: Text) -> int:
+        if not text.continues and self._chars >= self._chunk_chars:
+            self._number, self._chars = self._number + 1, 0
+        self._chars += len(text.text)
+        return self._number
+
+
+def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, work: Path | epath.Path) -> Shard:
+    """Encodes a chunk to a shard."""
+    done = work / f"{chunk.name}.json"
+    if not done.exists():
+        problems = Counter(chunk.problems)
+        with ShardWriter(work / chunk.name, vocabulary.size) as writer:
+            for batch in encode.batches(_read(chunk, problems)):
+                with _encoder_lock:
+                    encoded = _encoder(vocabulary, heldout_fraction).encode(batch)
+                problems.update(encoded.problems)
+                writer.add(encoded)
+            shard = writer.finish(problems)
+        write_atomic(done, json.dumps(dataclasses.asdict(shard)))
+    return Shard(**read_json(done))
+
+
+def _read(chunk: Chunk, problems: Counter[str]) -> Iterator[Text]:
+    return itertools.chain.from_iterable(readers.read(source, problems) for source in chunk.sources)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(vocabulary: Vocabulary, heldout_fraction: float) -> encode.Encoder:
+    return encode.Encoder(vocabulary, heldout_fraction, encode.cache_entries(os.cpu_count() or 1))

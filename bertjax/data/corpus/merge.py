@@ -1,0 +1,214 @@
+"""Shards, in the order of the text, to the arrays of a corpus. Memory stays bounded."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bertjax.data.corpus import store
+from bertjax.data.corpus.shards import Shard
+from bertjax.errors import BertjaxError
+from bertjax.utils.io import atomic_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Consecutive documents of one split of a shard.
+
+    Attributes:
+      shard, split: where they are.
+      documents, sentences, tokens: first index and the index after the last one.
+    """
+
+    shard: Shard
+    split: str
+    documents: tuple[int, int]
+    sentences: tuple[int, int]
+    tokens: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedArray:
+    """One array of the corpus, to be written by `write_array`.
+
+    Attributes:
+      split, array: which one.
+      runs: documents of the split, in order.
+    """
+
+    split: str
+    array: str
+    runs: tuple[Run, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MergePlan:
+    """Arrays to write and their counts.
+
+    Attributes:
+      arrays: arrays of the corpus, which can be written in parallel.
+      splits: split to its number of `documents`, `sentences`, `tokens` and `text_bytes`.
+      problems: problem to the number of its occurrences.
+    """
+
+    arrays: tuple[MergedArray, ...]
+    splits: dict[str, dict[str, int]]
+    problems: dict[str, int]
+
+
+def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mapping[str, int]) -> MergePlan:
+    """Plans the arrays of a corpus.
+
+    Moves documents between the splits if one of them would have too few.
+
+    Args:
+      shards: in the order of the text.
+      heldout_fraction: fraction of documents that were held out, in [0, 1).
+      problems: problem to its count, besides the problems of the shards.
+
+    Raises:
+      BertjaxError: The shards hold no document.
+    """
+    all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
+    runs = {split: [_whole_split(shard, split) for shard in shards] for split in store.SPLITS}
+    text_bytes = {split: sum(shard.counts[split]["text_bytes"] for shard in shards) for split in store.SPLITS}
+    documents = [_count(runs[split], "documents") for split in store.SPLITS]
+    if not sum(documents):
+        counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(all_problems.items()) if count)
+        raise BertjaxError(f"the inputs hold no text, so no corpus was written ({counts}); check the --input specs")
+    if heldout_fraction and min(documents) <= min_documents(sum(documents)):
+        runs, moved_bytes = _balance(shards, runs)
+        text_bytes["train"] -= moved_bytes
+        text_bytes["heldout"] += moved_bytes
+        all_problems["no_heldout_document"] += _count(runs["heldout"], "documents") == 0
+    splits = {
+        split: {
+            **{name: _count(runs[split], name) for name in ("documents", "sentences", "tokens")},
+            "text_bytes": text_bytes[split],
+        }
+        for split in store.SPLITS
+    }
+    arrays = tuple(MergedArray(split, array, tuple(runs[split])) for split in store.SPLITS for array in store.ARRAYS)
+    return MergePlan(arrays, splits, dict(all_problems))
+
+
+def _whole_split(shard: Shard, split: str) -> Run:
+    counts = shard.counts[split]
+    return Run(shard, split, (0, counts["documents"]), (0, counts["sentences"]), (0, counts["tokens"]))
+
+
+def _count(runs: Iterable[Run], name: str) -> int:
+    return sum(stop - start for start, stop in (getattr(run, name) for run in runs))
+
+
+def min_documents(documents: int) -> int:
+    """Returns how many documents each split must have: 2, since a NotNext sentence comes from another document."""
+    return 2 if documents >= 4 else int(documents >= 2)
+
+
+def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses documents to move so that each split has `min_documents`.
+
+    Held-out documents are those of smallest hash, so the documents with hashes closest to the limit move. Equal
+    documents have equal hashes and move together.
+
+    Args:
+      train: uint64 [documents], hashes of the training documents.
+      heldout: uint64 [documents], hashes of the held-out documents.
+
+    Returns:
+      Sorted indices into `train` of documents to hold out, and into `heldout` of documents to train on. Both are empty
+      if no move is needed, or no move helps.
+    """
+    minimum = min_documents(train.size + heldout.size)
+    no_move = np.empty(0, np.int64)
+    if heldout.size < minimum:
+        moved = np.flatnonzero(np.isin(train, np.unique(train)[: minimum - heldout.size]))
+        return (moved, no_move) if train.size - moved.size >= minimum else (no_move, no_move)
+    # Training needs a document in any case.
+    if train.size < max(minimum, 1):
+        moved = np.flatnonzero(np.isin(heldout, np.unique(heldout)[::-1][: max(minimum, 1) - train.size]))
+        return (no_move, moved) if heldout.size - moved.size >= minimum or not train.size else (no_move, no_move)
+    return no_move, no_move
+
+
+def _balance(shards: Sequence[Shard], runs: dict[str, list[Run]]) -> tuple[dict[str, list[Run]], int]:
+    """Moves documents to the end of the other split; returns the new runs and the text bytes moved out of training."""
+    documents = {
+        split: np.concatenate([shard.read_all(split, "documents") for shard in shards]) for split in store.SPLITS
+    }
+    moves = dict(
+        zip(store.SPLITS, documents_to_move(documents["train"]["hash"], documents["heldout"]["hash"]), strict=True)
+    )
+    staying: dict[str, list[Run]] = {split: [] for split in store.SPLITS}
+    moved: dict[str, list[Run]] = {split: [] for split in store.SPLITS}
+    for split, other in zip(store.SPLITS, reversed(store.SPLITS), strict=True):
+        start = 0
+        for run in runs[split]:
+            stop = start + run.documents[1]
+            indices = moves[split][(moves[split] >= start) & (moves[split] < stop)] - start
+            start = stop
+            if not indices.size:
+                staying[split].append(run)
+                continue
+            sentences = _starts(run.shard.read_all(split, "documents")["sentences"])
+            tokens = _starts(run.shard.read_all(split, "lengths"))
+            edges = [-1, *map(int, indices), run.documents[1]]
+            for first, last in zip(edges, edges[1:], strict=False):
+                if last > first + 1:
+                    staying[split].append(_sub_run(run, first + 1, last, sentences, tokens))
+            moved[other] += [_sub_run(run, int(i), int(i) + 1, sentences, tokens) for i in indices]
+    moved_bytes = {split: int(documents[split]["bytes"][moves[split]].sum()) for split in store.SPLITS}
+    return {split: staying[split] + moved[split] for split in store.SPLITS}, moved_bytes["train"] - moved_bytes[
+        "heldout"
+    ]
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _sub_run(run: Run, first: int, last: int, sentence_starts: np.ndarray, token_starts: np.ndarray) -> Run:
+    sentences = int(sentence_starts[first]), int(sentence_starts[last])
+    tokens = int(token_starts[sentences[0]]), int(token_starts[sentences[1]])
+    return Run(run.shard, run.split, (first, last), sentences, tokens)
+
+
+def write_array(array: MergedArray, directory: Path | epath.Path) -> tuple[str, dict[str, Any]]:
+    """Writes one array of a corpus.
+
+    Returns:
+      The name of its file, and the manifest's entry of the file.
+    """
+    name = store.array_file(array.split, array.array)
+    digest = hashlib.sha256()
+    with atomic_file(directory / name) as path:
+        with open(path, "wb") as file:
+            for block in _blocks(array):
+                data = block.tobytes()
+                digest.update(data)
+                file.write(data)
+        return name, store.file_entry(path, digest.hexdigest())
+
+
+def _blocks(array: MergedArray) -> Iterator[np.ndarray]:
+    if array.array == "tokens":
+        for run in array.runs:
+            yield from run.shard.read(run.split, "tokens", *run.tokens)
+        return
+    total = np.zeros(1, store.OFFSET_DTYPE)
+    for run in array.runs:
+        if array.array == "sentences":
+            counts = run.shard.read(run.split, "lengths", *run.sentences)
+        else:
+            counts = (block["sentences"] for block in run.shard.read(run.split, "documents", *run.documents))
+        for block in counts:
+            ends = total + np.cumsum(block, dtype=store.OFFSET_DTYPE)
+            yield ends - block
+            total = ends[-1:]
+    yield total

@@ -1,0 +1,222 @@
+"""Trains a vocabulary on a bounded sample of the text, with the same bytes every time."""
+
+import io
+import itertools
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from bertjax.data.corpus import readers
+from bertjax.data.corpus.encode import batches
+from bertjax.data.corpus.layouts import Text
+from bertjax.data.corpus.sentences import MAX_SENTENCE_CHARS, split_sentences
+from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS, BasicTokenizer
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils.terminal import progress_bar
+
+logger = logging.getLogger(__name__)
+
+MIN_SIZE = 32
+MAX_SIZE = 1_000_000
+
+# SentencePiece is slow and keeps several copies of its sample in memory; WordPiece needs only word counts.
+_SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
+# Rarer characters become [UNK]; each would take two pieces, `x` and `##x`.
+_MAX_CHARACTERS = 1000
+_MIN_FREQUENCY = 2
+_BATCHES_AHEAD = 4
+_WORDS_PER_LINE = 10_000
+
+_T = TypeVar("_T")
+
+
+def check_size(size: int) -> None:
+    """Raises a UsageError if the size of a vocabulary is out of range."""
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise UsageError(f"the vocabulary size is {size:,} pieces; it must be {MIN_SIZE} to {MAX_SIZE:,}")
+
+
+def train_vocabulary(
+    sources: list[readers.Source],
+    *,
+    kind: str,
+    size: int,
+    lower_case: bool,
+    pool: Executor,
+    progress: bool = False,
+) -> Vocabulary:
+    """Trains a vocabulary that starts with [PAD] [UNK] [CLS] [SEP] [MASK].
+
+    Args:
+      sources: inputs to sample.
+      kind: `wordpiece` or `sentencepiece`.
+      size: number of pieces; a small text gives fewer.
+      lower_case: whether to lower-case the text.
+      pool: processes that split the text.
+      progress: whether to show a progress bar on standard error.
+
+    Raises:
+      BertjaxError: The sources hold no text, or SentencePiece fails.
+    """
+    sample = batches(_sample(sources, kind, progress))
+    results = ordered_map(pool, statistics, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
+    content = vocabulary_content(results, kind, size, lower_case, progress)
+    return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content)
+
+
+def ordered_map(
+    pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
+) -> Iterator[_T]:
+    """Yields results in the order of the arguments, with at most `max_pending` results not yet taken."""
+    pending: deque[Any] = deque()
+    for call in arguments:
+        pending.append(pool.submit(function, *call))
+        if len(pending) > max_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def sample_chars(sources: list[readers.Source], kind: str) -> list[float]:
+    """Returns the number of characters to sample from the start of each source, in proportion to its size."""
+    chars = _SAMPLE_CHARS[kind]
+    total = sum(source.size_bytes or 0 for source in sources)
+    # A source of unknown size counts as much as all files together.
+    per_source = chars / max(1, sum(source.size_bytes is None for source in sources) + (total > 0))
+    return [per_source * (1 if source.size_bytes is None else source.size_bytes / max(total, 1)) for source in sources]
+
+
+def head_of_source(source: readers.Source, chars: float) -> Iterator[Text]:
+    """Yields whole texts from the start of a source until they have `chars` characters."""
+    # Problems of the text are counted when it is encoded.
+    for text in readers.read(source, Counter()):
+        yield text
+        chars -= len(text.text)
+        if chars <= 0:
+            break
+
+
+def _sample(sources: list[readers.Source], kind: str, progress: bool) -> Iterator[Text]:
+    sizes = [source.size_bytes for source in sources]
+    total = _SAMPLE_CHARS[kind] if None in sizes else min(_SAMPLE_CHARS[kind], sum(sizes))
+    with progress_bar("vocabulary: sample", total, " characters", progress) as bar:
+        for source, chars in zip(sources, sample_chars(sources, kind), strict=True):
+            for text in head_of_source(source, chars):
+                yield text
+                bar.update(len(text.text))
+
+
+def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
+    """Returns what a vocabulary is trained on: word counts for WordPiece, sentences for SentencePiece."""
+    if kind != WORDPIECE:
+        return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
+    tokenizer = BasicTokenizer(lower_case)
+    chunks = Counter(itertools.chain.from_iterable(text.text.replace("\n", " ").split(" ") for text in texts))
+    words: Counter[str] = Counter()
+    for chunk, count in chunks.items():
+        for word in tokenizer.words(chunk):
+            if len(word) <= MAX_WORD_CHARS:
+                words[word] += count
+    return words
+
+
+def vocabulary_content(
+    results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
+) -> bytes:
+    """Trains a vocabulary on the results of `statistics`, in order, and returns its file's content.
+
+    Raises:
+      BertjaxError: The sample holds no text, or SentencePiece fails.
+    """
+    if kind == WORDPIECE:
+        words: Counter[str] = Counter()
+        for counts in results:
+            words.update(counts)
+        if progress:
+            logger.info(f"vocabulary: choosing {size:,} pieces for {len(words):,} words")
+        return "".join(f"{piece}\n" for piece in wordpieces(words, size)).encode()
+    sentences = list(itertools.chain.from_iterable(results))
+    if progress:
+        logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
+    return sentencepiece_model(sentences, size, lower_case)
+
+
+def wordpieces(counts: Counter[str], size: int) -> list[str]:
+    """Trains a WordPiece vocabulary on word counts and returns its pieces, special pieces first.
+
+    Raises:
+      BertjaxError: There are no words.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    if not counts:
+        raise BertjaxError("the inputs hold no text to train a vocabulary on; check the --input specs")
+    char_counts: Counter[str] = Counter()
+    for word, count in counts.items():
+        for char in word:
+            char_counts[char] += count
+    frequent = sorted(char_counts, key=lambda char: (-char_counts[char], char))[: min(_MAX_CHARACTERS, size // 4)]
+    alphabet = set(frequent)
+    words = sorted(word for word in counts if alphabet.issuperset(word))
+    # The trainer breaks ties between merges by the ids of characters, and without these lists it assigns ids in the
+    # order of a randomly seeded hash table.
+    first_chars = sorted({word[0] for word in words})
+    inner_chars = sorted({f"##{char}" for word in words for char in word[1:]})
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=[*SPECIAL_PIECES, *first_chars, *inner_chars],
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    repeated = itertools.chain.from_iterable(itertools.repeat(word, counts[word]) for word in words)
+    tokenizer.train_from_iterator(_lines(repeated), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _lines(words: Iterator[str]) -> Iterator[str]:
+    while line := " ".join(itertools.islice(words, _WORDS_PER_LINE)):
+        yield line
+
+
+def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -> bytes:
+    """Trains a SentencePiece unigram model whose ids 0 to 4 are BERT's special pieces, and returns its file's content.
+
+    Raises:
+      BertjaxError: SentencePiece fails, for example because the text is too small.
+    """
+    import sentencepiece
+
+    pad, unk, *control = SPECIAL_PIECES
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(sentence.replace("\0", "") for sentence in sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            hard_vocab_limit=False,
+            normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+            pad_id=0,
+            pad_piece=pad,
+            unk_id=1,
+            unk_piece=unk,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=control,
+            max_sentence_length=4 * MAX_SENTENCE_CHARS,
+            # Several threads would sum in another order and choose other pieces.
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        # Drops the advice to set an option that `prepare` does not have.
+        reason = " ".join(str(error).split()).partition(" or decrease character_coverage")[0]
+        raise BertjaxError(f"SentencePiece cannot train {size} pieces on this text: {reason}") from error
+    return model.getvalue()

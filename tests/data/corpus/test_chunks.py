@@ -1,0 +1,140 @@
+"""Shards of chunks, made in any order and more than once, merge into the corpus of the local runner."""
+
+import itertools
+import random
+
+import pytest
+from preparing import bytes_of, make_text, run, write_text
+
+from bertjax.data.corpus import chunks, encode, layouts, merge, readers, shards
+from bertjax.data.corpus.checksums import file_sha256
+from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.errors import BertjaxError
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch):
+    monkeypatch.setattr(encode, "BATCH_CHARS", 700)
+    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 500)
+    monkeypatch.setattr(readers, "_READ_BYTES", 300)
+    monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(chunks, "_MAX_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(shards, "_BLOCK_ENTRIES", 100)
+
+
+def large_chunk(tmp_path):
+    """Returns a chunk to cut, and the characters to cut it into."""
+    write_text(tmp_path / "a.txt", make_text(100))
+    sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
+    _, (chunk,), chunk_chars = chunks.group_sources(sources)
+    return chunk, chunk_chars
+
+
+def merge_chunks(sources, vocabulary, fraction, directory, problems=None):
+    """Runs each step twice, in random order. Returns the files, the merge plan and the number of chunks."""
+    rng = random.Random(0)
+    work = directory / "work"
+    work.mkdir(parents=True)
+    small_chunks, large_chunks, chunk_chars = chunks.group_sources(sources)
+    cuts = [chunks.cut_chunk(chunk, work, chunk_chars) for chunk in large_chunks * 2]
+    assert cuts[len(large_chunks) :] == cuts[: len(large_chunks)]
+    all_chunks = small_chunks + list(itertools.chain.from_iterable(cuts[: len(large_chunks)]))
+    named_shards = {}
+    for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
+        shard = chunks.encode_chunk(chunk, vocabulary, fraction, work)
+        assert named_shards.setdefault(chunk.name, shard) == shard
+    plan = merge.plan_merge([named_shards[name] for name in sorted(named_shards)], fraction, problems or {})
+    entries = dict(merge.write_array(array, directory) for array in rng.sample(plan.arrays * 2, 2 * len(plan.arrays)))
+    for name, entry in entries.items():
+        assert entry == {"bytes": (directory / name).stat().st_size, "sha256": file_sha256(directory / name)}
+    assert sorted(path.name for path in directory.iterdir()) == sorted([*entries, "work"])
+    return {name: (directory / name).read_bytes() for name in entries}, plan, len(all_chunks)
+
+
+def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chunks):
+    manifest = run(tmp_path, *specs, vocabulary=vocabulary, heldout_fraction=fraction)
+    expected = {name: data for name, data in bytes_of(tmp_path / "corpus").items() if name.endswith("bin")}
+    sources, duplicates = readers.find_sources(specs)
+    problems = {"files_named_again": duplicates}
+    files, plan, num_chunks = merge_chunks(
+        sources, load_vocabulary(vocabulary), fraction, tmp_path / "merged", problems
+    )
+    assert files == expected
+    assert plan.splits == manifest["splits"]
+    assert {name: count for name, count in plan.problems.items() if count} == manifest["problems"]
+    assert num_chunks >= min_chunks
+
+
+def test_all_kinds_of_text(tmp_path, vocabulary):
+    documents = make_text(300)
+    documents[100] *= 90  # longer than a chunk and than several pieces
+    write_text(tmp_path / "large.txt", documents)
+    for number in range(30):
+        write_text(tmp_path / f"small-{number:02d}.txt", make_text(number % 5, seed=number))
+    (tmp_path / "bad.txt").write_bytes(b"river \xff\xfestone\n\nlamp\x00\n\n\x01\x02\n\nwalk\n\n" + b"quiet " * 5000)
+    (tmp_path / "novel.txt").write_text(" ".join(s for d in make_text(150, seed=1) for s in d))
+    wiki = "".join(f'<doc id="1" title="A">\nA\n{" ".join(d)}\n</doc>\nbetween\n' for d in make_text(150, seed=2))
+    (tmp_path / "wiki").write_text(wiki)
+    specs = [f"text:{tmp_path}/*.txt", f"prose:{tmp_path}/novel.txt", f"wiki:{tmp_path}/wiki", f"text:{tmp_path}/b*"]
+    assert_equal_to_local_runner(tmp_path, specs, vocabulary, 0.2, 15)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1e-9, 0.999999])
+@pytest.mark.parametrize("documents", [1, 2, 5, 60])
+def test_split_with_few_documents(tmp_path, vocabulary, documents, fraction):
+    text = make_text(documents)
+    write_text(tmp_path / "a.txt", [*text, text[0]])
+    (tmp_path / "empty.txt").write_text("")
+    min_chunks = 2 if documents == 60 else 1
+    assert_equal_to_local_runner(tmp_path, [f"text:{tmp_path}/*.txt"], vocabulary, fraction, min_chunks)
+
+
+def test_no_text_is_an_error(tmp_path, vocabulary):
+    (tmp_path / "empty.txt").write_text("\n \n" * 5000)
+    sources, _ = readers.find_sources([f"text:{tmp_path}/*.txt"])
+    with pytest.raises(BertjaxError, match="hold no text, so no corpus was written .files_named_again: 3"):
+        merge_chunks(sources, load_vocabulary(vocabulary), 0.1, tmp_path / "merged", {"files_named_again": 3})
+
+
+def test_finished_step_is_not_repeated(tmp_path, vocabulary, monkeypatch):
+    chunk, chunk_chars = large_chunk(tmp_path)
+    first, *_ = chunks.cut_chunk(chunk, tmp_path, chunk_chars)
+    shard = chunks.encode_chunk(first, load_vocabulary(vocabulary), 0.1, tmp_path)
+
+    def read(*_):
+        raise AssertionError("the source was read again")
+
+    monkeypatch.setattr(readers, "read", read)
+    assert chunks.cut_chunk(chunk, tmp_path, chunk_chars)[0] == first
+    assert chunks.encode_chunk(first, load_vocabulary(vocabulary), 0.1, tmp_path) == shard
+
+
+def test_interrupted_step_is_repeated(tmp_path, vocabulary, monkeypatch):
+    chunk, chunk_chars = large_chunk(tmp_path)
+    vocabulary = load_vocabulary(vocabulary)
+
+    def shard_files(work):
+        """Returns the content of all shards, and the counts of each."""
+        made = [chunks.encode_chunk(c, vocabulary, 0.1, work) for c in chunks.cut_chunk(chunk, work, chunk_chars)]
+        files = {path.name: path.read_bytes() for path in work.iterdir() if path.suffix != ".json"}
+        return files, [shard.counts for shard in made]
+
+    for name in ("whole", "interrupted"):
+        (tmp_path / name).mkdir()
+    expected = shard_files(tmp_path / "whole")
+    write_atomic, writes = chunks.write_atomic, itertools.count()
+
+    def interrupt_every_second_write(path, content):
+        if next(writes) % 2 == 0:
+            raise KeyboardInterrupt
+        return write_atomic(path, content)
+
+    monkeypatch.setattr(chunks, "write_atomic", interrupt_every_second_write)
+    interrupts = 0
+    while True:
+        try:
+            assert shard_files(tmp_path / "interrupted") == expected
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1 + len(expected[1])

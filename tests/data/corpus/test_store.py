@@ -1,0 +1,119 @@
+"""Opening a corpus: manifest, file sizes and checksums."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from bertjax.data.corpus import checksums, store
+from bertjax.data.corpus.checksums import Checksums, file_sha256
+from bertjax.errors import BertjaxError, UsageError
+
+
+@pytest.fixture
+def corpus(make_corpus):
+    return make_corpus([[30, 20]] * 40, [[10, 20]] * 5)
+
+
+def flip_bit(file, position):
+    with open(file, "r+b") as opened:
+        os.pwrite(opened.fileno(), bytes([os.pread(opened.fileno(), 1, position)[0] ^ 1]), position)
+
+
+@pytest.mark.parametrize("array", store.ARRAYS)
+@pytest.mark.parametrize("split", store.SPLITS)
+def test_every_flipped_bit_is_found(corpus, split, array):
+    file = corpus.path / store.array_file(split, array)
+    for position in np.random.default_rng(0).integers(0, file.stat().st_size, 20):
+        flip_bit(file, position)
+        with pytest.raises(BertjaxError, match=rf"{file} is damaged: its SHA-256 differs .*; run `bertjax prepare` a"):
+            store.open_corpus(corpus.path).checksums.wait()
+        flip_bit(file, position)
+    store.open_corpus(corpus.path).checksums.wait()
+
+
+def test_damaged_vocabulary_is_found_when_the_corpus_is_opened(corpus):
+    flip_bit(corpus.path / "vocab.txt", 100)
+    with pytest.raises(BertjaxError, match=r"vocab\.txt is damaged"):
+        store.open_corpus(corpus.path)
+
+
+def test_missing_and_truncated_files_are_refused(corpus):
+    file = corpus.path / "train.tokens.bin"
+    content = file.read_bytes()
+    file.write_bytes(content[:-2])
+    with pytest.raises(UsageError, match=rf"{file.name} has {len(content) - 2:,} bytes, its manifest says"):
+        store.open_corpus(corpus.path)
+    file.unlink()
+    with pytest.raises(UsageError, match=f"damaged: {file.name} is missing"):
+        store.open_corpus(corpus.path)
+
+
+def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(checksums, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    files = Checksums()
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(name)
+        files.add(tmp_path / name, file_sha256(tmp_path / name), "")
+        files.verify_in_background()
+    files.wait()
+    files.wait()
+    assert read == ["a", "b", "c"]
+    (tmp_path / "d").write_text("d")
+    files.add(tmp_path / "d", "0", "delete it")
+    files.verify_in_background()
+    files._thread.join()
+    for raises in (files.check, files.wait):
+        with pytest.raises(BertjaxError, match="d is damaged: .*; delete it"):
+            raises()
+
+
+def test_unreadable_file_is_an_error(tmp_path):
+    files = Checksums()
+    files.add(tmp_path / "none", "0", "")
+    with pytest.raises(BertjaxError, match=f"cannot read {tmp_path}/none: No such file"):
+        files.wait()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_dtype": "O"}, "token_dtype 'O' does not fit"),
+        ({"token_dtype": "<u4"}, "token_dtype '<u4' does not fit"),
+        ({"token_dtype": ["<u2"]}, "does not fit"),
+        ({"format": 2}, "has format 2, this version reads 3"),
+        ({"vocabulary": {"file": "../../secret", "lower_case": True, "size": 500}}, "differs in '../../secret'"),
+        ({"vocabulary": {"file": "vocab.txt", "lower_case": "yes", "size": 500}}, "lower_case is 'yes'"),
+        ({"vocabulary": {"file": "vocab.txt", "lower_case": True, "size": "many"}}, "damaged"),
+        ({"vocabulary": []}, "damaged"),
+        ({"files": {}}, "the list of files differs in"),
+        ({"files": {"../x": {"bytes": 1, "sha256": ""}}}, "differs in '../x'"),
+        ({"files": 7}, "damaged"),
+    ],
+)
+def test_invalid_manifest_is_a_one_line_error(corpus, change, message):
+    manifest = json.loads((corpus.path / store.MANIFEST).read_text()) | change
+    (corpus.path / store.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UsageError) as caught:
+        store.open_corpus(corpus.path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_vocabulary_outside_the_corpus_is_refused(corpus):
+    manifest = json.loads((corpus.path / store.MANIFEST).read_text())
+    manifest["files"]["../vocab.txt"] = manifest["files"].pop("vocab.txt")
+    manifest["vocabulary"]["file"] = "../vocab.txt"
+    shutil.copy(corpus.path / "vocab.txt", corpus.path.parent)
+    (corpus.path / store.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match="the entry of '../vocab.txt' is invalid"):
+        store.open_corpus(corpus.path)
+
+
+def test_mapped_array_reads_the_file(tmp_path):
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "array")
+    np.testing.assert_array_equal(store.map_array(tmp_path / "array", np.dtype("<u2")), np.arange(1000))
+    (tmp_path / "array").write_bytes(b"")
+    assert store.map_array(tmp_path / "array", np.dtype("<u2")).size == 0

@@ -1,0 +1,94 @@
+"""Damaged corpora and pair indices are found before a run counts as done."""
+
+import os
+
+import pytest
+from small_corpora import random_documents
+
+from bertjax.data.corpus import store
+from bertjax.data.pretraining.batches import eval_dataset, numpy_batches, train_dataset
+from bertjax.data.pretraining.config import Masking, Phase
+from bertjax.data.pretraining.pair_index import open_pair_index
+from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+from bertjax.data.pretraining.tiles import TILES
+from bertjax.data.shard import SINGLE_SHARD
+from bertjax.errors import BertjaxError
+
+PHASE = Phase(seq_len=16, batch_size=4, max_predictions=3, start_step=0, stop_step=1 << 40)
+
+
+@pytest.fixture
+def corpus(make_corpus):
+    return make_corpus(random_documents(60, 1), random_documents(25, 2), unique=True)
+
+
+def overwrite(file, start, content):
+    with open(file, "r+b") as opened:
+        os.pwrite(opened.fileno(), content, start)
+
+
+def train_batches(corpus, source, whole_word=False):
+    dataset = train_dataset(
+        corpus,
+        PHASE,
+        source=source,
+        masking=Masking(whole_word=whole_word),
+        seed=0,
+        dupe_factor=2,
+        start_step=0,
+        shard=SINGLE_SHARD,
+    )
+    return numpy_batches(dataset, corpus)
+
+
+def test_training_verifies_the_corpus_in_the_background(corpus):
+    overwrite(corpus.path / "train.tokens.bin", 100, b"\x01\x01")
+    corpus = store.open_corpus(corpus.path)
+    next(train_batches(corpus, TILES))
+    corpus.checksums._thread.join()
+    with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
+        corpus.checksums.check()
+
+
+def test_evaluation_verifies_the_corpus(corpus):
+    overwrite(corpus.path / "heldout.tokens.bin", 100, b"\x01\x01")
+    corpus = store.open_corpus(corpus.path)
+    dataset = eval_dataset(
+        corpus, seq_len=16, batch_size=4, max_predictions=3, source=TILES, masking=Masking(), shard=SINGLE_SHARD
+    )
+    assert list(numpy_batches(dataset, corpus))
+    with pytest.raises(BertjaxError, match=r"heldout\.tokens\.bin is damaged"):
+        corpus.checksums.wait()
+
+
+def test_damaged_pair_index_is_found(corpus):
+    path = open_pair_index(corpus, "train", 16, 0, 2).path
+    overwrite(path, 100, b"\x01\x01")
+    corpus = store.open_corpus(corpus.path)
+    open_pair_index(corpus, "train", 16, 0, 2)
+    with pytest.raises(BertjaxError, match=rf"{path} is damaged: .*; delete it, and the next run builds it again"):
+        corpus.checksums.wait()
+    path.unlink()
+    corpus = store.open_corpus(corpus.path)
+    open_pair_index(corpus, "train", 16, 0, 2)
+    corpus.checksums.wait()
+
+
+@pytest.mark.parametrize("array", ["sentences", "documents"])
+def test_no_pair_index_is_made_of_damaged_offsets(corpus, array):
+    overwrite(corpus.path / store.array_file("train", array), 80, bytes(8))
+    corpus = store.open_corpus(corpus.path)
+    with pytest.raises(BertjaxError, match=rf"train\.{array}\.bin is damaged"):
+        train_batches(corpus, SENTENCE_PAIRS)
+    assert not (corpus.path / "plans").exists()
+
+
+def test_error_of_a_batch_names_the_damaged_file(corpus):
+    # Ids outside the vocabulary make TensorFlow fail.
+    file = corpus.path / "train.tokens.bin"
+    overwrite(file, 0, b"\xff" * file.stat().st_size)
+    corpus = store.open_corpus(corpus.path)
+    batches = train_batches(corpus, TILES, whole_word=True)
+    with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
+        for _ in range(50):
+            next(batches)
