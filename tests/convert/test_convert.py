@@ -295,7 +295,7 @@ def test_fine_tuning_from_a_foreign_checkpoint_and_back(letters, tmp_path, capfd
     with pytest.raises(SystemExit):
         cli.main([*command, "--config.epochs=0", "--config.steps=0"])
     # Wrong settings are found before the conversion.
-    assert "config.epochs is 0" in capfd.readouterr().err and not (tmp_path / "run").exists()
+    assert "config.epochs=0 is out of range" in capfd.readouterr().err and not (tmp_path / "run").exists()
     cli.main([*command, "--config.steps=1"])
     log = capfd.readouterr().err
     assert "restored from " in log and "encoder (" in log and "initialized randomly: classifier/" in log
