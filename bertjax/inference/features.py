@@ -16,6 +16,7 @@ from bertjax.errors import UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.encoder import Encoder
+from bertjax.model.partitioning import resolve_layout
 
 # Hidden states in memory at a time.
 SHARD_BYTES = 64 << 20

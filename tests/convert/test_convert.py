@@ -178,7 +178,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     cli.main([*command, "--overwrite", "--format=huggingface"])
     assert detect_format(tmp_path / "own") == HUGGINGFACE
     for arguments, code, message in (
-        (["convert", command[1], "/proc/own"], 1, "cannot write the checkpoint /proc/own"),
+        (["convert", command[1], "/sys/own"], 1, "cannot write the checkpoint /sys/own"),
         (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
         (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
