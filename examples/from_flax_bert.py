@@ -1,8 +1,8 @@
-"""From Hugging Face's `FlaxBertModel`, which is no more: each line of it, and what stands for it here.
+"""Migration from `FlaxBertModel`, which transformers no longer has: each old line as a comment above its replacement.
 
     python examples/from_flax_bert.py CHECKPOINT
 
-CHECKPOINT is the folder that `from_pretrained` took, as `save_pretrained` or a download of the hub leaves it.
+CHECKPOINT is a Hugging Face folder with safetensors weights, for example one that `save_pretrained` wrote.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""A model of your own on top of a pre-trained encoder, trained in a loop of your own with optax.
+"""A custom head on a pre-trained encoder, trained with optax in a custom loop.
 
     python examples/own_head.py CHECKPOINT
 
-It learns to tell questions from statements, and prints what it makes of two new ones.
+The model learns to distinguish questions from statements and prints its probabilities for two new texts.
 """
 
 import sys
@@ -20,7 +20,7 @@ LABELS = jnp.array([1] * len(QUESTIONS) + [0] * len(STATEMENTS))
 
 
 class QuestionModel(nn.Module):
-    """The mean of a text's states, and one layer on it."""
+    """An encoder and a dense layer on the mean of its hidden states."""
 
     config: bertjax.ModelConfig
 

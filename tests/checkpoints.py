@@ -1,16 +1,14 @@
-"""Checkpoints of other formats, written by what is theirs, and portable ones, all of a model of two layers."""
+"""Random two-layer checkpoints: in memory, and as google-research/bert's own code would save them."""
 
 import json
 
 import numpy as np
 import tensorflow as tf
 
-from bertjax.convert import names
-from bertjax.convert.convert import HUGGINGFACE
-from bertjax.convert.portable import Portable
+from bertjax.convert.portable import PortableCheckpoint, parameter_table
 from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.config import ModelConfig
-from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 LAYERS, WIDTH = 2, 16
 SIZES = {
@@ -20,12 +18,8 @@ SIZES = {
     "intermediate_size": 32,
     "max_position_embeddings": 40,
 }
-THEIR_SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
+GOOGLE_CONFIG = {
+    **SIZES,
     "type_vocab_size": 2,
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
@@ -34,18 +28,18 @@ THEIR_SIZES = {
 }
 
 
-def variables(pieces):
-    """Name and shape of each variable of google-research/bert's pre-training graph, `modeling.py` as its author."""
-    width, mlp = WIDTH, 32
-    found = {
-        "bert/embeddings/word_embeddings": (pieces, width),
+def google_variables(num_tokens):
+    """Names and shapes of google-research/bert's pre-training variables, written down independently of bertjax."""
+    width, mlp_width = WIDTH, 32
+    shapes = {
+        "bert/embeddings/word_embeddings": (num_tokens, width),
         "bert/embeddings/token_type_embeddings": (2, width),
         "bert/embeddings/position_embeddings": (40, width),
         "bert/pooler/dense/kernel": (width, width),
         "bert/pooler/dense/bias": (width,),
         "cls/predictions/transform/dense/kernel": (width, width),
         "cls/predictions/transform/dense/bias": (width,),
-        "cls/predictions/output_bias": (pieces,),
+        "cls/predictions/output_bias": (num_tokens,),
         "cls/seq_relationship/output_weights": (2, width),
         "cls/seq_relationship/output_bias": (2,),
     }
@@ -53,72 +47,70 @@ def variables(pieces):
     for layer in range(LAYERS):
         scope = f"bert/encoder/layer_{layer}"
         for name in ("query", "key", "value"):
-            found[f"{scope}/attention/self/{name}/kernel"] = (width, width)
-            found[f"{scope}/attention/self/{name}/bias"] = (width,)
+            shapes[f"{scope}/attention/self/{name}/kernel"] = (width, width)
+            shapes[f"{scope}/attention/self/{name}/bias"] = (width,)
         for name, shape in (
             ("attention/output/dense", (width, width)),
-            ("intermediate/dense", (width, mlp)),
-            ("output/dense", (mlp, width)),
+            ("intermediate/dense", (width, mlp_width)),
+            ("output/dense", (mlp_width, width)),
         ):
-            found[f"{scope}/{name}/kernel"], found[f"{scope}/{name}/bias"] = shape, shape[1:]
+            shapes[f"{scope}/{name}/kernel"], shapes[f"{scope}/{name}/bias"] = shape, shape[1:]
         norms += [f"{scope}/attention/output/LayerNorm", f"{scope}/output/LayerNorm"]
-    return found | {f"{norm}/{name}": (width,) for norm in norms for name in ("gamma", "beta")}
+    return shapes | {f"{norm}/{name}": (width,) for norm in norms for name in ("gamma", "beta")}
 
 
-def google_checkpoint(letters, folder, change=lambda values: values, slots=False, **config):
-    """A checkpoint written by TensorFlow's own saver, as the releases were."""
+def google_checkpoint(letters, folder, change=lambda variables: variables, with_optimizer=False, **config):
+    """Saves a checkpoint with TensorFlow's own saver, as the releases were; returns its variables."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    pieces = len(letters.read_text().splitlines())
-    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in variables(pieces).items()}
-    if slots:
-        values |= {f"{name}/adam_{m}": np.ones_like(value) for name, value in list(values.items()) for m in "mv"}
-    values = change(values)
+    num_tokens = len(letters.read_text().splitlines())
+    variables = {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in google_variables(num_tokens).items()
+    }
+    if with_optimizer:
+        variables |= {f"{name}/adam_{m}": np.ones_like(value) for name, value in list(variables.items()) for m in "mv"}
+    variables = change(variables)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        graph = [tf.compat.v1.get_variable(name, initializer=value) for name, value in values.items()]
-        if slots:
+        graph = [tf.compat.v1.get_variable(name, initializer=value) for name, value in variables.items()]
+        if with_optimizer:
             graph.append(tf.compat.v1.train.create_global_step())
         session.run(tf.compat.v1.global_variables_initializer())
-        tf.compat.v1.train.Saver(graph).save(session, str(folder / "bert_model.ckpt"), write_meta_graph=slots)
-    (folder / "bert_config.json").write_text(json.dumps({"vocab_size": pieces, **THEIR_SIZES, **config}))
+        saver = tf.compat.v1.train.Saver(graph)
+        saver.save(session, str(folder / "bert_model.ckpt"), write_meta_graph=with_optimizer)
+    (folder / "bert_config.json").write_text(json.dumps({"vocab_size": num_tokens, **GOOGLE_CONFIG, **config}))
     (folder / "vocab.txt").write_bytes(letters.read_bytes())
-    return values
+    return variables
 
 
-def portable(letters, output="", labels=(), **fields):
+def random_checkpoint(letters, output_kind="", labels=(), **fields):
+    """Makes a random checkpoint, pre-trained or with an output layer."""
     vocabulary = load_vocabulary(letters)
-    model = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
-    outputs = {CLASSES: len(labels) or 1, MULTILABEL: len(labels), TAGS: len(labels), SPANS: 2, CHOICES: 1}.get(
-        output, 0
-    )
-    classifier = (outputs, {HUGGINGFACE: "classifier.weight"}) if output else None
-    pooled = ("encoder", "pooler", "classifier")
-    parts = {
-        "": ("encoder", "pooler", "masked_lm", "next_sentence"),
-        CLASSES: pooled,
-        CHOICES: pooled,
-        MULTILABEL: pooled,
-    }
+    config = ModelConfig(vocab_size=vocabulary.size, dtype="float32", **{**SIZES, **fields})
+    kind = OUTPUT_KINDS.get(output_kind)
+    num_outputs = (kind.num_outputs or len(labels) or 1) if kind else 0
+    if kind is None:
+        modules = ("encoder", "pooler", "masked_lm", "next_sentence")
+    else:
+        modules = ("encoder", "pooler", "classifier") if kind.pools else ("encoder", "classifier")
     rng = np.random.default_rng(1)
     params = {}
-    for parameter in names.parameters(model, classifier):
-        if parameter.part in parts.get(output, ("encoder", "classifier")):
+    for parameter in parameter_table(config, output_kind, num_outputs):
+        if parameter.module in modules:
             shape = (LAYERS, *parameter.shape) if parameter.is_layered else parameter.shape
-            params[parameter.ours] = rng.normal(size=shape).astype(np.float32)
-            if parameter.rows:
-                params[parameter.ours][parameter.rows :] = 0
-    return Portable(model, params, vocabulary, output, tuple(labels))
+            params[parameter.path] = rng.normal(size=shape).astype(np.float32)
+            if parameter.num_rows:
+                params[parameter.path][parameter.num_rows :] = 0
+    return PortableCheckpoint(config, params, vocabulary, output_kind, tuple(labels))
 
 
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
-
-
-def quiet(_line):
-    pass
+def assert_equal(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
 def without(*fragments):
-    return lambda values: {k: v for k, v in values.items() if not any(part in k for part in fragments)}
+    """Returns a `change` that removes variables whose names contain a fragment."""
+    return lambda variables: {
+        name: value for name, value in variables.items() if not any(fragment in name for fragment in fragments)
+    }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import portable
+from checkpoints import random_checkpoint
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
@@ -170,7 +170,10 @@ def test_describe_commands_run(monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
 def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for folder, checkpoint in {"base": portable(letters), "sst2": portable(letters, CLASSES, ("bad", "good"))}.items():
+    for folder, checkpoint in {
+        "base": random_checkpoint(letters),
+        "sst2": random_checkpoint(letters, CLASSES, ("bad", "good")),
+    }.items():
         path = tmp_path / "runs" / folder
         path.mkdir(parents=True)
         workdir.write(checkpoint, path)

@@ -55,10 +55,10 @@ def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
 @contextlib.contextmanager
 def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
     """Yields the path of `--checkpoint`, converted to bertjax's format if needed."""
-    from bertjax.convert.convert import as_bertjax
+    from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import find_checkpoint
 
-    with as_bertjax(args.checkpoint) as path:
+    with bertjax_checkpoint(args.checkpoint) as path:
         yield find_checkpoint(path)
 
 
@@ -71,7 +71,7 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
       distributed: Whether several processes run the command. Each of them converts the checkpoint for itself;
         a single process keeps the converted checkpoint in its workdir.
     """
-    from bertjax.convert.convert import as_bertjax
+    from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
     from bertjax.training.workdir import CONVERTED
 
@@ -81,7 +81,9 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
     # Check the config before a conversion that may take minutes.
     parse_config(load_config_dict(args))
     keep = not distributed and "://" not in args.workdir
-    with as_bertjax(args.init_from, Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None) as path:
+    with bertjax_checkpoint(
+        args.init_from, Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None
+    ) as path:
         yield path
 
 

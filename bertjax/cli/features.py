@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -41,31 +40,30 @@ def add_parser(commands: Any) -> None:
 
 def features(args: argparse.Namespace) -> None:
     """Runs `bertjax features`."""
-    from bertjax.inference.features import Request, described, parse_layers, shards, texts_in
-    from bertjax.inference.load import load_trained
-    from bertjax.inference.shards import write_shards
-    from bertjax.inference.texts import lines_of
+    from bertjax.inference.feature_shards import write_shards
+    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, parse_layers
+    from bertjax.inference.inputs import read_lines
+    from bertjax.inference.load import load_model
 
     if not args.texts and not args.input:
         raise UsageError("no texts; give texts, or a file with --input")
     if not 0 <= args.show <= sys.maxsize:
         raise UsageError(f"--show is {args.show}; it must be at least 0 and fit in 64 bits")
     layers = parse_layers(args.layers)
-    texts = chain(args.texts, lines_of(args.input) if args.input else ())
-    model = load_trained(args.checkpoint)
+    texts = chain(args.texts, read_lines(args.input) if args.input else ())
+    model = load_model(args.checkpoint)
     seq_len = model.config.max_position_embeddings if args.seq_len is None else args.seq_len
-    request = Request(model, layers, seq_len)
-    shards_of = partial(shards, request)
+    extractor = FeatureExtractor(model, layers, seq_len)
     if args.output:
         shown_texts: list[str] = []
         texts = _copy_first(texts, shown_texts, args.show)
-        indexed_shards = write_shards(Path(args.output), request.about(), shards_of, texts)
+        indexed_shards = write_shards(Path(args.output), extractor.metadata(), extractor.shards, texts)
     else:
         shown_texts = list(islice(texts, args.show))
-        indexed_shards = ((0, shard) for shard in shards_of(shown_texts))
+        indexed_shards = ((0, shard) for shard in extractor.shards(shown_texts))
     for start, shard in indexed_shards:
-        for index in range(min(texts_in(shard), max(0, args.show - start))):
-            show(described(shown_texts[start + index], shard, index, layers))
+        for index in range(min(num_texts(shard), max(0, args.show - start))):
+            show(format_features(shown_texts[start + index], shard, index, layers))
     if args.output:
         show(args.output)
 

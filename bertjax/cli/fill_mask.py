@@ -25,10 +25,10 @@ def fill_mask(args: argparse.Namespace) -> None:
     """Runs `bertjax fill_mask`."""
     from bertjax.inference.fill_mask import check_texts
     from bertjax.inference.fill_mask import fill_mask as run
-    from bertjax.inference.load import load_trained
+    from bertjax.inference.load import load_model
 
     check_texts(args.texts, args.top)
-    model = load_trained(args.checkpoint)
+    model = load_model(args.checkpoint)
     for text in args.texts:
         show(text)
         for tokens in run(model, text, args.top):

@@ -104,9 +104,9 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
-    from bertjax.inference.load import load_trained
-    from bertjax.inference.predict import answers, check_model, described
-    from bertjax.inference.texts import STANDARD_INPUT, lines_of
+    from bertjax.inference.inputs import STDIN, read_lines
+    from bertjax.inference.load import load_model
+    from bertjax.inference.predict import check_model, format_record, predict_texts
 
     for name in ("config", "output", "split", "columns"):
         if getattr(args, name) or (name == "config" and args.overrides):
@@ -115,20 +115,20 @@ def _predict_texts(args: argparse.Namespace) -> None:
         raise UsageError("a text is empty; give a text, or a file with --text")
     if args.context and args.context_file:
         raise UsageError("--context and --context_file exclude each other; give one of them")
-    if args.texts == [STANDARD_INPUT]:
-        args.texts, args.text = [], STANDARD_INPUT
-    texts: Iterable[str] = itertools.chain(args.texts, lines_of(args.text) if args.text else ())
-    context = "\n".join(lines_of(args.context_file)) if args.context_file else args.context
-    model = load_trained(args.checkpoint)
+    if args.texts == [STDIN]:
+        args.texts, args.text = [], STDIN
+    texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())
+    context = "\n".join(read_lines(args.context_file)) if args.context_file else args.context
+    model = load_model(args.checkpoint)
     check_model(model, context)
     texts, model_inputs = itertools.tee(texts)
-    records = answers(model, model_inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
+    records = predict_texts(model, model_inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
     for number, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
             # ASCII only, so that every terminal and locale can print it.
             print(json.dumps({"line": number, "text": text, **record}))
         else:
-            show(described(text, record))
+            show(format_record(text, record))
 
 
 def ensemble(args: argparse.Namespace) -> None:
@@ -148,8 +148,8 @@ def ensemble(args: argparse.Namespace) -> None:
 
 def submission(args: argparse.Namespace) -> None:
     """Runs `bertjax submission`."""
-    from bertjax.inference.glue_submission import collect
+    from bertjax.inference.glue_submission import write_submission
 
-    for line in collect(Path(args.predictions), Path(args.output), not args.own_wnli, args.partial):
+    for line in write_submission(Path(args.predictions), Path(args.output), not args.own_wnli, args.partial):
         show(line, file=sys.stderr)
     show(args.output)

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Runs `bertjax train`."""
-    from bertjax.inference.cached_features import training_task
+    from bertjax.inference.cached_features import build_training_task
     from bertjax.tasks.build import parse_config
     from bertjax.training.multihost import naming_a_lost_process
     from bertjax.training.profiling import parse_steps
@@ -46,6 +46,6 @@ def train(args: argparse.Namespace) -> None:
     distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
     with naming_a_lost_process(), open_init_checkpoint(args, distributed) as init_from:
         config = parse_config(load_config_dict(args, init_from))
-        task = training_task(config, init_from)
+        task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)
         print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))

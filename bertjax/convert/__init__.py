@@ -1,1 +1,1 @@
-"""Other people's checkpoints."""
+"""Conversion between bertjax, Hugging Face and google-research/bert checkpoints."""

@@ -1,4 +1,4 @@
-"""From any format of checkpoint to any other."""
+"""Conversion of checkpoints between formats."""
 
 import contextlib
 import fnmatch
@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import foreign_weights, huggingface, names, workdir
+from bertjax.convert import huggingface, huggingface_weights, names, workdir
 from bertjax.convert import tensorflow1 as tensorflow
-from bertjax.convert.foreign_tokenizer import read_tokenizer
-from bertjax.convert.portable import Portable
+from bertjax.convert.huggingface_tokenizer import read_tokenizer
+from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path
@@ -31,165 +31,162 @@ FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
 _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
 
 
-def detect(path: str | epath.Path) -> str:
-    """The format of what is at a path.
+def detect_format(path: str | epath.Path) -> str:
+    """Returns the format of the checkpoint at a path.
 
     Raises:
-      UsageError: there is nothing, or nothing that any reader knows.
+      UsageError: no checkpoint of a known format.
     """
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
-    if foreign_weights.has_weights(local):
+    if huggingface_weights.has_weights(local):
         return HUGGINGFACE
     if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
         return BERTJAX
-    prefix = tensorflow.prefix_of(local)
+    prefix = tensorflow.find_prefix(local)
     if prefix is not None and (prefix.parent / tensorflow.CONFIG).is_file():
         return TENSORFLOW
-    if huggingface.is_folder(local):
+    if huggingface.is_checkpoint_folder(local):
         return HUGGINGFACE
     if prefix is not None:
         return TENSORFLOW
     if local.name == CHECKPOINTS and local.is_dir():
         return BERTJAX
     if not local.exists():
-        raise UsageError(f"there is nothing at {path}; names of a hub are not downloaded, give a folder")
+        raise UsageError(f"no file or folder at {path}; give a local folder (names of a hub are not downloaded)")
     if local.is_file():
-        raise UsageError(f"{path} is a file; give the folder it is in")
+        raise UsageError(f"{path} is a file; give the folder that contains it")
     raise UsageError(
-        f"no checkpoint at {path}: neither {CHECKPOINTS}/ of a bertjax workdir, nor config.json of Hugging Face, nor "
-        "an .index file of TensorFlow"
+        f"no checkpoint at {path}: it has neither {CHECKPOINTS}/ (bertjax), nor config.json (Hugging Face), nor an "
+        ".index file (TensorFlow)"
     )
 
 
-def read(path: str | epath.Path) -> Portable:
-    """A checkpoint of any format.
+def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
+    """Reads a checkpoint of any format onto the host.
 
     Raises:
-      UsageError, BertjaxError: as the format's reader.
+      UsageError: no checkpoint, or one that bertjax does not support.
+      BertjaxError: the checkpoint is damaged.
     """
-    form = detect(path)
-    if form == BERTJAX:
+    fmt = detect_format(path)
+    if fmt == BERTJAX:
         return workdir.read(resolve_checkpoint_path(path))
-    return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[form](Path(path).expanduser())
+    return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser())
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a folder of Hugging Face or of google-research/bert, without its arrays.
+    """Reads the vocabulary of a foreign checkpoint without its arrays.
 
     Raises:
-      UsageError: there is none.
+      UsageError: no vocabulary.
     """
-    prefix = tensorflow.prefix_of(path)
-    folder = prefix.parent if prefix is not None else path
-    vocabulary = read_tokenizer(folder)[0]
+    prefix = tensorflow.find_prefix(path)
+    vocabulary = read_tokenizer(path if prefix is None else prefix.parent)[0]
     if vocabulary is None:
-        raise UsageError(f"{path} has no vocab.txt; put the one it was trained with beside it")
+        raise UsageError(f"{path} has no vocab.txt; copy the vocabulary it was trained with there")
     return vocabulary
 
 
-def convert(source: str, destination: str, form: str, overwrite: bool) -> None:
-    """Writes the checkpoint at `source` to the folder `destination` in another format, whole or not at all.
+def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
+    """Converts a checkpoint to another format; the destination appears only when it is complete.
+
+    Args:
+      source: checkpoint of any format.
+      destination: folder to write.
+      fmt: one of `FORMATS`.
+      overwrite: replace an existing checkpoint at `destination`.
 
     Raises:
-      UsageError: the source is no checkpoint, the format has no place for it, or the destination is taken.
+      UsageError: no checkpoint at `source`, one that `fmt` cannot express, or an existing `destination`.
       BertjaxError: reading or writing failed.
     """
-    if form not in FORMATS:
-        raise UsageError(f"--format is {form!r}; known: {', '.join(FORMATS)}")
+    if fmt not in FORMATS:
+        raise UsageError(f"unknown --format {fmt!r}; known: {', '.join(FORMATS)}")
     if "://" in destination:
-        raise UsageError(f"{destination} is not on this machine; convert to a folder and copy it there")
-    # Resolved, so that no link and no `..` hides that both are one.
-    # Not Path.resolve, which a link to itself is an error of its own for.
-    target, given = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
-    if "://" not in source and (target == given or target in given.parents or given in target.parents):
-        raise UsageError(f"{destination} and {source} lie in each other; choose another place")
-    found = detect(source)
-    with atomic_directory(target, overwrite, "checkpoint", _may_be_replaced) as folder:
-        portable = read(source)
-        check_free_space(target, sum(array.nbytes for array in portable.params.values()), f"the checkpoint {target}")
-        logger.info(f"{source}: {found}, {_described(portable)}")
-        for note in portable.notes:
-            logger.info(note)
-        write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[form]
+        raise UsageError(f"{destination} is not a local folder; convert to a local folder and copy it there")
+    # os.path.realpath resolves links and `..`, and unlike Path.resolve accepts a link to itself.
+    target, origin = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
+    if "://" not in source and (target == origin or target in origin.parents or origin in target.parents):
+        raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
+    source_fmt = detect_format(source)
+    with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
+        checkpoint = read_checkpoint(source)
+        num_bytes = sum(array.nbytes for array in checkpoint.params.values())
+        check_free_space(target, num_bytes, f"the checkpoint {target}")
+        logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
+        write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
         try:
-            for note in write(portable, folder):
-                logger.info(note)
+            notes = [*checkpoint.notes, *write(checkpoint, folder)]
         except (BertjaxError, OSError):
             raise
-        except Exception as error:  # A full disk is an exception of its own for each library.
+        except Exception as error:  # Orbax, TensorFlow and safetensors have exceptions of their own for a full disk.
             raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}") from error
-        if form == BERTJAX:
-            workdir.write_origin(folder, _origin(source))
-    logger.info(f"wrote {target}: {form}")
+        for note in notes:
+            logger.info(note)
+        if fmt == BERTJAX:
+            workdir.write_origin(folder, _origin_of(source))
+    logger.info(f"wrote {target}: {fmt}")
 
 
 @contextlib.contextmanager
-def as_bertjax(path: str, keep: Path | None = None) -> Iterator[str]:
-    """The path of a checkpoint of ours; one of another format is converted.
+def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
+    """Yields the path of a bertjax checkpoint, converting a foreign one.
 
     Args:
-      path: of any format.
-      keep: where the converted one stays, and is found the next time; None is a folder that is gone at the end.
+      path: checkpoint of any format.
+      cache_dir: workdir for the converted checkpoint, reused if the source has not changed (default: None, a temporary
+        folder).
 
     Raises:
-      UsageError, BertjaxError: as `convert`.
+      UsageError: no checkpoint, or one that bertjax does not support.
+      BertjaxError: reading or writing failed.
     """
-    if keep:
-        # A run that was killed when all was in its place is not made anew, and had left no more than its folder.
-        recover_directory(keep)
-    kept = workdir.read_origin(keep) if keep else {}
-    if keep and kept.get("source") == _origin(path)["source"] and not Path(path).expanduser().exists():
-        logger.info(f"{path} is gone; taken: {keep}, which was converted from it")
-        yield str(keep)
-    elif detect(path) == BERTJAX:
+    if cache_dir:
+        recover_directory(cache_dir)
+    cached_origin = workdir.read_origin(cache_dir) if cache_dir else {}
+    if cache_dir and cached_origin.get("source") == _origin_of(path)["source"] and not Path(path).expanduser().exists():
+        logger.info(f"{path} no longer exists; using its conversion {cache_dir}")
+        yield str(cache_dir)
+    elif detect_format(path) == BERTJAX:
         yield path
-    elif keep:
-        if kept != _origin(path):
-            convert(path, str(keep), BERTJAX, bool(kept))
-        yield str(keep)
+    elif cache_dir:
+        if cached_origin != _origin_of(path):
+            convert(path, str(cache_dir), BERTJAX, overwrite=bool(cached_origin))
+        yield str(cache_dir)
     else:
         with tempfile.TemporaryDirectory(prefix="bertjax-") as folder:
             target = f"{folder}/converted"
             try:
                 if jax.distributed.is_initialized():
-                    _convert_in_a_process_of_its_own(path, target)
+                    _convert_in_subprocess(path, target)
                 else:
-                    convert(path, target, BERTJAX, False)
+                    convert(path, target, BERTJAX, overwrite=False)
                 yield target
             except BertjaxError as error:
-                # The user knows the place by the other name.
-                raise type(error)(
-                    str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
-                ) from error
+                # Messages name the path that the user gave.
+                message = str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
+                raise type(error)(message) from error
 
 
-def _convert_in_a_process_of_its_own(path: str, target: str) -> None:
-    """For one process of several, each of which converts for itself: of those Orbax has the first alone write."""
-    with process_pool(1, _crashed, _use_cpu) as process:
-        for line in process.submit(_converted, path, target).result():
-            logger.info(line)
+def _convert_in_subprocess(path: str, target: str) -> None:
+    """Converts on this host alone: under jax.distributed, Orbax would write on host 0 and wait for all hosts."""
 
+    def worker_died() -> BertjaxError:
+        return BertjaxError(f"the conversion of {path} was killed; check the free memory of the host")
 
-def _converted(path: str, target: str) -> list[str]:
-    """Converts to our format, and gives what there is to say."""
-    told: list[str] = []
-    convert(path, target, BERTJAX, False, told.append)
-    return told
+    with process_pool(1, worker_died, _use_cpu) as pool:
+        pool.submit(convert, path, target, BERTJAX, False).result()
 
 
 def _use_cpu() -> None:
-    # Accelerators are the run's.
+    # The accelerators belong to the parent process.
     jax.config.update("jax_platforms", "cpu")
 
 
-def _crashed() -> BertjaxError:
-    return BertjaxError("the process that converts the checkpoint was killed; is there enough memory?")
-
-
-def _origin(path: str) -> dict[str, Any]:
-    """Where a checkpoint is, and what tells one from another that comes to the same place."""
+def _origin_of(path: str) -> dict[str, Any]:
+    """Identifies a checkpoint by its path and by names, sizes and times of its files."""
     source = Path(path).expanduser().absolute()
     folder = source if source.is_dir() else source.parent
     files = sorted(file for file in folder.glob("*") if file.is_file())
@@ -199,24 +196,27 @@ def _origin(path: str) -> dict[str, Any]:
     }
 
 
-def _may_be_replaced(path: Path) -> bool:
-    """Whether a folder holds what a conversion writes, all else would be lost: the workdir of a run, a user's notes."""
-    held = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+def _holds_only_a_checkpoint(path: Path) -> bool:
+    """Checks that a folder contains nothing but files of a conversion, so that no workdir or notes are overwritten."""
+    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     if is_converted(path):
-        files: tuple[str, ...] = workdir.FILES
+        patterns = workdir.FILES
+    elif huggingface.CONFIG in entries:
+        patterns = huggingface.FILES
+    elif tensorflow.CONFIG in entries:
+        patterns = tensorflow.FILES
     else:
-        files = huggingface.FILES if huggingface.CONFIG in held else tensorflow.FILES
-        if not {huggingface.CONFIG, tensorflow.CONFIG} & {*held}:
-            return False
-    return all(any(fnmatch.fnmatch(name, pattern) for pattern in files) for name in held)
+        return False
+    return all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in entries)
 
 
-def _described(portable: Portable) -> str:
-    model = portable.model
-    size = f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.vocab_size:,} pieces, {model.hidden_act}"
-    there = [text for part, text in _HEADS.items() if part in portable.parts]
-    new = [text for part, text in _HEADS.items() if part not in portable.parts]
-    if portable.output:
-        there.append(f"output layer for {portable.output}")
-    lacking = f"; new where they are needed: {', '.join(new)}" if new else ""
-    return f"{size}; with {', '.join(there) or 'no head'}{lacking}"
+def _describe(checkpoint: PortableCheckpoint) -> str:
+    config = checkpoint.config
+    heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
+    missing = [text for module, text in _HEADS.items() if module not in checkpoint.modules]
+    if checkpoint.output_kind:
+        heads.append(f"output layer for {checkpoint.output_kind}")
+    return (
+        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens, "
+        f"{config.hidden_act}; heads: {', '.join(heads) or '(none)'}; missing: {', '.join(missing) or '(none)'}"
+    )

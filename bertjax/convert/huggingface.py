@@ -1,4 +1,4 @@
-"""Folders as Hugging Face's `save_pretrained` writes them: config, safetensors, tokenizer."""
+"""Conversion from and to Hugging Face folders, as `save_pretrained` writes them: config, safetensors, tokenizer."""
 
 import json
 from collections.abc import Callable
@@ -8,21 +8,28 @@ from typing import Any
 import numpy as np
 
 from bertjax.convert import names
-from bertjax.convert.foreign_config import check_vocabulary, foreign_fields, model_of, read_config
-from bertjax.convert.foreign_tokenizer import FILES as TOKENIZER_FILES
-from bertjax.convert.foreign_tokenizer import read_tokenizer, write_tokenizer
-from bertjax.convert.foreign_weights import WEIGHTS, read_arrays
-from bertjax.convert.portable import Portable
+from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
+from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
+from bertjax.convert.huggingface_weights import WEIGHTS, open_weights
+from bertjax.convert.portable import (
+    PortableCheckpoint,
+    check_vocabulary_size,
+    foreign_fields,
+    parameter_table,
+    parse_foreign_config,
+    read_config,
+)
 from bertjax.errors import UsageError, listed
-from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
+from bertjax.inference.output_kinds import OUTPUT_KINDS
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 from bertjax.utils.io import read_json
 
 CONFIG = "config.json"
-# All that `write` leaves in a folder.
+# Files that `write` writes.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
-# Theirs to ours. Theirs `gelu` is the exact one, by erf; google-research/bert's is the tanh form.
+# Names of activations in transformers. `gelu` is the exact form by erf there, the tanh form in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-# What Hugging Face takes where its config says nothing.
+# Defaults of `BertConfig` in transformers.
 _DEFAULTS = {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
@@ -30,22 +37,24 @@ _DEFAULTS = {
     "attention_probs_dropout_prob": 0.1,
     "initializer_range": 0.02,
 }
-_EPSILON = 1e-12
-_KINDS = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
-_MULTI_LABEL = "multi_label_classification"
-# Architecture to what its output layer tells, and the parts it has beside the encoder.
-_PARTS = {
+_DEFAULT_EPSILON = 1e-12
+_FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
+_MULTILABEL_PROBLEM = "multi_label_classification"
+# Classes of transformers: their kind of output layer, and their modules beside the encoder.
+_CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForPreTraining": ("", {names.POOLER, names.MASKED_LM, names.NEXT_SENTENCE}),
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    "BertForSequenceClassification": (CLASSES, {names.POOLER, names.CLASSIFIER}),
-    "BertForMultipleChoice": (CHOICES, {names.POOLER, names.CLASSIFIER}),
-    "BertForTokenClassification": (TAGS, {names.CLASSIFIER}),
-    "BertForQuestionAnswering": (SPANS, {names.CLASSIFIER}),
+    # Reversed, so that the first kind of a class is its default; `problem_type` selects the others.
+    **{
+        kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
+        for name, kind in reversed(OUTPUT_KINDS.items())
+        if kind.huggingface_class
+    },
 }
-# Copies of what stands elsewhere, and a buffer of positions 0, 1, 2, ...
-_TIED = {
+# Arrays that older checkpoints store twice, and constant buffers.
+_TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
@@ -53,8 +62,8 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
-def is_folder(path: Path) -> bool:
-    """Whether something is a folder with a config of this kind, or with one that cannot be read."""
+def is_checkpoint_folder(path: Path) -> bool:
+    """Returns True for a folder with a Hugging Face config, or one that cannot be read."""
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -64,183 +73,189 @@ def is_folder(path: Path) -> bool:
     return not isinstance(config, dict) or "model_type" in config or "architectures" in config
 
 
-def read(folder: Path) -> Portable:
-    """A folder's checkpoint.
+def read(folder: Path) -> PortableCheckpoint:
+    """Reads a Hugging Face folder.
 
     Raises:
-      UsageError: it is no BERT, has settings that bertjax does not support, or not the arrays that its config tells.
+      UsageError: not a BERT model, unsupported options, or arrays that do not fit the config.
       BertjaxError: a file cannot be read.
     """
-    config = _config(folder)
-    output = _output(config)
-    labels = _labels(config) if output in (CLASSES, MULTILABEL, TAGS) else ()
-    model = model_of(
-        config,
+    hf_config = _read_supported_config(folder)
+    output_kind = _output_kind(hf_config)
+    kind = OUTPUT_KINDS.get(output_kind)
+    labels = _labels(hf_config) if kind and kind.has_labels else ()
+    config = parse_foreign_config(
+        hf_config,
         folder / CONFIG,
         _DEFAULTS,
-        hidden_act=_ACTIVATIONS[config.get("hidden_act", "gelu")],
-        layer_norm_eps=config.get("layer_norm_eps", _EPSILON),
+        hidden_act=_ACTIVATIONS[hf_config.get("hidden_act", "gelu")],
+        layer_norm_eps=hf_config.get("layer_norm_eps", _DEFAULT_EPSILON),
     )
     vocabulary, notes = read_tokenizer(folder)
-    check_vocabulary(vocabulary, model, folder)
-    shapes, get = read_arrays(folder, _architecture_of(config))
+    check_vocabulary_size(vocabulary, config, folder)
+    shapes, read_array = open_weights(folder, _class_of(hf_config))
     prefix = "" if any(name.startswith("bert.") for name in shapes) else "bert."
-    given = {_our_spelling(name, prefix): name for name in shapes}
-    if len(given) < len(shapes):
-        twice = [name for name in shapes if name not in given.values()]
-        raise UsageError(f"{folder} has {listed(twice)} twice, under an old and a new name")
-    _check_tied(given, get, folder)
-    own = {name: shapes[theirs] for name, theirs in given.items() if name not in (*_TIED, *_BUFFERS)}
-    if vocabulary and config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
-        notes.append(f"pad_token_id is {config['pad_token_id']}, [PAD] is piece {vocabulary.pad_id}; taken: the piece")
+    stored_names = {_canonical_name(name, prefix): name for name in shapes}
+    if len(stored_names) < len(shapes):
+        duplicates = [name for name in shapes if name not in stored_names.values()]
+        raise UsageError(f"{folder} has {listed(duplicates)} twice, under an old and a new name; remove the old ones")
+    _check_tied_arrays(stored_names, read_array, folder)
+    if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
+        notes.append(f"ignored pad_token_id={hf_config['pad_token_id']}: [PAD] is token {vocabulary.pad_id}")
     dtypes: set[str] = set()
 
-    def array(name: str) -> np.ndarray:
-        found = get(given[name])
-        dtypes.add(found.dtype.name)
-        return found
+    def read_by_canonical_name(name: str) -> np.ndarray:
+        array = read_array(stored_names[name])
+        dtypes.add(array.dtype.name)
+        return array
 
+    num_outputs = (kind.num_outputs or len(labels)) if kind else 0
     params = names.import_params(
-        names.parameters(model, _classifier(output, labels)),
-        model.num_hidden_layers,
+        parameter_table(config, output_kind, num_outputs),
+        config.num_hidden_layers,
         names.HUGGINGFACE,
-        own,
-        array,
+        {name: shapes[stored] for name, stored in stored_names.items() if name not in (*_TIED_ARRAYS, *_BUFFERS)},
+        read_by_canonical_name,
         str(folder),
     )
     if dtypes - {"float32"}:
-        notes.append(f"weights of {', '.join(sorted(dtypes))} are taken over as float32")
-    if output == CLASSES and len(labels) == 1:
-        # As Hugging Face does: one output is a number.
+        notes.append(f"converted weights of {', '.join(sorted(dtypes))} to float32")
+    if output_kind == CLASSES and len(labels) == 1:
+        # As in transformers, a single output is a number.
         labels = ()
-    return Portable(model, params, vocabulary, output, labels, tuple(notes))
+    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))
 
 
-def write(portable: Portable, folder: Path) -> list[str]:
-    """Writes a folder and returns what there is to say about it; takes the arrays out of `portable.params`."""
+def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
+    """Writes a Hugging Face folder, removing the arrays from `checkpoint.params`; returns notes for the user.
+
+    Raises:
+      UsageError: transformers has no such architecture or output layer.
+    """
     from safetensors.numpy import save_file
 
-    architecture = _architecture(portable)
-    notes = _unused(architecture, portable.parts)
-    table = names.parameters(portable.model, _classifier(portable.output, portable.labels, portable.outputs))
-    config = _config_file(portable, architecture)
-    tensors = dict(names.export_params(table, portable.model.num_hidden_layers, names.HUGGINGFACE, portable.params))
-    if architecture == "BertModel":
-        tensors = {name.removeprefix("bert."): array for name, array in tensors.items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod(0o644)  # The library lets its owner alone read it.
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return [*notes, *write_tokenizer(portable.vocabulary, portable.model, folder)]
+    class_name = _closest_class(checkpoint)
+    hf_config = _make_config(checkpoint, class_name)
+    notes = _module_notes(class_name, checkpoint.modules)
+    num_layers = checkpoint.config.num_hidden_layers
+    arrays = dict(names.export_params(checkpoint.parameters, num_layers, names.HUGGINGFACE, checkpoint.params))
+    if class_name == "BertModel":
+        arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
+    save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
+    # The library makes it readable by its owner only.
+    (folder / WEIGHTS).chmod(0o644)
+    (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
+    return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_supported_config(folder: Path) -> dict[str, Any]:
     config = read_config(folder / CONFIG)
-    kind = config.get("model_type", "bert")
-    if kind != "bert":
-        raise UsageError(f"{folder} is a model of type {kind!r}; bertjax takes BERT alone")
-    for name, wanted in _KINDS.items():
-        if not isinstance(config.get(name), wanted | None):
-            raise UsageError(f"{folder / CONFIG}: {name} is {config[name]!r}")
-    several = config.get("problem_type") == "regression" and len(_labels(config)) > 1
-    refused = [
-        *(["a regression of several numbers"] if several else []),
-        *([f"position_embedding_type {config['position_embedding_type']!r}"] if _has_relative(config) else []),
-        *(["is_decoder"] if config.get("is_decoder") else []),
-        *(["add_cross_attention"] if config.get("add_cross_attention") else []),
-        *(["a quantization_config"] if config.get("quantization_config") else []),
-        *(["untied embeddings"] if not config.get("tie_word_embeddings", True) else []),
-        *([f"hidden_act {config['hidden_act']!r}"] if config.get("hidden_act", "gelu") not in _ACTIVATIONS else []),
-    ]
-    if refused:
-        raise UsageError(f"{folder} has {listed(refused)}, which bertjax does not support")
+    model_type = config.get("model_type", "bert")
+    if model_type != "bert":
+        raise UsageError(f"{folder} is a model of type {model_type!r}; bertjax supports only BERT")
+    for name, field_type in _FIELD_TYPES.items():
+        if not isinstance(config.get(name), field_type | None):
+            raise UsageError(f"{folder / CONFIG}: {name} is {config[name]!r}; it must be of type {field_type.__name__}")
+    position_embedding_type = config.get("position_embedding_type", "absolute")
+    activation = config.get("hidden_act", "gelu")
+    unsupported = {
+        "a regression with several outputs": config.get("problem_type") == "regression" and len(_labels(config)) > 1,
+        f"position_embedding_type {position_embedding_type!r}": position_embedding_type != "absolute",
+        "is_decoder": config.get("is_decoder"),
+        "add_cross_attention": config.get("add_cross_attention"),
+        "quantization_config": config.get("quantization_config"),
+        "untied embeddings": not config.get("tie_word_embeddings", True),
+        f"hidden_act {activation!r}": activation not in _ACTIVATIONS,
+    }
+    if any(unsupported.values()):
+        options = listed(name for name, is_set in unsupported.items() if is_set)
+        raise UsageError(f"{folder} has options that bertjax does not support: {options}")
     return config
 
 
-def _has_relative(config: dict[str, Any]) -> bool:
-    return config.get("position_embedding_type", "absolute") != "absolute"
-
-
-def _architecture_of(config: dict[str, Any]) -> str:
+def _class_of(config: dict[str, Any]) -> str:
     return (config.get("architectures") or ["BertModel"])[0]
 
 
-def _output(config: dict[str, Any]) -> str:
-    given = _architecture_of(config)
-    if not isinstance(given, str) or given not in _PARTS:
-        raise UsageError(f"the architecture {given!r} is none of {', '.join(_PARTS)}")
-    output = _PARTS[given][0]
-    return MULTILABEL if output == CLASSES and config.get("problem_type") == _MULTI_LABEL else output
+def _output_kind(config: dict[str, Any]) -> str:
+    class_name = _class_of(config)
+    if not isinstance(class_name, str) or class_name not in _CLASSES:
+        raise UsageError(f"unsupported architecture: {class_name!r}; known: {', '.join(_CLASSES)}")
+    output_kind = _CLASSES[class_name][0]
+    is_multilabel = output_kind == CLASSES and config.get("problem_type") == _MULTILABEL_PROBLEM
+    return MULTILABEL if is_multilabel else output_kind
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:
-    labels = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
-    names_ = [labels.get(str(index)) for index in range(len(labels))]
-    if not all(isinstance(name, str) for name in names_) or len({*names_}) < len(names_):
-        raise UsageError(f"id2label is {labels!r}; it must have a name of its own for each number from 0")
-    return tuple(names_)
+    id2label = config.get("id2label")
+    if not id2label:
+        id2label = {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
+    labels = [id2label.get(str(index)) for index in range(len(id2label))]
+    if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(labels):
+        raise UsageError(f"id2label is {id2label!r}; it must have a different name for each id from 0")
+    return tuple(labels)
 
 
-def _classifier(output: str, labels: tuple[str, ...], outputs: int = 0) -> tuple[int, dict[str, str]] | None:
-    if not output:
-        return None
-    kernel = "qa_outputs.weight" if output == SPANS else "classifier.weight"
-    count = outputs or {CHOICES: 1, SPANS: 2}.get(output, len(labels))
-    return count, {names.HUGGINGFACE: kernel}
-
-
-def _our_spelling(name: str, prefix: str) -> str:
-    """Names as the classes with a head have them, in the spelling of today."""
+def _canonical_name(name: str, prefix: str) -> str:
+    """Returns the name that current classes with a head use for an array."""
     for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
     return f"{prefix}{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 
-def _check_tied(given: dict[str, str], get: Callable[[str], np.ndarray], folder: Path) -> None:
-    for copy, original in _TIED.items():
-        if copy in given and original in given and not np.array_equal(get(given[copy]), get(given[original])):
-            raise UsageError(f"{folder}: {copy} differs from {original}; bertjax has them tied, as the paper does")
+def _check_tied_arrays(stored_names: dict[str, str], read_array: Callable[[str], np.ndarray], folder: Path) -> None:
+    for copy, original in _TIED_ARRAYS.items():
+        if {copy, original} <= stored_names.keys() and not np.array_equal(
+            read_array(stored_names[copy]), read_array(stored_names[original])
+        ):
+            raise UsageError(f"{folder}: {copy} differs from {original}; bertjax supports only tied embeddings")
 
 
-def _architecture(portable: Portable) -> str:
-    """The class with the same output layer whose heads are those there are; the pooler matters less."""
-    there = portable.parts - {names.ENCODER}
-    layer = CLASSES if portable.output == MULTILABEL else portable.output
+def _closest_class(checkpoint: PortableCheckpoint) -> str:
+    """Returns the class with the checkpoint's output layer, or else with the most similar heads."""
+    if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
+        if not kind.huggingface_class:
+            raise UsageError(f"Hugging Face has no output layer for {checkpoint.output_kind}; only bertjax can load it")
+        return kind.huggingface_class
+    modules = checkpoint.modules - {names.ENCODER}
 
-    def distance(name: str) -> tuple[int, ...]:
-        lacking, extra = _PARTS[name][1] - there, there - _PARTS[name][1]
-        return len(lacking - {names.POOLER}), len(extra - {names.POOLER}), len(lacking), len(extra)
+    def distance(class_name: str) -> tuple[int, ...]:
+        class_modules = _CLASSES[class_name][1]
+        missing, unused = class_modules - modules, modules - class_modules
+        # The pooler counts least.
+        return len(missing - {names.POOLER}), len(unused - {names.POOLER}), len(missing), len(unused)
 
-    return min((name for name, (output, _) in _PARTS.items() if output == layer), key=distance)
+    return min((name for name, (output_kind, _) in _CLASSES.items() if not output_kind), key=distance)
 
 
-def _unused(architecture: str, there: set[str]) -> list[str]:
-    """What differs between the parts there are and those that the class has."""
-    wanted = _PARTS[architecture][1]
-    extra, lacking = sorted(there - wanted - {names.ENCODER}), sorted(wanted - there)
+def _module_notes(class_name: str, modules: set[str]) -> list[str]:
+    class_modules = _CLASSES[class_name][1]
+    unused, missing = sorted(modules - class_modules - {names.ENCODER}), sorted(class_modules - modules)
     return [
-        *([f"{architecture} does not use {', '.join(extra)}; written all the same"] if extra else []),
-        *([f"{architecture} will make anew what the source lacks: {', '.join(lacking)}"] if lacking else []),
+        *([f"{class_name} ignores {', '.join(unused)}, which the folder contains"] if unused else []),
+        *([f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []),
     ]
 
 
-def _config_file(portable: Portable, architecture: str) -> dict[str, Any]:
-    activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
+    activations = {own: foreign for foreign, own in reversed(_ACTIVATIONS.items())}
     config = {
-        "architectures": [architecture],
+        "architectures": [class_name],
         "model_type": "bert",
-        **foreign_fields(portable.model, names.HUGGINGFACE),
-        "layer_norm_eps": portable.model.layer_norm_eps,
-        "hidden_act": activations[portable.model.hidden_act],
-        "pad_token_id": portable.vocabulary.pad_id if portable.vocabulary else 0,
+        **foreign_fields(checkpoint.config, names.HUGGINGFACE),
+        "layer_norm_eps": checkpoint.config.layer_norm_eps,
+        "hidden_act": activations[checkpoint.config.hidden_act],
+        "pad_token_id": checkpoint.vocabulary.pad_id if checkpoint.vocabulary else 0,
         "position_embedding_type": "absolute",
         "dtype": "float32",
     }
-    if portable.output in (CLASSES, MULTILABEL, TAGS):
-        labels = portable.labels or ("LABEL_0",)
+    kind = OUTPUT_KINDS.get(checkpoint.output_kind)
+    if kind and kind.has_labels:
+        labels = checkpoint.labels or ("LABEL_0",)
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}
-        if portable.output == CLASSES:
-            config["problem_type"] = "single_label_classification" if portable.labels else "regression"
-        if portable.output == MULTILABEL:
-            config["problem_type"] = _MULTI_LABEL
+    if checkpoint.output_kind == CLASSES:
+        config["problem_type"] = "single_label_classification" if checkpoint.labels else "regression"
+    if checkpoint.output_kind == MULTILABEL:
+        config["problem_type"] = _MULTILABEL_PROBLEM
     return config

@@ -1,7 +1,7 @@
-"""Which parameter is which in bertjax, in Hugging Face's and in google-research/bert's checkpoints.
+"""Names and shapes of BERT's parameters in bertjax, Hugging Face and google-research/bert checkpoints.
 
-A checkpoint is a dictionary of arrays by name. Ours has the layers stacked and the attention heads on an axis of their
-own; the other two have a matrix a layer, [in, out] in TensorFlow and [out, in] in PyTorch.
+A checkpoint is a dictionary of arrays by name. bertjax stacks the layers and has a separate axis for attention heads.
+The foreign formats have one matrix per layer: [in, out] in TensorFlow, [out, in] in PyTorch.
 """
 
 import dataclasses
@@ -15,253 +15,256 @@ from bertjax.model.config import ModelConfig
 
 HUGGINGFACE = "huggingface"
 TENSORFLOW = "tensorflow"
-_FLOATS = ("float32", "bfloat16", "float16", "float64")
-# Parts of a model, which a checkpoint has whole or not at all; the encoder is always there.
+_FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+# Modules of a model. A checkpoint always has the encoder, and each of the others completely or not at all.
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One array of ours and what it is elsewhere.
+    """A parameter of bertjax and its counterpart in foreign formats.
 
     Attributes:
-      ours: its path.
-      shape: of one layer's.
-      theirs: format to name; `{layer}` where it is one of each layer.
-      inputs: how many leading axes of a matrix are its input; 0 is no matrix.
-      transposed: formats that have the matrix [out, in].
-      rows: of a table that ours pads; 0 is none.
+      path: path in bertjax.
+      shape: shape in bertjax, without the layer axis.
+      foreign_names: name in each format, with `{layer}` for parameters of each layer.
+      num_input_axes: number of leading axes that are a matrix's input (default: 0, not a matrix).
+      transposed_in: formats that store the matrix as [out, in].
+      num_rows: rows without the padding of bertjax's token table (default: 0, not padded).
     """
 
-    ours: str
+    path: str
     shape: tuple[int, ...]
-    theirs: Mapping[str, str]
-    inputs: int = 0
-    transposed: tuple[str, ...] = ()
-    rows: int = 0
+    foreign_names: Mapping[str, str]
+    num_input_axes: int = 0
+    transposed_in: tuple[str, ...] = ()
+    num_rows: int = 0
 
     @property
-    def part(self) -> str:
-        return self.ours.partition("/")[0]
+    def module(self) -> str:
+        return self.path.partition("/")[0]
 
     @property
     def is_layered(self) -> bool:
-        return self.ours.startswith("encoder/layers/")
+        return self.path.startswith("encoder/layers/")
 
-    def foreign_shape(self, form: str) -> tuple[int, ...]:
-        """What it has elsewhere."""
-        if self.inputs:
-            sides = (int(np.prod(self.shape[: self.inputs])), int(np.prod(self.shape[self.inputs :])))
-            return sides[::-1] if form in self.transposed else sides
-        if self.rows:
-            return (self.rows, *self.shape[1:])
+    def names(self, num_layers: int, fmt: str) -> list[str]:
+        """Returns the names of all layers' arrays in a foreign format."""
+        name = self.foreign_names[fmt]
+        return [name.format(layer=layer) for layer in range(num_layers)] if self.is_layered else [name]
+
+    def foreign_shape(self, fmt: str) -> tuple[int, ...]:
+        """Returns the shape in a foreign format."""
+        if self.num_input_axes:
+            matrix = (int(np.prod(self.shape[: self.num_input_axes])), int(np.prod(self.shape[self.num_input_axes :])))
+            return matrix[::-1] if fmt in self.transposed_in else matrix
+        if self.num_rows:
+            return (self.num_rows, *self.shape[1:])
         return (int(np.prod(self.shape)),) if self.is_layered else self.shape
 
-    def to_theirs(self, array: np.ndarray, form: str) -> np.ndarray:
-        """One layer's array, as it is elsewhere."""
-        if self.inputs:
-            matrix = array.reshape(int(np.prod(self.shape[: self.inputs])), -1)
-            return np.ascontiguousarray(matrix.T if form in self.transposed else matrix)
-        return np.ascontiguousarray(array[: self.rows] if self.rows else array.reshape(self.foreign_shape(form)))
+    def to_foreign(self, array: np.ndarray, fmt: str) -> np.ndarray:
+        """Converts one layer's array to a foreign format."""
+        if self.num_input_axes:
+            matrix = array.reshape(int(np.prod(self.shape[: self.num_input_axes])), -1)
+            return np.ascontiguousarray(matrix.T if fmt in self.transposed_in else matrix)
+        return np.ascontiguousarray(array[: self.num_rows] if self.num_rows else array.reshape(self.foreign_shape(fmt)))
 
-    def to_ours(self, array: np.ndarray, form: str) -> np.ndarray:
-        """One layer's array, from what it is elsewhere; padding rows are 0."""
-        if self.inputs:
-            return (array.T if form in self.transposed else array).reshape(self.shape)
-        if self.rows:
-            return np.pad(array, [(0, self.shape[0] - self.rows)] + [(0, 0)] * (array.ndim - 1))
+    def from_foreign(self, array: np.ndarray, fmt: str) -> np.ndarray:
+        """Converts one layer's array from a foreign format; padding rows are 0."""
+        if self.num_input_axes:
+            return (array.T if fmt in self.transposed_in else array).reshape(self.shape)
+        if self.num_rows:
+            return np.pad(array, [(0, self.shape[0] - self.num_rows)] + [(0, 0)] * (array.ndim - 1))
         return array.reshape(self.shape)
 
 
-def parameters(config: ModelConfig, classifier: tuple[int, dict[str, str]] | None = None) -> list[Parameter]:
-    """All parameters a checkpoint of these sizes may have.
+def bert_parameters(
+    config: ModelConfig, num_outputs: int = 0, output_kernels: Mapping[str, str] | None = None
+) -> list[Parameter]:
+    """Lists all parameters of a BERT model.
 
     Args:
-      config: of the model.
-      classifier: outputs of the layer of a fine-tuned model, and format to the name of its kernel; its bias has the
-        name with `weight` or `weights` replaced.
+      config: model config.
+      num_outputs: width of the output layer (default: 0, none).
+      output_kernels: name of the output layer's matrix in each format; the bias replaces `weight(s)` by `bias`.
     """
-    width, heads, head, mlp = config.hidden_size, config.num_attention_heads, config.head_size, config.intermediate_size
-    vocabulary = {"rows": config.vocab_size}
-    found = [
-        _table("token", "word_embeddings", (config.padded_vocab_size, width), **vocabulary),
-        _table("position", "position_embeddings", (config.max_position_embeddings, width)),
-        _table("segment", "token_type_embeddings", (config.type_vocab_size, width)),
-        *_norm("encoder/embeddings/norm", "embeddings.LayerNorm", width),
+    width, heads, head_size = config.hidden_size, config.num_attention_heads, config.head_size
+    mlp_width, padded_vocab = config.intermediate_size, config.padded_vocab_size
+    parameters = [
+        _embedding("token", "word_embeddings", (padded_vocab, width), num_rows=config.vocab_size),
+        _embedding("position", "position_embeddings", (config.max_position_embeddings, width)),
+        _embedding("segment", "token_type_embeddings", (config.type_vocab_size, width)),
+        *_layer_norm("encoder/embeddings/norm", "embeddings.LayerNorm", width),
     ]
     layer = "encoder.layer.{layer}"
     for name in ("query", "key", "value"):
-        found += _dense(f"attention/{name}", f"{layer}.attention.self.{name}", (width, heads, head), 1)
-    found += _dense("attention/output", f"{layer}.attention.output.dense", (heads, head, width), 2)
-    found += _norm("encoder/layers/attention_norm", f"{layer}.attention.output.LayerNorm", width)
-    found += _dense("mlp_in", f"{layer}.intermediate.dense", (width, mlp), 1)
-    found += _dense("mlp_out", f"{layer}.output.dense", (mlp, width), 1)
-    found += _norm("encoder/layers/mlp_norm", f"{layer}.output.LayerNorm", width)
-    found += _dense("pooler/dense", "pooler.dense", (width, width), 1, root="")
+        parameters += _dense(f"attention/{name}", f"{layer}.attention.self.{name}", (width, heads, head_size), 1)
+    parameters += _dense("attention/output", f"{layer}.attention.output.dense", (heads, head_size, width), 2)
+    parameters += _layer_norm("encoder/layers/attention_norm", f"{layer}.attention.output.LayerNorm", width)
+    parameters += _dense("mlp_in", f"{layer}.intermediate.dense", (width, mlp_width), 1)
+    parameters += _dense("mlp_out", f"{layer}.output.dense", (mlp_width, width), 1)
+    parameters += _layer_norm("encoder/layers/mlp_norm", f"{layer}.output.LayerNorm", width)
+    parameters += _dense("pooler/dense", "pooler.dense", (width, width), 1, root="")
     transform = "predictions.transform"
-    found += _dense("masked_lm/transform", f"{transform}.dense", (width, width), 1, root="", scope="cls")
-    found += _norm("masked_lm/norm", f"{transform}.LayerNorm", width, scope="cls")
-    found.append(
+    parameters += _dense("masked_lm/transform", f"{transform}.dense", (width, width), 1, root="", scope="cls")
+    parameters += _layer_norm("masked_lm/norm", f"{transform}.LayerNorm", width, scope="cls")
+    parameters.append(
         Parameter(
             "masked_lm/bias",
-            (config.padded_vocab_size,),
+            (padded_vocab,),
             {HUGGINGFACE: "cls.predictions.bias", TENSORFLOW: "cls/predictions/output_bias"},
-            **vocabulary,
+            num_rows=config.vocab_size,
         )
     )
-    found += _output_layer(
+    parameters += _output_layer(
         "next_sentence/dense",
         (width, 2),
         {HUGGINGFACE: "cls.seq_relationship.weight", TENSORFLOW: "cls/seq_relationship/output_weights"},
     )
-    if classifier:
-        found += _output_layer(CLASSIFIER, (width, classifier[0]), classifier[1])
-    return found
+    if output_kernels:
+        parameters += _output_layer(CLASSIFIER, (width, num_outputs), output_kernels)
+    return parameters
 
 
-def _table(ours: str, theirs: str, shape: tuple[int, int], rows: int = 0) -> Parameter:
-    names = {HUGGINGFACE: f"bert.embeddings.{theirs}.weight", TENSORFLOW: f"bert/embeddings/{theirs}"}
-    return Parameter(f"encoder/embeddings/{ours}", shape, names, rows=rows)
+def _embedding(name: str, foreign_name: str, shape: tuple[int, int], num_rows: int = 0) -> Parameter:
+    names = {HUGGINGFACE: f"bert.embeddings.{foreign_name}.weight", TENSORFLOW: f"bert/embeddings/{foreign_name}"}
+    return Parameter(f"encoder/embeddings/{name}", shape, names, num_rows=num_rows)
 
 
-def _norm(ours: str, theirs: str, width: int, scope: str = "bert") -> list[Parameter]:
+def _layer_norm(path: str, foreign_name: str, width: int, scope: str = "bert") -> list[Parameter]:
     return [
         Parameter(
-            f"{ours}/{name}",
+            f"{path}/{name}",
             (width,),
-            {HUGGINGFACE: f"{scope}.{theirs}.{torch}", TENSORFLOW: f"{scope}/{_tensorflow(theirs)}/{tensorflow}"},
+            {
+                HUGGINGFACE: f"{scope}.{foreign_name}.{torch_name}",
+                TENSORFLOW: f"{scope}/{_tensorflow_scope(foreign_name)}/{tensorflow_name}",
+            },
         )
-        for name, torch, tensorflow in (("scale", "weight", "gamma"), ("bias", "bias", "beta"))
+        for name, torch_name, tensorflow_name in (("scale", "weight", "gamma"), ("bias", "bias", "beta"))
     ]
 
 
 def _dense(
-    ours: str, theirs: str, shape: tuple[int, ...], inputs: int, root: str = "encoder/layers/", scope: str = "bert"
+    name: str,
+    foreign_name: str,
+    shape: tuple[int, ...],
+    num_input_axes: int,
+    root: str = "encoder/layers/",
+    scope: str = "bert",
 ) -> list[Parameter]:
-    path = f"{scope}/{_tensorflow(theirs)}"
+    torch_scope, tensorflow_scope = f"{scope}.{foreign_name}", f"{scope}/{_tensorflow_scope(foreign_name)}"
     return [
         Parameter(
-            f"{root}{ours}/kernel",
+            f"{root}{name}/kernel",
             shape,
-            {HUGGINGFACE: f"{scope}.{theirs}.weight", TENSORFLOW: f"{path}/kernel"},
-            inputs,
+            {HUGGINGFACE: f"{torch_scope}.weight", TENSORFLOW: f"{tensorflow_scope}/kernel"},
+            num_input_axes,
             (HUGGINGFACE,),
         ),
         Parameter(
-            f"{root}{ours}/bias",
-            shape[inputs:],
-            {HUGGINGFACE: f"{scope}.{theirs}.bias", TENSORFLOW: f"{path}/bias"},
+            f"{root}{name}/bias",
+            shape[num_input_axes:],
+            {HUGGINGFACE: f"{torch_scope}.bias", TENSORFLOW: f"{tensorflow_scope}/bias"},
         ),
     ]
 
 
-def _output_layer(ours: str, shape: tuple[int, int], kernels: Mapping[str, str]) -> list[Parameter]:
-    """Output layers, which google-research/bert makes by hand, [out, in]."""
-    biases = {form: re.sub("weights?$", "bias", name) for form, name in kernels.items()}
+def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str]) -> list[Parameter]:
+    """Lists the parameters of an output layer, which both foreign formats store as [out, in]."""
+    biases = {fmt: re.sub("weights?$", "bias", name) for fmt, name in kernels.items()}
     return [
-        Parameter(f"{ours}/kernel", shape, kernels, 1, (HUGGINGFACE, TENSORFLOW)),
-        Parameter(f"{ours}/bias", shape[1:], biases),
+        Parameter(f"{path}/kernel", shape, kernels, 1, (HUGGINGFACE, TENSORFLOW)),
+        Parameter(f"{path}/bias", shape[1:], biases),
     ]
 
 
-def _tensorflow(name: str) -> str:
+def _tensorflow_scope(name: str) -> str:
     return name.replace(".layer.{layer}", "/layer_{layer}").replace(".", "/")
 
 
 def import_params(
     table: list[Parameter],
-    layers: int,
-    form: str,
+    num_layers: int,
+    fmt: str,
     shapes: Mapping[str, Sequence[int]],
-    read: Callable[[str], np.ndarray],
+    read_array: Callable[[str], np.ndarray],
     source: str,
 ) -> dict[str, np.ndarray]:
-    """Our parameters from the arrays of another format, one after the other, so that little is held twice.
+    """Converts a foreign checkpoint's arrays, reading one at a time to save memory.
 
     Args:
-      table: of `parameters`.
-      layers: of the model.
-      form: HUGGINGFACE or TENSORFLOW.
-      shapes: of all arrays of the source that belong to the model.
-      read: name to array.
-      source: for messages.
+      table: parameters of the model.
+      num_layers: number of layers of the model.
+      fmt: `HUGGINGFACE` or `TENSORFLOW`.
+      shapes: shape of each array of the checkpoint.
+      read_array: function from a name to its array.
+      source: path of the checkpoint, for messages.
+
+    Returns:
+      float32 arrays by path.
 
     Raises:
-      UsageError: arrays are missing, have other shapes, or belong to nothing; all of them are listed.
+      UsageError: arrays are missing, unknown or of another shape; the message lists them.
     """
-    if layers > len(shapes):
-        raise UsageError(f"{source} has {len(shapes)} arrays, its config tells {layers:,} layers")
-    names = {parameter.ours: _names(parameter, layers, form) for parameter in table}
-    # An output layer is in the table where there must be one.
-    parts = {ENCODER} | {parameter.part for parameter in table if parameter.part == CLASSIFIER}
-    parts |= {parameter.part for parameter in table if any(name in shapes for name in names[parameter.ours])}
-    taken = [parameter for parameter in table if parameter.part in parts]
-    wanted = {name: parameter.foreign_shape(form) for parameter in taken for name in names[parameter.ours]}
-    others = {name: tuple(shapes[name]) for name in wanted if name in shapes and tuple(shapes[name]) != wanted[name]}
-    problems = [
-        *_listed("lacks", [name for name in wanted if name not in shapes]),
-        *_listed("has what no BERT has:", [name for name in shapes if name not in wanted]),
-        *_listed("has other shapes than its config tells:", [f"{n} {s} for {wanted[n]}" for n, s in others.items()]),
+    if num_layers > len(shapes):
+        raise UsageError(f"{source} has {len(shapes)} arrays, but its config has {num_layers:,} layers")
+    names = {parameter.path: parameter.names(num_layers, fmt) for parameter in table}
+    # A fine-tuned checkpoint must have its output layer.
+    modules = {ENCODER} | {parameter.module for parameter in table if parameter.module == CLASSIFIER}
+    modules |= {parameter.module for parameter in table if any(name in shapes for name in names[parameter.path])}
+    parameters = [parameter for parameter in table if parameter.module in modules]
+    expected = {name: parameter.foreign_shape(fmt) for parameter in parameters for name in names[parameter.path]}
+    mismatches = [
+        f"{name} {tuple(shapes[name])} instead of {shape}"
+        for name, shape in expected.items()
+        if name in shapes and tuple(shapes[name]) != shape
     ]
-    if problems:
-        raise UsageError(f"{source} {'; it '.join(problems)}")
+    problems = {
+        "missing": [name for name in expected if name not in shapes],
+        "not part of BERT": [name for name in shapes if name not in expected],
+        "of another shape than the config's": mismatches,
+    }
+    if any(problems.values()):
+        text = "; ".join(f"{problem}: {listed(arrays)}" for problem, arrays in problems.items() if arrays)
+        raise UsageError(f"the arrays of {source} do not fit its config: {text}")
     params = {}
-    for parameter in taken:
-        arrays = (parameter.to_ours(_float32(read(name), name, source), form) for name in names[parameter.ours])
+    for parameter in parameters:
+        arrays = (
+            parameter.from_foreign(_to_float32(read_array(name), name, source), fmt) for name in names[parameter.path]
+        )
         if parameter.is_layered:
-            stacked = np.empty((layers, *parameter.shape), np.float32)
+            stacked = np.empty((num_layers, *parameter.shape), np.float32)
             for layer, array in enumerate(arrays):
                 stacked[layer] = array
-            params[parameter.ours] = stacked
+            params[parameter.path] = stacked
         else:
-            params[parameter.ours] = np.ascontiguousarray(next(arrays))
+            params[parameter.path] = np.ascontiguousarray(next(arrays))
     return params
 
 
-def check_params(table: list[Parameter], layers: int, params: Mapping[str, np.ndarray], source: str) -> None:
-    """Refuses parameters of ours whose shapes are not those of the table.
-
-    Raises:
-      UsageError: lists them.
-    """
-    wanted = {entry.ours: (layers, *entry.shape) if entry.is_layered else entry.shape for entry in table}
-    parts = {ENCODER} | {name.partition("/")[0] for name in params}
-    needed = [name for name in wanted if name.partition("/")[0] in parts]
-    others = [name for name in params if name in wanted and params[name].shape != wanted[name]]
-    problems = [
-        *_listed("lacks", [name for name in needed if name not in params]),
-        *_listed("has what no BERT has:", [name for name in params if name not in wanted]),
-        *_listed("has other shapes than its config tells:", [f"{n} {params[n].shape} for {wanted[n]}" for n in others]),
-    ]
-    if problems:
-        raise UsageError(f"{source} {'; it '.join(problems)}")
-
-
-def _float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
-    if array.dtype.name not in _FLOATS:
-        raise UsageError(f"{source}: {name} is of {array.dtype.name}, weights are of {', '.join(_FLOATS)}")
+def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
+    if array.dtype.name not in _FLOAT_DTYPES:
+        raise UsageError(f"{source}: {name} is of {array.dtype.name}; weights must be {', '.join(_FLOAT_DTYPES)}")
     with np.errstate(over="ignore"):
-        found = array.astype(np.float32)
-    if not np.isfinite(found).all():
-        raise UsageError(f"{source}: {name} has numbers that are not finite in float32")
-    return found
+        converted = array.astype(np.float32)
+    if not np.isfinite(converted).all():
+        raise UsageError(f"{source}: {name} has values that are not finite in float32")
+    return converted
 
 
 def export_params(
-    table: list[Parameter], layers: int, form: str, params: dict[str, np.ndarray]
+    table: list[Parameter], num_layers: int, fmt: str, params: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and array in another format, of each of our parameters, which leave `params` as they are taken."""
+    """Yields names and arrays in a foreign format, removing each parameter from `params` to save memory.
+
+    Raises:
+      UsageError: BERT has no such parameters.
+    """
+    if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
+        raise UsageError(f"the format {fmt} has no parameters {listed(unknown)}; only bertjax can load this checkpoint")
     for parameter in table:
-        if parameter.ours in params:
-            array = params.pop(parameter.ours)
-            for layer, name in enumerate(_names(parameter, layers, form)):
-                yield name, parameter.to_theirs(array[layer] if parameter.is_layered else array, form)
-
-
-def _names(parameter: Parameter, layers: int, form: str) -> list[str]:
-    name = parameter.theirs[form]
-    return [name.format(layer=layer) for layer in range(layers)] if parameter.is_layered else [name]
-
-
-def _listed(what: str, names: list[str]) -> list[str]:
-    return [f"{what} {listed(names)}"] if names else []
+        if parameter.path in params:
+            array = params.pop(parameter.path)
+            for layer, name in enumerate(parameter.names(num_layers, fmt)):
+                yield name, parameter.to_foreign(array[layer] if parameter.is_layered else array, fmt)

@@ -1,41 +1,145 @@
-"""A checkpoint outside of any format: sizes, arrays under our names, vocabulary, and what its output layer tells."""
+"""Checkpoints in memory, independent of any format, and the config fields that the foreign formats share."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bertjax.convert.names import CLASSIFIER
+from bertjax.convert.names import (
+    CLASSIFIER,
+    HUGGINGFACE,
+    MASKED_LM,
+    NEXT_SENTENCE,
+    POOLER,
+    TENSORFLOW,
+    Parameter,
+    bert_parameters,
+)
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.model.config import ModelConfig
+from bertjax.errors import UsageError
+from bertjax.inference.output_kinds import OUTPUT_KINDS
+from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
+from bertjax.model.heads import EncoderModel, PretrainingModel, model_kind
+from bertjax.utils.io import read_json_object
+
+_REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_size")
+# `ModelConfig` uses the names of BertConfig, so these have the same name in all formats.
+SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+# Fields that each format expresses in its own way, or that do not change the exported arrays.
+_FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
 
 
 @dataclasses.dataclass(frozen=True)
-class Portable:
-    """A checkpoint outside of any format.
+class PortableCheckpoint:
+    """A checkpoint independent of any format.
 
     Attributes:
-      model: sizes and settings.
-      params: float32 arrays by path, layers stacked, as the models of `bertjax.model.heads` have them. An export takes
-        them out one after the other.
-      vocabulary: None where the checkpoint has none.
-      output: kind of the output layer of a fine-tuned model; "" is the encoder with whatever pre-training heads it has.
-      labels: names of classes, labels or tags, in the order of their ids; empty for a regression.
-      notes: what is to be told of what was read.
+      config: architecture and layout.
+      params: float32 arrays by path, stacked over layers, as in `bertjax.model.heads`; exports remove them one by one.
+      vocabulary: the vocabulary, or None if the source has none.
+      output_kind: kind of the output layer (default: "", none).
+      labels: names of classes, labels or tags in the order of their ids (default: (), as for regression).
+      notes: remarks of the reader for the user.
     """
 
-    model: ModelConfig
+    config: ModelConfig
     params: dict[str, np.ndarray]
     vocabulary: Vocabulary | None
-    output: str = ""
+    output_kind: str = ""
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
-    def outputs(self) -> int:
-        """How many numbers the output layer gives; 0 where there is none."""
-        return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output else 0
+    def num_outputs(self) -> int:
+        """Width of the output layer; 0 without one."""
+        return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output_kind else 0
 
     @property
-    def parts(self) -> set[str]:
-        """Top-level parameters there are."""
-        return {name.partition("/")[0] for name in self.params}
+    def modules(self) -> set[str]:
+        """Names of top-level parameters."""
+        return {path.partition("/")[0] for path in self.params}
+
+    @property
+    def model_kind(self) -> dict[str, Any]:
+        """Description of the Flax module, see `bertjax.model.heads.model_kind`."""
+        if self.output_kind:
+            return model_kind(OUTPUT_KINDS[self.output_kind].build_model(self.config, self.num_outputs))
+        is_complete = {POOLER, MASKED_LM, NEXT_SENTENCE} <= self.modules
+        return model_kind(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Parameters with their names in all formats."""
+        return parameter_table(self.config, self.output_kind, self.num_outputs)
+
+
+def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> list[Parameter]:
+    """Lists the parameters of a BERT model with an output layer of a kind ("" for none)."""
+    if not output_kind:
+        return bert_parameters(config)
+    kind = OUTPUT_KINDS[output_kind]
+    kernels = {HUGGINGFACE: kind.huggingface_kernel, TENSORFLOW: kind.tensorflow_kernel}
+    return bert_parameters(config, num_outputs, {fmt: name for fmt, name in kernels.items() if name})
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Reads the JSON config of a foreign checkpoint."""
+    try:
+        return read_json_object(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}, the config of the checkpoint: {error}") from error
+
+
+def parse_foreign_config(
+    foreign_config: dict[str, Any], file: Path, defaults: dict[str, Any], **format_fields: Any
+) -> ModelConfig:
+    """Builds the model config from a foreign one.
+
+    Args:
+      foreign_config: content of `file`.
+      file: path of the config, for messages.
+      defaults: the format's defaults of `SHARED_FIELDS`.
+      **format_fields: fields that the format expresses in its own way.
+
+    Raises:
+      UsageError: a field is missing or invalid.
+    """
+    if missing := [name for name in _REQUIRED_FIELDS if name not in foreign_config]:
+        raise UsageError(f"{file} lacks {', '.join(missing)}; add what the checkpoint was trained with")
+    fields = {name: {**defaults, **foreign_config}[name] for name in SHARED_FIELDS}
+    for name, value in fields.items():
+        types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise UsageError(f"{file}: {name} is {value!r}; it must be {article}")
+    try:
+        return ModelConfig(**fields, **format_fields, dtype="float32")
+    except (UsageError, TypeError) as error:
+        raise UsageError(f"{file}: {error}") from error
+
+
+def foreign_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
+    """Returns the config fields that all formats share.
+
+    Raises:
+      UsageError: an architecture field that `fmt` cannot express differs from BERT's value.
+    """
+    bert = Architecture()
+    for name in ARCHITECTURE_FIELDS:
+        value = getattr(config, name)
+        if name not in (*SHARED_FIELDS, *_FORMAT_FIELDS) and value != getattr(bert, name):
+            raise UsageError(
+                f"the format {fmt} cannot express model.{name}={value}; only bertjax can load this checkpoint"
+            )
+    return {name: getattr(config, name) for name in SHARED_FIELDS}
+
+
+def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> None:
+    """Raises a UsageError if the size of the vocabulary differs from the model's."""
+    if vocabulary and vocabulary.size != config.vocab_size:
+        name = vocabulary.path.name
+        raise UsageError(
+            f"{folder}: {name} has {vocabulary.size} tokens, but the model has {config.vocab_size}; if they belong "
+            f"together, append lines such as [unused1000] to {name}"
+        )

@@ -1,1 +1,1 @@
-"""What is asked of a trained model: masked words, embeddings, predictions."""
+"""Use of trained models: masked words, embeddings, predictions, ensembles."""

@@ -1,22 +1,23 @@
-"""Fine-tuning on features: what a frozen encoder gives is computed once a machine, and kept on its disk."""
+"""Features of a frozen encoder, computed once per machine and cached on its disk, for training on them."""
 
 import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
+from etils import epath
 from filelock import FileLock
 
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.checksums import file_sha256
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
-from bertjax.inference.features import token_states
-from bertjax.inference.trained_model import read_trained
+from bertjax.inference.features import make_hidden_states_fn
+from bertjax.inference.loaded_model import LoadedModel, load_workdir
+from bertjax.model.config import ModelConfig
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.task import FinetuningTask
@@ -37,93 +38,91 @@ from bertjax.utils.terminal import progress_bar
 logger = logging.getLogger(__name__)
 
 
-def training_task(settings: RunConfig, start: str | None) -> Task:
-    """The task of settings, to be trained from a checkpoint; with `feature_head.features`, on states that are on disk.
+def build_training_task(config: RunConfig, init_from: str | None) -> Task:
+    """Builds a task for training; with `feature_head.features`, its batches contain cached features.
 
-    Of several processes each computes the encoder in its steps, and so does a run without a checkpoint to start from.
+    Runs of several processes, or without an initial checkpoint, compute the frozen encoder in each step instead.
+
+    Args:
+      config: config of the run.
+      init_from: initial checkpoint, or None.
 
     Raises:
       UsageError: the data or the checkpoint cannot be used.
-      BertjaxError: the checkpoint is damaged, or the disk too small.
+      BertjaxError: the checkpoint is damaged, or the disk is too small for the features.
     """
-    task = build_task(settings, train=True)
-    if not isinstance(task, FinetuningTask) or not settings.feature_head.features:
+    task = build_task(config, train=True)
+    if not isinstance(task, FinetuningTask) or not config.feature_head.features:
         return task
-    if start is None or jax.process_count() > 1:
+    if init_from is None or jax.process_count() > 1:
         return task
     return task.with_cached_features(
-        lambda examples: _kept_states(settings, start, examples), saved_fingerprint(find_checkpoint(start))
+        lambda examples: _cached_features(config, init_from, examples), saved_fingerprint(find_checkpoint(init_from))
     )
 
 
-def _kept_states(settings: RunConfig, start: str, examples: Examples) -> np.ndarray:
-    """States of the tokens of examples, of the layers that the settings name: float32 [tokens, C, D], on disk."""
-    checkpoint = find_checkpoint(start)
-    # The checkpoint decides the function; this run decides how it is computed, as where the encoder is in the step.
-    model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=settings.model["dtype"]))
-    layers, length = settings.feature_head.layers(model.num_hidden_layers), int(np.diff(examples.offsets).max())
-    told = {
-        "parameters": saved_fingerprint(checkpoint),
-        "architecture": vars(model.architecture),
-        "dtype": model.dtype,
-        "layers": layers,
-        "sequences": _hash_of(examples),
-    }
-    name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
-    folder = cache_dir()
+def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> np.ndarray:
+    """Returns features of the examples' tokens as a memory map, float32 [tokens, C, D], computing them if needed."""
+    checkpoint = find_checkpoint(init_from)
+    # The dtype of the run, so that features equal those of an encoder inside the step.
+    model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model["dtype"]))
+    layers = config.feature_head.layers(model.num_hidden_layers)
+    path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(examples.offsets[-1]), len(layers), model.hidden_size
-    path = folder / f"features-{name}.bin"
-    with FileLock(folder / f".{path.name}.lock"):
-        if not _is_whole(path):
-            # Tens of gigabytes where a run was killed, and nobody else writes this one.
-            remove_temporaries(folder, path.name)
-            size = 4 * int(np.prod(shape))
+    with FileLock(path.parent / f".{path.name}.lock"):
+        if not _is_valid(path):
+            # Killed runs leave partial files of tens of gigabytes.
+            remove_temporaries(path.parent, path.name)
+            num_bytes = 4 * int(np.prod(shape))
             check_free_space(
-                folder, size, "features of the frozen encoder", f"name another folder in {CACHE_DIR_VARIABLE}"
+                path.parent, num_bytes, "features of the frozen encoder", f"set {CACHE_DIR_VARIABLE} to another folder"
             )
-            logger.info(f"features of the frozen encoder, {size / 1e9:,.2f} GB, are kept in {path}")
-            trained = dataclasses.replace(read_trained(start), config=model)
-            _write(path, shape, token_states(trained, layers, max(8, length)), examples)
+            logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
+            _compute(path, shape, dataclasses.replace(load_workdir(init_from), config=model), layers, examples)
     return np.memmap(path, np.float32, "r", shape=shape)
 
 
-def _write(
-    path: Path,
-    shape: tuple[int, ...],
-    states_of: Callable[[Examples], Iterator[tuple[int, np.ndarray]]],
-    examples: Examples,
+def _compute(
+    path: Path, shape: tuple[int, ...], model: LoadedModel, layers: tuple[int, ...], examples: Examples
 ) -> None:
-    """Writes states as they are made, in memory a batch at a time, and last what tells that they are whole."""
-    count = len(examples.offsets) - 1
+    """Writes features batch by batch, and their checksum last."""
+    offsets = examples.offsets
+    hidden_states_of = make_hidden_states_fn(model, layers, max(8, int(np.diff(offsets).max())))
     try:
-        with atomic_file(path) as unfinished, progress_bar("features", count, " texts") as bar:
-            states = np.memmap(unfinished, np.float32, "w+", shape=shape)
-            for sequence, found in states_of(examples):
-                states[examples.offsets[sequence] : examples.offsets[sequence + 1]] = found
+        with atomic_file(path) as unfinished, progress_bar("features", len(offsets) - 1, " texts") as bar:
+            features = np.memmap(unfinished, np.float32, "w+", shape=shape)
+            for index, states in hidden_states_of(examples):
+                features[offsets[index] : offsets[index + 1]] = states
                 bar.update()
-            states.flush()
+            features.flush()
     except OSError as error:
         raise BertjaxError(
-            f"cannot write {path} ({error.strerror}); free some space or name another folder in {CACHE_DIR_VARIABLE}"
+            f"cannot write {path}: {error.strerror}; free some space or set {CACHE_DIR_VARIABLE} to another folder"
         ) from error
-    write_atomic(_seal_of(path), json.dumps({"sha256": file_sha256(path)}) + "\n")
+    write_atomic(_checksum_path(path), json.dumps({"sha256": file_sha256(path)}) + "\n")
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether the states are there as they were written; they are read through once for it."""
+def _is_valid(path: Path) -> bool:
     try:
-        return file_sha256(path) == read_json_object(_seal_of(path))["sha256"]
+        return file_sha256(path) == read_json_object(_checksum_path(path))["sha256"]
     except (OSError, ValueError, KeyError):
         return False
 
 
-def _seal_of(path: Path) -> Path:
+def _checksum_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def _hash_of(examples: Examples) -> str:
-    """SHA-256 of what the encoder sees."""
-    digest = hashlib.sha256(examples.offsets.tobytes())
+def _cache_key(checkpoint: epath.Path, model: ModelConfig, layers: tuple[int, ...], examples: Examples) -> str:
+    """Returns a hash of everything that determines the features."""
+    inputs_hash = hashlib.sha256(examples.offsets.tobytes())
     for name in ("input_ids", "segment_ids"):
-        digest.update(examples.tokens[name].tobytes())
-    return digest.hexdigest()
+        inputs_hash.update(examples.tokens[name].tobytes())
+    key = {
+        "parameters": saved_fingerprint(checkpoint),
+        "architecture": vars(model.architecture),
+        "dtype": model.dtype,
+        "layers": layers,
+        "sequences": inputs_hash.hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]

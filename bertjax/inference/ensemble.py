@@ -1,4 +1,4 @@
-"""Several fine-tuned models as one: the mean of their logits, as for the paper's SQuAD 1.1 (Table 2)."""
+"""Ensembles of fine-tuned models by the mean of their logits, as the paper's for SQuAD 1.1 (Table 2)."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from bertjax.config.fields import differences
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError
-from bertjax.inference.predict_files import check_writable, write_outputs
+from bertjax.inference.predict_files import check_output, write_outputs
 from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
@@ -26,34 +26,34 @@ from bertjax.utils.io import write_atomic
 logger = logging.getLogger(__name__)
 
 _Outputs = list[dict[str, np.ndarray]]
-# Of the data's settings, what may differ: files of the checkpoint itself, and what members were trained with.
-_MAY_DIFFER = ("vocabulary", "labels", "train_share", "batch_size", "class_weights")
+# Data fields in which members may differ: paths inside the checkpoint, and fields of training.
+_IGNORED_DATA_FIELDS = ("vocabulary", "labels", "train_share", "batch_size", "class_weights")
 
 
 def ensemble(
-    checkpoints: Sequence[epath.Path], parse_config: Callable[[epath.Path], RunConfig], folder: str
+    checkpoints: Sequence[epath.Path], read_config: Callable[[epath.Path], RunConfig], folder: str
 ) -> dict[str, Any]:
-    """Predicts with all members, and writes what the mean of their logits says.
+    """Predicts with several models and writes the predictions of their mean logits.
 
-    The mean is of logits and not of probabilities, so that scores of windows stay comparable within a question.
+    Averaging logits instead of probabilities keeps the scores of a question's windows comparable.
 
     Args:
-      checkpoints: of one task, with one vocabulary; sizes may differ.
-      parse_config: a checkpoint to the settings with which it is to predict.
-      folder: for the predictions, and for `results.json` with what is returned, the first member's config and the hash
-        of the data.
+      checkpoints: members, of one task and vocabulary; sizes may differ.
+      read_config: function from a checkpoint to the config of its predictions.
+      folder: output folder for the predictions and `results.json`: the returned metrics, the first member's config,
+        and the hash of the data.
 
     Returns:
-      The metrics of the whole, none where the examples have no labels, and `members` with those of each.
+      Metrics of the ensemble, and `members` with those of each member; no metrics if the examples have no labels.
 
     Raises:
       UsageError: the members do not fit together, the task has no predictions, or the folder is a workdir.
       BertjaxError: the folder cannot be written.
     """
     if len(checkpoints) < 2:
-        raise UsageError("an ensemble is of two checkpoints at least; give --checkpoint once for each")
+        raise UsageError(f"an ensemble of {len(checkpoints)} checkpoints; give --checkpoint at least twice")
     if (Path(folder) / CONFIG).exists():
-        raise UsageError(f"{folder} is the workdir of a run, whose {RESULTS} would be lost; name another folder")
+        raise UsageError(f"{folder} is the workdir of a run, whose {RESULTS} would be lost; choose another --output")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
     for index, fingerprint in enumerate(fingerprints):
         if fingerprint in fingerprints[:index]:
@@ -63,61 +63,67 @@ def ensemble(
     members = []
     for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
         logger.info(f"member {number} of {len(checkpoints)}: {checkpoint}")
-        settings = parse_config(checkpoint)
-        task = build_task(settings)
+        config = read_config(checkpoint)
+        task = build_task(config)
         if first is None:
-            first = settings, task
-            check_writable(task, settings.task, folder, ())
-        _check_alike(*first, settings, task, checkpoint)
+            first = config, task
+            check_output(task, config.task, folder)
+        _check_same_task(*first, config, task, checkpoint)
         outputs = predict(task, *mesh_and_params(task, checkpoint))[1]
-        members.append({"fingerprint": fingerprint, **_scores(task, outputs)})
-        mean = _moved(mean, outputs, number) if mean else outputs
+        members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
+        mean = _update_mean(mean, outputs, number) if mean else outputs
     assert first is not None
-    settings, task = first
-    results = {**_scores(task, mean), "members": members}
+    config, task = first
+    metrics = {**_metrics(task, mean), "members": members}
     for path in write_outputs(task, mean, folder):
         logger.info(str(path))
-    told = {"config": dataclasses.asdict(settings), "data_sha256": task.data_hash}
-    write_atomic(Path(folder) / RESULTS, json.dumps({**results, **told}, indent=1) + "\n")
-    return results
+    results = {**metrics, "config": dataclasses.asdict(config), "data_sha256": task.data_hash}
+    write_atomic(Path(folder) / RESULTS, json.dumps(results, indent=1) + "\n")
+    return metrics
 
 
-def _check_alike(first: RunConfig, task: Task, settings: RunConfig, other: Task, checkpoint: epath.Path) -> None:
-    if settings.task != first.task:
-        raise UsageError(f"{checkpoint} is of the task {settings.task}, and the first member of {first.task}")
-    old, new = (
-        {name: value for name, value in dataclasses.asdict(each.data).items() if name not in _MAY_DIFFER}
-        for each in (first, settings)
+def _check_same_task(
+    first_config: RunConfig, first_task: Task, config: RunConfig, task: Task, checkpoint: epath.Path
+) -> None:
+    if config.task != first_config.task:
+        raise UsageError(f"{checkpoint} is of task {config.task}, but the first member is of {first_config.task}")
+    first_data, data = (
+        {name: value for name, value in dataclasses.asdict(config_.data).items() if name not in _IGNORED_DATA_FIELDS}
+        for config_ in (first_config, config)
     )
-    if found := differences(old, new):
+    if changed := differences(first_data, data):
         raise UsageError(
-            f"{checkpoint} was trained on other data than the first member ({found[0]}); give --config.data.FIELD for "
-            "all of them"
+            f"{checkpoint} was trained on other data than the first member ({changed[0]}); set the same data for all "
+            "with --config.data.FIELD"
         )
-    for name in (ENTRY, *task.workdir_files.keys() & other.files.keys()):
-        if _form(name, task.workdir_files) != _form(name, other.files):
-            raise UsageError(f"{checkpoint} has another {name} than the first member, so their outputs differ in form")
+    for name in (ENTRY, *first_task.workdir_files.keys() & task.workdir_files.keys()):
+        if _shared_content(name, first_task.workdir_files) != _shared_content(name, task.workdir_files):
+            raise UsageError(
+                f"{checkpoint} has another {name} than the first member; use checkpoints with the same one"
+            )
 
 
-def _form(name: str, files: Mapping[str, bytes]) -> Any:
-    """What must be alike in a file of all members: of the output layer all but what is below it."""
+def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
+    """Returns the part of a file that all members must share: everything but the feature head."""
     content = files.get(name)
     if name != OUTPUT_LAYER or content is None:
         return content
     return {field: value for field, value in json.loads(content).items() if field != "feature_head"}
 
 
-def _moved(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """The mean of `count` members from that of all but the last, and the last; a sum would overflow at padding."""
+def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
+    """Updates the mean of `count - 1` members by one more; a sum would overflow at padding."""
     return [
-        # Which example a row is of is no logit.
         {
-            name: old[name] + (new[name] - old[name]) / np.float32(count) if name != "example" else old[name]
-            for name in old
+            # `example` is the index of each row, not a logit.
+            name: mean_batch[name]
+            if name == "example"
+            else mean_batch[name] + (batch[name] - mean_batch[name]) / np.float32(count)
+            for name in mean_batch
         }
-        for old, new in zip(mean, outputs, strict=True)
+        for mean_batch, batch in zip(mean, outputs, strict=True)
     ]
 
 
-def _scores(task: Task, outputs: _Outputs) -> dict[str, float]:
+def _metrics(task: Task, outputs: _Outputs) -> dict[str, float]:
     return {} if task.unlabeled_source else task.evaluate({}, outputs)

@@ -1,4 +1,4 @@
-"""Contextual embeddings of texts, from any layer (section 5.3 of the paper), a bounded number of them at a time."""
+"""Contextual embeddings of texts from any layer (section 5.3 of the paper), in shards of bounded size."""
 
 import dataclasses
 import hashlib
@@ -10,169 +10,183 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
 from bertjax.errors import UsageError
-from bertjax.inference.batches import batches
-from bertjax.inference.texts import PAIR
-from bertjax.inference.trained_model import TrainedModel
-from bertjax.model.config import ModelConfig
+from bertjax.inference.inputs import PAIR_SEPARATOR, make_batches
+from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.encoder import Encoder
 from bertjax.model.partitioning import resolve_layout
 
-# Of hidden states in memory at a time.
+# Hidden states in memory at a time.
 SHARD_BYTES = 64 << 20
-# However narrow the model is.
-_SHARD_TOKENS = 1 << 18
-_NONE = -1
+# Limits the tokens of a shard for narrow models.
+_MAX_SHARD_TOKENS = 1 << 18
+_NO_WORD = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """Which embeddings are asked for.
+class FeatureExtractor:
+    """A model with the layers and the length of its features.
 
     Attributes:
-      trained: the model.
-      layers: C of them; 0 is the embeddings, 1 to N the layers, negative ones count from the last.
-      seq_len: tokens a text at most, with [CLS] and [SEP]; what is longer is cut.
+      model: the model.
+      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative ones count from the last.
+      seq_len: maximum tokens per text, with [CLS] and [SEP]; longer texts are truncated.
     """
 
-    trained: TrainedModel
+    model: LoadedModel
     layers: tuple[int, ...]
     seq_len: int
 
     def __post_init__(self) -> None:
-        count = self.model.num_hidden_layers + 1
-        wrong = [layer for layer in self.layers if not -count <= layer < count]
-        if wrong or not self.layers:
-            raise UsageError(
-                f"--layers has {wrong or 'none'}; they go from 0, the embeddings, to {self.model.num_hidden_layers}"
-            )
-        if not 8 <= self.seq_len <= self.model.max_position_embeddings:
-            raise UsageError(
-                f"--seq_len is {self.seq_len}; it must be between 8 and the model's {self.model.max_position_embeddings}"
-            )
+        config = self.model.config
+        num_layers, max_len = config.num_hidden_layers, config.max_position_embeddings
+        if wrong := [layer for layer in self.layers if not -num_layers - 1 <= layer <= num_layers]:
+            raise UsageError(f"unknown layers: {wrong}; use 0 (embeddings) to {num_layers}, or negative indices")
+        if not self.layers:
+            raise UsageError(f"no layers; use 0 (embeddings) to {num_layers}, or negative indices")
+        if not 8 <= self.seq_len <= max_len:
+            raise UsageError(f"seq_len={self.seq_len} is out of range; use 8 to {max_len}")
 
-    @property
-    def model(self) -> ModelConfig:
-        return self.trained.config
-
-    def about(self) -> dict[str, Any]:
-        """What decides the features of a text, in a form that JSON has."""
-        digest, vocabulary = hashlib.sha256(), self.trained.vocabulary
-        for path, array in sorted(flatten_dict(self.trained.params["encoder"], sep="/").items()):
+    def metadata(self) -> dict[str, Any]:
+        """Returns a JSON object of everything but the text that determines features."""
+        digest, vocabulary, config = hashlib.sha256(), self.model.vocabulary, self.model.config
+        for path, array in sorted(flatten_dict(self.model.params["encoder"], sep="/").items()):
             digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
         return {
             "layers": list(self.layers),
             "seq_len": self.seq_len,
-            "architecture": vars(self.model.architecture),
-            "dtype": resolve_layout(self.model).dtype,
+            "architecture": vars(config.architecture),
+            "dtype": resolve_layout(config).dtype,
             "parameters_sha256": digest.hexdigest(),
             "vocabulary_sha256": vocabulary.sha256,
             "lower_case": vocabulary.lower_case,
         }
 
-    @property
-    def token_bytes(self) -> int:
-        """Of a token's hidden states."""
-        return 4 * len(self.layers) * self.model.hidden_size
+    def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yields hidden states of texts, with the texts of one shard in memory; equal texts give equal shards.
+
+        Args:
+          texts: texts, or pairs as `FIRST ||| SECOND`.
+
+        Yields:
+          A dictionary for T texts of K tokens in total, without padding:
+            `offsets`: int64 [T + 1], start of each text in the arrays below, then K.
+            `hidden_states`: float32 [K, C, D].
+            `input_ids`, `segment_ids`: int32 [K].
+            `tokens`: str [K].
+            `words`: int32 [K], index of the token's word in `text.split()`, where the second text of a pair continues
+              the numbers of the first; -1 for [CLS] and [SEP].
+            `characters`: int32 [K, 2], start and end of the token in the text; -1 for [CLS] and [SEP].
+            `texts_sha256`: str, hash of the texts.
+
+        Raises:
+          UsageError: a text is a pair, but the model has one segment.
+        """
+        hidden_states_of = make_hidden_states_fn(self.model, self.layers, self.seq_len)
+        for rows, texts_hash in self._group(texts):
+            examples = make_examples(rows, {})
+            tokens, offsets = examples.tokens, examples.offsets
+            hidden_states = np.empty((int(offsets[-1]), len(self.layers), self.model.config.hidden_size), np.float32)
+            for index, states in hidden_states_of(examples):
+                hidden_states[offsets[index] : offsets[index + 1]] = states
+            yield {
+                "offsets": offsets,
+                "hidden_states": hidden_states,
+                "input_ids": tokens["input_ids"],
+                "segment_ids": tokens["segment_ids"],
+                "tokens": np.array(self.model.tokenizer.pieces(tokens["input_ids"])),
+                "words": tokens["words"],
+                "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
+                "texts_sha256": np.array(texts_hash),
+            }
+
+    def _group(self, texts: Iterable[str]) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
+        """Yields the encoded texts of each shard and their hash."""
+        token_bytes = 4 * len(self.layers) * self.model.config.hidden_size
+        max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // token_bytes)
+        rows: list[dict[str, list[int]]] = []
+        num_tokens, texts_hash = 0, TextsHash()
+        for text in texts:
+            rows.append(self._encode(text))
+            num_tokens += len(rows[-1]["input_ids"])
+            texts_hash.add(text)
+            if num_tokens >= max_tokens:
+                yield rows, texts_hash.hexdigest()
+                rows, num_tokens, texts_hash = [], 0, TextsHash()
+        if rows:
+            yield rows, texts_hash.hexdigest()
+
+    def _encode(self, text: str) -> dict[str, list[int]]:
+        """Encodes a text or pair as one list per array of a shard."""
+        vocabulary = self.model.vocabulary
+        parts = text.split(PAIR_SEPARATOR, 1)
+        if len(parts) > 1 and self.model.config.type_vocab_size < 2:
+            raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; give single texts")
+        encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
+        lengths = [len(ids) for ids, _ in encoded]
+        if len(parts) > 1:
+            lengths = truncated_lengths(*lengths, self.seq_len - 3)
+        else:
+            lengths = [min(lengths[0], self.seq_len - 2)]
+        row = {"input_ids": [vocabulary.cls_id], "segment_ids": [0]}
+        row |= {name: [_NO_WORD] for name in ("words", "starts", "ends")}
+        first_char, first_word = 0, 0
+        for segment, (part, (ids, spans), length) in enumerate(zip(parts, encoded, lengths, strict=True)):
+            word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
+            spans = spans[:length]
+            # By the last character: SentencePiece tokens may begin with the space before their word.
+            words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
+            row["input_ids"] += [*ids[:length], vocabulary.sep_id]
+            row["segment_ids"] += [segment] * (length + 1)
+            row["words"] += [*(words + first_word).tolist(), _NO_WORD]
+            row["starts"] += [*(spans[:, 0] + first_char).tolist(), _NO_WORD]
+            row["ends"] += [*(spans[:, 1] + first_char).tolist(), _NO_WORD]
+            first_char += len(part) + len(PAIR_SEPARATOR)
+            first_word += len(word_starts)
+        return row
 
 
-def shards(request: Request, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Hidden states of texts; a text with ` ||| ` in it is a pair. The same texts give the same shards.
-
-    Args:
-      texts: any number; those of one shard are in memory at a time.
-
-    Yields:
-      Of T texts with K tokens in all, each text with as many as it has:
-        `offsets`: int64 [T + 1], where each text starts in the arrays below, then K.
-        `hidden_states`: float32 [K, C, D].
-        `input_ids`, `segment_ids`: int32 [K].
-        `tokens`: str [K], the pieces.
-        `words`: int32 [K], which word of the text a token is of: 0, 1, ..., as `text.split()` has them, those of a
-          pair's second text going on after its first's; -1 for [CLS] and [SEP].
-        `characters`: int32 [K, 2], the token's first character in the text and the one after its last; -1 likewise.
-        `texts_sha256`: str, of the texts.
-
-    Raises:
-      UsageError: a text is a pair, and the model takes none.
-    """
-    tokenizer = request.trained.tokenizer
-    states_of = token_states(request.trained, request.layers, request.seq_len)
-    for rows, digest in _groups(request, tokenizer, texts):
-        examples = make_examples(rows, {})
-        tokens, offsets = examples.tokens, examples.offsets
-        found = np.empty((int(offsets[-1]), len(request.layers), request.model.hidden_size), np.float32)
-        for sequence, states in states_of(examples):
-            found[offsets[sequence] : offsets[sequence + 1]] = states
-        yield {
-            "offsets": offsets,
-            "hidden_states": found,
-            "input_ids": tokens["input_ids"],
-            "segment_ids": tokens["segment_ids"],
-            "tokens": np.array(tokenizer.pieces(tokens["input_ids"])),
-            "words": tokens["words"],
-            "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
-            "texts_sha256": np.array(digest),
-        }
-
-
-def token_states(
-    trained: TrainedModel, layers: Sequence[int], seq_len: int
+def make_hidden_states_fn(
+    model: LoadedModel, layers: Sequence[int], seq_len: int
 ) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
-    """A function of examples to each of their sequences, its number first: float32 [tokens, C, D], of C layers.
+    """Returns a function that yields hidden states of examples.
 
     Args:
-      trained: the model.
-      layers: 0 is the embeddings, 1 to N the layers, negative ones count from the last.
-      seq_len: tokens of a sequence at most.
-    """
-    chosen = np.array(layers)
+      model: the model.
+      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative ones count from the last.
+      seq_len: maximum tokens per sequence.
 
-    @trained.compiled
-    def states_of_batch(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        _, states = Encoder(trained.config).apply(
+    Returns:
+      A function that yields each sequence's index and its hidden states, float32 [tokens, C, D], in any order.
+    """
+    layer_indices = np.array(layers)
+
+    @model.jit
+    def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        _, states = Encoder(model.config).apply(
             {"params": params["encoder"]},
             batch["input_ids"],
             batch["segment_ids"],
             batch["input_mask"],
             collect_layers=True,
         )
-        return states[chosen].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
+        return states[layer_indices].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
 
-    def states_of(examples: Examples) -> Iterator[tuple[int, np.ndarray]]:
+    def hidden_states_of(examples: Examples) -> Iterator[tuple[int, np.ndarray]]:
         lengths = np.diff(examples.offsets)
         tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
-        # Choices, too, are a row each.
-        for batch in batches(Examples(examples.offsets, tokens, {}), seq_len):
-            for sequence, states in zip(batch.pop("example"), states_of_batch(batch), strict=True):
-                if sequence >= 0:
-                    yield int(sequence), states[: lengths[sequence]]
+        # Each sequence of a multiple-choice example becomes a row.
+        for batch in make_batches(Examples(examples.offsets, tokens, {}), seq_len):
+            for index, states in zip(batch.pop("example"), hidden_states(batch), strict=True):
+                if index >= 0:
+                    yield int(index), states[: lengths[index]]
 
-    return states_of
-
-
-def _groups(
-    request: Request, tokenizer: Tokenizer, texts: Iterable[str]
-) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
-    """The encoded texts of each shard, and the hash of them."""
-    rows: list[dict[str, list[int]]] = []
-    held, digest = 0, TextsHash()
-    most = min(_SHARD_TOKENS, SHARD_BYTES // request.token_bytes)
-    for text in texts:
-        rows.append(_encoded(request, tokenizer, text))
-        held += len(rows[-1]["input_ids"])
-        digest.add(text)
-        if held >= most:
-            yield rows, digest.hexdigest()
-            rows, held, digest = [], 0, TextsHash()
-    if rows:
-        yield rows, digest.hexdigest()
+    return hidden_states_of
 
 
 class TextsHash:
-    """SHA-256 of texts, one after the other."""
+    """Incremental SHA-256 of a sequence of texts."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -184,60 +198,21 @@ class TextsHash:
         return self._hash.hexdigest()
 
 
-def _encoded(request: Request, tokenizer: Tokenizer, text: str) -> dict[str, list[int]]:
-    """Flat lists of a text's tokens; see `shards`."""
-    vocabulary = tokenizer.vocabulary
-    parts = text.split(PAIR, 1)
-    if len(parts) > 1 and request.model.type_vocab_size < 2:
-        raise UsageError(f"{text[:60]!r} is a pair, and the model has one segment")
-    pieces = [tokenizer.encode_with_offsets(part) for part in parts]
-    lengths = [len(ids) for ids, _ in pieces]
-    if len(parts) > 1:
-        kept = truncated_lengths(*lengths, request.seq_len - 3)
-    else:
-        kept = (min(lengths[0], request.seq_len - 2),)
-    row: dict[str, list[int]] = {
-        "input_ids": [vocabulary.cls_id],
-        "segment_ids": [0],
-        "words": [_NONE],
-        "starts": [_NONE],
-        "ends": [_NONE],
-    }
-    start, words_before = 0, 0
-    for segment, (part, (ids, spans), count) in enumerate(zip(parts, pieces, kept, strict=True)):
-        starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
-        spans = spans[:count]
-        # By its last character: a piece of SentencePiece may begin with the space before its word.
-        words = np.searchsorted(starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
-        row["input_ids"] += [*ids[:count], vocabulary.sep_id]
-        row["segment_ids"] += [segment] * (count + 1)
-        row["words"] += [*(words + words_before).tolist(), _NONE]
-        row["starts"] += [*(spans[:, 0] + start).tolist(), _NONE]
-        row["ends"] += [*(spans[:, 1] + start).tolist(), _NONE]
-        start += len(part) + len(PAIR)
-        words_before += len(starts)
-    return row
-
-
-def texts_in(shard: dict[str, Any]) -> int:
-    """How many texts a shard has."""
+def num_texts(shard: dict[str, Any]) -> int:
+    """Returns the number of texts in a shard."""
     return len(shard["offsets"]) - 1
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """`-1,-2` to numbers.
-
-    Raises:
-      UsageError: they are none.
-    """
+    """Parses layer indices such as `-1,-2`."""
     try:
         return tuple(int(layer) for layer in text.split(","))
     except ValueError:
-        raise UsageError(f"--layers is {text!r}; give numbers with commas, such as --layers=-1,-2") from None
+        raise UsageError(f"--layers={text!r} is not a list of numbers; write, for example, --layers=-1,-2") from None
 
 
-def described(text: str, shard: dict[str, Any], index: int, layers: Sequence[int]) -> str:
-    """A text's tokens, a line each, with the first numbers of the first layer that is asked for."""
+def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequence[int]) -> str:
+    """Formats a text's tokens, one per line, with the first six numbers of the first layer."""
     lines = [text]
     for token in range(shard["offsets"][index], shard["offsets"][index + 1]):
         numbers = " ".join(f"{value:9.5f}" for value in shard["hidden_states"][token, 0, :6])

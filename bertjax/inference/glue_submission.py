@@ -1,4 +1,4 @@
-"""The archive that the GLUE server takes: one file of predictions a task."""
+"""The ZIP archive that the GLUE server accepts: one prediction file per task."""
 
 import io
 import zipfile
@@ -7,8 +7,8 @@ from pathlib import Path
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import normalize_newlines, reject_utf16, write_atomic
 
-# Every file of a submission, and the rows of its test set.
-TEST_ROWS = {
+# Files of a complete submission and their numbers of test examples.
+NUM_TEST_EXAMPLES = {
     "CoLA.tsv": 1063,
     "SST-2.tsv": 1821,
     "MRPC.tsv": 1725,
@@ -23,64 +23,63 @@ TEST_ROWS = {
 }
 _WNLI = "WNLI.tsv"
 _WNLI_MAJORITY = "0"
-# So that equal predictions give equal archives.
-_DATE = (1980, 1, 1, 0, 0, 0)
+# A fixed date, so that equal predictions give equal archives.
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def _content(path: Path) -> str:
+def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
+    """Packs prediction files into a submission archive.
+
+    Args:
+      folder: folder that `bertjax predict` wrote the predictions to.
+      output: archive to write; replaced if it exists.
+      wnli_by_majority: predict WNLI's majority class for every example, as the paper does, instead of the model's.
+      partial: write the archive even if files or rows are missing.
+
+    Returns:
+      Notes for the user, one per line: the choice for WNLI, and missing files or rows.
+
+    Raises:
+      UsageError: no prediction file in `folder`.
+      BertjaxError: the submission is incomplete, or the archive cannot be written.
+    """
+    contents = {name: _read_text(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
+    if not contents:
+        raise UsageError(
+            f"no prediction files in {folder}: {', '.join(NUM_TEST_EXAMPLES)}; write them with `bertjax predict "
+            f"--output {folder}`"
+        )
+    notes = []
+    if wnli_by_majority:
+        source = "replaces the file of the folder" if _WNLI in contents else "not in the folder"
+        notes.append(
+            f"{_WNLI} ({source}): the majority class for all {NUM_TEST_EXAMPLES[_WNLI]} examples, as in the paper; "
+            "--own_wnli takes the folder's file"
+        )
+        rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
+        contents[_WNLI] = "index\tprediction\n" + rows
+    problems = [f"{name} is missing" for name in NUM_TEST_EXAMPLES if name not in contents]
+    for name, content in contents.items():
+        num_rows = len(content.splitlines()) - 1
+        if num_rows != NUM_TEST_EXAMPLES[name]:
+            problems.append(f"{name} has {num_rows:,} rows instead of {NUM_TEST_EXAMPLES[name]:,}")
+    if problems and not partial:
+        raise BertjaxError(
+            f"incomplete submission, which the GLUE server rejects: {'; '.join(problems)}; predict the missing tasks, "
+            "or use --partial"
+        )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(contents):
+            archive.writestr(zipfile.ZipInfo(name, _ZIP_DATE), contents[name], zipfile.ZIP_DEFLATED)
+    write_atomic(output, buffer.getvalue())
+    return [*notes, *(f"incomplete: {problem}" for problem in problems)]
+
+
+def _read_text(path: Path) -> str:
     data = path.read_bytes()
     reject_utf16(path, data)
     try:
         return normalize_newlines(data).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 at byte {error.start}; write it anew with `bertjax predict`") from error
-
-
-def collect(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
-    """Packs the prediction files of a folder.
-
-    Args:
-      folder: what `bertjax predict` wrote for each task.
-      output: the archive, replaced where it is there.
-      wnli_by_majority: WNLI's majority class for every example, as in the paper, whatever the folder has.
-      partial: an archive that is not whole is made all the same.
-
-    Returns:
-      What there is to say of the submission, a line each: what was done about WNLI; files that are missing, or have
-      another number of rows than GLUE's test set.
-
-    Raises:
-      UsageError: there is no prediction file in the folder.
-      BertjaxError: the submission is not whole, which the server does not take, or the archive cannot be written.
-    """
-    found = {name: folder / name for name in TEST_ROWS if (folder / name).is_file()}
-    contents = {name: _content(path) for name, path in found.items()}
-    if not contents:
-        raise UsageError(
-            f"{folder} has none of {', '.join(TEST_ROWS)}; `bertjax predict --output {folder}` writes them"
-        )
-    said = []
-    if wnli_by_majority:
-        instead = "in place of the folder's" if _WNLI in contents else "which the folder has not"
-        said.append(
-            f"{_WNLI}, {instead}: the majority class for all {TEST_ROWS[_WNLI]} rows, as in the paper (--own_wnli "
-            "takes the folder's)"
-        )
-        rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(TEST_ROWS[_WNLI]))
-        contents[_WNLI] = "index\tprediction\n" + rows
-    problems = [f"{name} is missing" for name in TEST_ROWS if name not in contents]
-    for name, content in contents.items():
-        rows = len(content.splitlines()) - 1
-        if rows != TEST_ROWS[name]:
-            problems.append(f"{name} has {rows:,} rows, GLUE's test set has {TEST_ROWS[name]:,}")
-    if problems and not partial:
-        raise BertjaxError(
-            f"the submission is not whole, and GLUE's server takes no other: {'; '.join(problems)}. Predict what "
-            "lacks, or give --partial"
-        )
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(contents):
-            archive.writestr(zipfile.ZipInfo(name, _DATE), contents[name], zipfile.ZIP_DEFLATED)
-    write_atomic(output, packed.getvalue())
-    return [*said, *(f"incomplete: {problem}" for problem in problems)]
+        raise UsageError(f"{path} is not UTF-8 at byte {error.start}; rewrite it with `bertjax predict`") from error

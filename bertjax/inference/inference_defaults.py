@@ -1,4 +1,4 @@
-"""What a checkpoint tells of how it was fine-tuned, beside its output layer."""
+"""Inference settings that a fine-tuned checkpoint brings along from its training."""
 
 import dataclasses
 
@@ -14,15 +14,15 @@ from bertjax.training.workdir import RESULTS, is_converted
 
 
 @dataclasses.dataclass(frozen=True)
-class Habits:
-    """What a model was fine-tuned on; the defaults are for one that does not tell.
+class InferenceDefaults:
+    """Settings of the fine-tuning run; converted checkpoints get the defaults.
 
     Attributes:
-      seq_len: tokens a row at most; 0 is as many as the model takes.
-      texts: 1 or 2 a row; 0 is either.
-      doc_stride, max_query_len, n_best, max_answer_len: see `SquadData`.
-      threshold: probability from which on a label is given, where there may be several.
-      null_threshold: a question has no answer where its odds are above; None where every question has one.
+      seq_len: maximum tokens per row (default: 0, as many as the model takes).
+      texts: texts per row, 1 or 2 (default: 0, either).
+      doc_stride, max_query_len, n_best, max_answer_len: as in `SquadData`.
+      threshold: probability from which a label of a multilabel model is predicted.
+      null_threshold: odds above which a question is unanswerable (default: None, every question has an answer).
     """
 
     seq_len: int = 0
@@ -35,22 +35,18 @@ class Habits:
     threshold: float = TextData.threshold
 
 
-def habits_of(checkpoint: epath.Path) -> Habits:
-    """The habits of one of our own checkpoints, which are in its workdir; a converted one does not tell.
-
-    Raises:
-      UsageError: a file of the workdir cannot be read.
-      BertjaxError: its results have been changed.
-    """
+def read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
+    """Reads the settings from the config and results in the checkpoint's workdir."""
     workdir = workdir_of(checkpoint)
-    layer = read_output_layer(workdir)
-    if layer is None or is_converted(workdir):
-        return Habits()
+    output_layer = read_output_layer(workdir)
+    if output_layer is None or is_converted(workdir):
+        return InferenceDefaults()
     data = checkpoint_config(checkpoint, []).data
-    known = {field.name: data[field.name] for field in dataclasses.fields(Habits) if field.name in data}
-    threshold = None
+    names = [field.name for field in dataclasses.fields(InferenceDefaults)]
+    settings = {name: data[name] for name in names if name in data}
+    null_threshold = None
     if data.get("version") == "2.0":
-        # Chosen on dev, where there was a dev set.
+        # Runs with a dev set choose the threshold on it.
         results = read_results(workdir) if (workdir / RESULTS).exists() else {}
-        threshold = float(results.get("null_threshold", data.null_threshold))
-    return Habits(**{**known, "texts": layer.texts, "null_threshold": threshold})
+        null_threshold = float(results.get("null_threshold", data.null_threshold))
+    return InferenceDefaults(**{**settings, "texts": output_layer.texts, "null_threshold": null_threshold})

@@ -1,45 +1,55 @@
-"""Checkpoints of any format as models that can be asked."""
+"""Loading of checkpoints of any format for inference."""
 
 import logging
 from pathlib import Path
 
 from jax.sharding import Mesh
 
-from bertjax.convert.convert import BERTJAX, detect, read
+from bertjax.convert.convert import BERTJAX, detect_format, read_checkpoint
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.trained_model import TrainedModel, placed, read_trained
+from bertjax.inference.loaded_model import LoadedModel, load_workdir, put_on_mesh
 from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.training.sharding import MESH_AXES
 
 logger = logging.getLogger(__name__)
 
 
-def load_trained(path: str | Path, mesh: Mesh | None = None) -> TrainedModel:
-    """The model of a checkpoint of ours, of Hugging Face or of google-research/bert.
+def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
+    """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
     Args:
-      path: a workdir or a step in it; a folder; a folder, or the beginning of its files' names.
-      mesh: to put it on; None is all devices, each with all parameters.
+      path: a workdir or a step in it, a Hugging Face folder, or a TensorFlow checkpoint or its folder.
+      mesh: device mesh with the axes `MESH_AXES` (default: all devices, parameters replicated).
 
     Raises:
-      UsageError: there is none, or it has no vocabulary; or `mesh` is not one with the axes of `MESH_AXES`.
-      BertjaxError: it is damaged.
+      UsageError: no checkpoint or no vocabulary at `path`, or wrong mesh axes.
+      BertjaxError: the checkpoint is damaged.
     """
-    mesh = mesh if mesh is None else _automatic(mesh)
-    if detect(str(path)) == BERTJAX:
-        return read_trained(path, mesh)
-    portable = read(str(path))
-    for note in portable.notes:
+    if mesh is not None:
+        mesh = _with_auto_axes(mesh)
+    if detect_format(str(path)) == BERTJAX:
+        return load_workdir(path, mesh)
+    checkpoint = read_checkpoint(str(path))
+    for note in checkpoint.notes:
         logger.info(note)
-    if portable.vocabulary is None:
-        raise UsageError(f"{path} has no vocab.txt; put the one it was trained with beside it")
-    layer = OutputLayer(portable.output, portable.labels) if portable.output else None
-    return placed(portable.model, portable.params, portable.vocabulary, layer, str(path), mesh)
+    if checkpoint.vocabulary is None:
+        raise UsageError(f"{path} has no vocab.txt; copy the vocabulary it was trained with there")
+    kind = checkpoint.output_kind
+    layer = OutputLayer(kind, checkpoint.labels) if kind else None
+    return put_on_mesh(
+        checkpoint.config,
+        checkpoint.params,
+        checkpoint.vocabulary,
+        layer,
+        model_kind=checkpoint.model_kind,
+        path=str(path),
+        mesh=mesh,
+    )
 
 
-def _automatic(mesh: Mesh) -> Mesh:
-    """The same mesh with axes over which XLA spreads what it computes; those of `jax.make_mesh` are explicit ones."""
+def _with_auto_axes(mesh: Mesh) -> Mesh:
+    """Returns the mesh with `Auto` axes, which the models need; `jax.make_mesh` makes `Explicit` ones."""
     if not isinstance(mesh, Mesh) or mesh.axis_names != MESH_AXES:
         axes = getattr(mesh, "axis_names", mesh)
-        raise UsageError(f"mesh has the axes {quoted(axes)}; give a jax.sharding.Mesh with {quoted(MESH_AXES)}")
+        raise UsageError(f"wrong mesh axes: {quoted(axes)}; pass a jax.sharding.Mesh with axes {quoted(MESH_AXES)}")
     return Mesh(mesh.devices, MESH_AXES)

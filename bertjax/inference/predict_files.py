@@ -1,4 +1,4 @@
-"""Predictions of a task's data: the official files, and beside each an object of JSON for every row of the data."""
+"""Predictions for a task's data: its official files, and JSON lines with one record per row of the data."""
 
 import contextlib
 import json
@@ -17,99 +17,92 @@ from bertjax.utils.io import atomic_file
 
 
 def write_predictions(
-    settings: RunConfig,
+    config: RunConfig,
     task: Task,
     checkpoint: epath.Path,
     folder: str,
     logits: bool = False,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Predicts all evaluation examples of a task and writes them in its official format, and as records.
+    """Predicts all evaluation examples of a task and writes the prediction files.
 
     Args:
-      settings, task: built from them.
-      checkpoint: of that task.
-      folder: made where it is not there.
-      logits: whether the records have them.
-      columns: of the data's file, which records are to have.
+      config: config of the task.
+      task: task built from `config`.
+      checkpoint: checkpoint of that task.
+      folder: output folder; created if needed.
+      logits: add logits to the records.
+      columns: columns of the data file to copy into the records.
 
     Returns:
-      The files.
+      Paths of the files.
 
     Raises:
-      UsageError: the task has no such format, its data no such column, or the checkpoint does not fit the settings'
-        model.
+      UsageError: the task has no prediction files, the data lacks a column, or the checkpoint does not fit `config`.
       BertjaxError: the folder cannot be written.
     """
-    check_writable(task, settings.task, folder, columns)
+    check_output(task, config.task, folder, columns)
     mesh, params = mesh_and_params(task, checkpoint)
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
 
-def check_writable(task: Task, name: str, folder: str, columns: Sequence[str]) -> None:
-    """Makes the folder, and refuses what cannot be written there before anything is predicted.
-
-    Raises:
-      UsageError, BertjaxError: as `write_predictions`.
-    """
+def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str] = ()) -> None:
+    """Creates the folder and raises if `write_outputs` would fail, before any prediction."""
     if not task.writes_predictions:
-        raise UsageError(f"the task {name} has no predictions to write")
-    for part in task.prediction_records():
-        _check_columns(part, columns)
+        raise UsageError(f"the task {task_name} has no prediction files; use `bertjax evaluate`")
+    for file_records in task.prediction_records():
+        _check_columns(file_records, columns)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BertjaxError(f"cannot make the folder {folder} ({error.strerror}); choose another --output") from error
+        raise BertjaxError(f"cannot make the folder {folder}: {error.strerror}; choose another --output") from error
 
 
 def write_outputs(
     task: Task, outputs: list[dict[str, np.ndarray]], folder: str, logits: bool = False, columns: Sequence[str] = ()
 ) -> list[Path]:
-    """Writes what was found for the evaluation examples; see `write_predictions`."""
-    written = task.write_predictions(outputs, Path(folder))
-    for part in task.prediction_records():
-        path = Path(folder) / part.file_name
-        _write_lines(path, _with_rows(part, part.make(outputs, logits), columns))
-        written.append(path)
-    return written
+    """Writes the prediction files from model outputs; see `write_predictions`."""
+    paths = task.write_predictions(outputs, Path(folder))
+    for file_records in task.prediction_records():
+        path = Path(folder) / file_records.file_name
+        _write_json_lines(path, _add_columns(file_records, file_records.make(outputs, logits), columns))
+        paths.append(path)
+    return paths
 
 
-def _check_columns(part: PredictionRecords, columns: Sequence[str]) -> None:
-    """Refuses columns before anything is predicted."""
+def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> None:
     if not columns:
         return
-    if part.read_columns is None:
-        raise UsageError("--columns is for data in columns with names, which this task's has not")
-    taken = [column for column in columns if column in FIELDS]
-    if taken:
-        raise UsageError(f"--columns has {taken[0]!r}, a name that records have for something else")
+    if file_records.read_columns is None:
+        raise UsageError("--columns needs data with named columns, which this task does not have")
+    if reserved := [column for column in columns if column in FIELDS]:
+        raise UsageError(f"--columns={reserved[0]!r} is the name of another field of the records; leave it out")
     empty = {*columns}
-    for row in part.read_columns(columns):
+    for row in file_records.read_columns(columns):
         empty -= {column for column in columns if row.fields[column]}
         if not empty:
             return
-    raise UsageError(f"--columns has {min(empty)!r}, which is empty in every row of the file")
+    raise UsageError(f"--columns={min(empty)!r} is empty in every row of the file; leave it out")
 
 
-def _with_rows(part: PredictionRecords, records: Iterable[Record], columns: Sequence[str]) -> Iterator[Record]:
-    """The records with the lines they are of, and what these have in the columns.
-
-    The file is read once more, so that what was not asked for need not be held.
-    """
-    if not part.lines:
+def _add_columns(
+    file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
+) -> Iterator[Record]:
+    """Yields records with their line numbers and columns, which are read from the data file again."""
+    if not file_records.lines:
         yield from records
         return
-    rows = part.read_columns(columns) if columns else iter(())
-    for line, record in zip(part.lines, records, strict=True):
+    rows = file_records.read_columns(columns) if columns else iter(())
+    for line, record in zip(file_records.lines, records, strict=True):
         fields = next(row.fields for row in rows if row.line == line) if columns else {}
         yield {"line": line, **fields, **record}
 
 
-def _write_lines(path: Path, records: Iterable[Record]) -> None:
+def _write_json_lines(path: Path, records: Iterable[Record]) -> None:
     try:
-        # Half a surrogate pair becomes the escape that JSON has for it.
         with contextlib.ExitStack() as stack:
             unfinished = stack.enter_context(atomic_file(path))
+            # Lone surrogates become JSON escapes.
             file = stack.enter_context(open(unfinished, "w", encoding="utf-8", errors="backslashreplace"))
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

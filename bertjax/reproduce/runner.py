@@ -14,7 +14,7 @@ from etils import epath
 from bertjax.config.load import experiment_file
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.inference.cached_features import training_task
+from bertjax.inference.cached_features import build_training_task
 from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.paper import table_names
@@ -217,9 +217,9 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
             "it again"
         )
     if run.seeds:
-        return sweep(run.config, run.overrides, (), run.seeds, folder, start, training_task)
+        return sweep(run.config, run.overrides, (), run.seeds, folder, start, build_training_task)
     settings = parse_config(experiment_config(run.config, run.overrides, start))
-    return loop.train(training_task(settings, start), folder, start)
+    return loop.train(build_training_task(settings, start), folder, start)
 
 
 def _dev_config(checkpoint: epath.Path) -> RunConfig:

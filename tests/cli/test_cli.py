@@ -179,7 +179,7 @@ def test_path_options_include_all_commands():
 
 def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     control = "\x1b[31mred\x9b2J\u202e\r"
-    monkeypatch.setattr("bertjax.inference.load.load_trained", lambda *_, **__: None)
+    monkeypatch.setattr("bertjax.inference.load.load_model", lambda *_, **__: None)
     monkeypatch.setattr("bertjax.inference.fill_mask.fill_mask", lambda *_: [[(control, 0.5)]])
     monkeypatch.setattr("bertjax.data.pretraining.formatting.paragraph", lambda *_, **__: [f"A: ä\t{control}"])
     main(["fill_mask", "--checkpoint=x", "a [MASK]"])
@@ -232,7 +232,7 @@ def test_invalid_trials_are_rejected(capfd, tmp_path, returned, message):
 @pytest.mark.parametrize("command", ["fill_mask", "features", "predict"])
 def test_text_may_be_a_url(capfd, tmp_path, command):
     error = refused(capfd, command, "--checkpoint", tmp_path / "nosuch", "gs://nosuch/run")
-    assert "there is nothing at" in error or "no [MASK] in 'gs://nosuch/run'" in error
+    assert "no file or folder at" in error or "no [MASK] in 'gs://nosuch/run'" in error
 
 
 def test_missing_corpus_is_rejected_before_workdir_is_created(capfd, tmp_path):

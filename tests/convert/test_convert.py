@@ -1,4 +1,4 @@
-"""Checkpoints keep every bit and setting through every format."""
+"""Conversions between formats keep every bit of the parameters and every setting."""
 
 import dataclasses
 import json
@@ -7,45 +7,60 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoints import WIDTH, assert_equal, google_checkpoint, portable, without
+from checkpoints import WIDTH, assert_equal, google_checkpoint, random_checkpoint, without
 
 from bertjax.cli import main as cli
-from bertjax.convert import huggingface, workdir
-from bertjax.convert.convert import FORMATS, HUGGINGFACE, TENSORFLOW, as_bertjax, convert, detect, read
+from bertjax.convert import huggingface, tensorflow1, workdir
+from bertjax.convert.convert import (
+    BERTJAX,
+    FORMATS,
+    HUGGINGFACE,
+    TENSORFLOW,
+    bertjax_checkpoint,
+    convert,
+    detect_format,
+    read_checkpoint,
+)
+from bertjax.convert.portable import SHARED_FIELDS
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
+from bertjax.inference.output_kinds import OUTPUT_KINDS
+from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
+from bertjax.tasks.finetuning.output_layer import CLASSES, KINDS, MULTILABEL, SPANS, TAGS
 from bertjax.utils.io import temporary_name
 
+WRITERS = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow1.write}
 
-@pytest.mark.parametrize("slots", [False, True])
-def test_a_release_of_google_comes_in_and_goes_out_under_the_same_names(slots, letters, tmp_path, log_lines):
-    values = google_checkpoint(letters, tmp_path / "google", slots=slots)
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False)
-    assert any("Adam's moments" in line for line in log_lines) == slots
-    convert(str(tmp_path / "ours"), str(tmp_path / "back"), TENSORFLOW, False)
+
+@pytest.mark.parametrize("with_optimizer", [False, True])
+def test_google_checkpoint_round_trip_keeps_names_and_values(with_optimizer, letters, tmp_path, log_lines):
+    variables = google_checkpoint(letters, tmp_path / "google", with_optimizer=with_optimizer)
+    convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
+    assert any("Adam's moments" in line for line in log_lines) == with_optimizer
+    convert(str(tmp_path / "own"), str(tmp_path / "back"), TENSORFLOW, False)
     reader = tf.train.load_checkpoint(str(tmp_path / "back" / "bert_model.ckpt"))
-    wanted = {name: value for name, value in values.items() if "/adam_" not in name}
-    assert reader.get_variable_to_shape_map() == {name: list(value.shape) for name, value in wanted.items()}
-    for name, value in wanted.items():
+    expected = {name: value for name, value in variables.items() if "/adam_" not in name}
+    assert reader.get_variable_to_shape_map() == {name: list(value.shape) for name, value in expected.items()}
+    for name, value in expected.items():
         np.testing.assert_array_equal(reader.get_tensor(name), value)
     assert not list((tmp_path / "back").glob("*part*"))
 
 
-def test_a_parameter_is_what_the_name_says(letters, tmp_path):
-    values = google_checkpoint(letters, tmp_path / "google")
-    params = read(tmp_path / "google").params
-    query = values["bert/encoder/layer_1/attention/self/query/kernel"]  # [in, heads * head]
+def test_parameters_have_the_values_of_their_google_variables(letters, tmp_path):
+    variables = google_checkpoint(letters, tmp_path / "google")
+    params = read_checkpoint(tmp_path / "google").params
+    query = variables["bert/encoder/layer_1/attention/self/query/kernel"]  # [in, heads * head_size]
     np.testing.assert_array_equal(params["encoder/layers/attention/query/kernel"][1][:, 1, 3], query[:, 8 + 3])
-    output = values["bert/encoder/layer_0/attention/output/dense/kernel"]
+    output = variables["bert/encoder/layer_0/attention/output/dense/kernel"]
     np.testing.assert_array_equal(params["encoder/layers/attention/output/kernel"][0][1, 3], output[8 + 3])
-    np.testing.assert_array_equal(params["next_sentence/dense/kernel"], values["cls/seq_relationship/output_weights"].T)
-    norm = values["bert/encoder/layer_1/output/LayerNorm/gamma"]
-    np.testing.assert_array_equal(params["encoder/layers/mlp_norm/scale"][1], norm)
+    next_sentence = variables["cls/seq_relationship/output_weights"].T
+    np.testing.assert_array_equal(params["next_sentence/dense/kernel"], next_sentence)
+    scale = variables["bert/encoder/layer_1/output/LayerNorm/gamma"]
+    np.testing.assert_array_equal(params["encoder/layers/mlp_norm/scale"][1], scale)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize(
-    "output, labels, fields",
+    "output_kind, labels, fields",
     [
         (
             "",
@@ -65,96 +80,117 @@ def test_a_parameter_is_what_the_name_says(letters, tmp_path):
         (TAGS, ("O", "B-PER"), {}),
     ],
 )
-def test_every_bit_and_every_setting_survives_a_format(form, output, labels, fields, letters, tmp_path):
-    given = portable(letters, output, labels, **fields)
-    before = dict(given.params)
-    writer = {"bertjax": "workdir", "tensorflow": "tensorflow1"}.get(form, form)
-    module = __import__(f"bertjax.convert.{writer}", fromlist=["write"])
-    if form == TENSORFLOW and output in (TAGS, MULTILABEL):
-        with pytest.raises(UsageError, match=f"no output layer for {output}"):
-            module.write(given, tmp_path)
+def test_format_keeps_parameters_and_settings(fmt, output_kind, labels, fields, letters, tmp_path):
+    source = random_checkpoint(letters, output_kind, labels, **fields)
+    params = dict(source.params)
+    if fmt == TENSORFLOW and output_kind in (TAGS, MULTILABEL):
+        with pytest.raises(UsageError, match=f"no output layer for {output_kind}"):
+            WRITERS[fmt](source, tmp_path)
         return
-    module.write(given, tmp_path)
-    back = read(tmp_path)
-    assert detect(tmp_path) == form
-    assert_equal(before, back.params)
-    assert back.model == given.model and back.output == output
-    if form == HUGGINGFACE and output == MULTILABEL:
-        problem = json.loads((tmp_path / "config.json").read_text())["problem_type"]
-        assert problem == "multi_label_classification"
-    assert back.labels == labels
-    assert (back.vocabulary.pieces, back.vocabulary.lower_case) == (given.vocabulary.pieces, True)
+    WRITERS[fmt](source, tmp_path)
+    converted = read_checkpoint(tmp_path)
+    assert detect_format(tmp_path) == fmt
+    assert_equal(params, converted.params)
+    assert converted.config == source.config and converted.output_kind == output_kind
+    if fmt == HUGGINGFACE and output_kind == MULTILABEL:
+        config = json.loads((tmp_path / "config.json").read_text())
+        assert config["problem_type"] == "multi_label_classification"
+    assert converted.labels == labels
+    assert (converted.vocabulary.pieces, converted.vocabulary.lower_case) == (source.vocabulary.pieces, True)
 
 
-def test_google_s_gelu_is_the_tanh_form_and_hugging_face_s_the_exact_one(letters, tmp_path):
+def test_table_has_every_output_kind():
+    assert OUTPUT_KINDS.keys() == {*KINDS}
+
+
+def test_google_gelu_is_the_tanh_form_and_hugging_face_gelu_the_exact_one(letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
-    assert read(tmp_path / "google").model.hidden_act == "gelu_tanh"
-    for form in ("bertjax", HUGGINGFACE):
-        convert(str(tmp_path / "google"), str(tmp_path / form), form, False)
+    assert read_checkpoint(tmp_path / "google").config.hidden_act == "gelu_tanh"
+    for fmt in (BERTJAX, HUGGINGFACE):
+        convert(str(tmp_path / "google"), str(tmp_path / fmt), fmt, False)
     config = json.loads((tmp_path / HUGGINGFACE / "config.json").read_text())
     assert config["hidden_act"] == "gelu_new" and config["attention_probs_dropout_prob"] == 0.2
     config["hidden_act"] = "gelu"
     (tmp_path / HUGGINGFACE / "config.json").write_text(json.dumps(config))
-    assert read(tmp_path / HUGGINGFACE).model.hidden_act == "gelu_erf"
+    assert read_checkpoint(tmp_path / HUGGINGFACE).config.hidden_act == "gelu_erf"
 
 
-@pytest.mark.parametrize("form", [HUGGINGFACE, TENSORFLOW])
-def test_an_architecture_that_a_format_cannot_say_is_refused_and_ours_keeps_it(form, letters, tmp_path):
-    (tmp_path / "ours").mkdir()
-    workdir.write(portable(letters, attention_direction="left"), tmp_path / "ours")
-    assert workdir.read(tmp_path / "ours").model.attention_direction == "left"
-    with pytest.raises(UsageError, match=f"attention_direction left, which the format {form} has no place for"):
-        convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), form, False)
-    assert not (tmp_path / "theirs").exists()
+@pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
+def test_architecture_that_a_format_cannot_express_is_refused(fmt, letters, tmp_path):
+    (tmp_path / "own").mkdir()
+    workdir.write(random_checkpoint(letters, attention_direction="left"), tmp_path / "own")
+    assert workdir.read(tmp_path / "own").config.attention_direction == "left"
+    with pytest.raises(UsageError, match=f"the format {fmt} cannot express model.attention_direction=left"):
+        convert(str(tmp_path / "own"), str(tmp_path / "foreign"), fmt, False)
+    assert not (tmp_path / "foreign").exists()
 
 
-def test_a_checkpoint_without_heads_says_what_is_new(letters, tmp_path, log_lines):
+@pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
+def test_every_other_architecture_field_is_refused_by_name(fmt, letters, tmp_path):
+    expressed = {*SHARED_FIELDS, "hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of"}
+    for name in {*ARCHITECTURE_FIELDS} - expressed:
+        checkpoint = random_checkpoint(letters)
+        # Any value but the default, whether or not the model supports it.
+        object.__setattr__(checkpoint.config, name, f"not {getattr(Architecture(), name)}")
+        with pytest.raises(UsageError, match=f"model.{name}="):
+            WRITERS[fmt](checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
+def test_parameters_that_bert_lacks_are_refused(fmt, letters, tmp_path):
+    checkpoint = random_checkpoint(letters)
+    checkpoint.params["encoder/layers/mlp_gate/kernel"] = np.zeros((2, 16, 32), np.float32)
+    with pytest.raises(UsageError, match=f"the format {fmt} has no parameters encoder/layers/mlp_gate/kernel"):
+        WRITERS[fmt](checkpoint, tmp_path)
+
+
+def test_missing_heads_are_reported(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google", without("cls/"))
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False)
-    assert "with pooler; new where they are needed: masked-LM head, next-sentence head" in log_lines[0]
-    assert read(tmp_path / "ours").parts == {"encoder", "pooler"}
+    convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
+    assert "heads: pooler; missing: masked-LM head, next-sentence head" in log_lines[0]
+    assert read_checkpoint(tmp_path / "own").modules == {"encoder", "pooler"}
 
 
-def test_a_destination_is_kept_unless_told_otherwise_and_nothing_is_left_of_a_failure(letters, tmp_path, capfd):
+def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
-    command = ["convert", str(tmp_path / "google"), str(tmp_path / "ours")]
+    command = ["convert", str(tmp_path / "google"), str(tmp_path / "own")]
     cli.main(command)
-    assert capfd.readouterr().out.strip() == str(tmp_path / "ours")
-    for arguments, says in (
-        (command, "already; give --overwrite"),
-        ([*command[:2], str(tmp_path / "google" / "inside")], "lie in each other"),
+    assert capfd.readouterr().out.strip() == str(tmp_path / "own")
+    for arguments, message in (
+        (command, "exists; give --overwrite"),
+        ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
         ([*command, "--format=onnx"], "known: bertjax, huggingface, tensorflow"),
         (["convert", "bert-base-uncased", str(tmp_path / "other")], "names of a hub are not downloaded"),
         (["convert", str(tmp_path), str(tmp_path.parent / "other")], "no checkpoint at"),
     ):
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main(arguments)
-        assert end.value.code == 2 and says in capfd.readouterr().err
-    # The workdir of a run is never replaced, nor a folder that only looks like something.
+        assert exit_info.value.code == 2 and message in capfd.readouterr().err
+    # --overwrite replaces neither the workdir of a run nor any other folder.
     for name in ("run/checkpoints", "folder"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "folder" / "some.index").write_text("")
     for name in ("run", "folder"):
         with pytest.raises(SystemExit):
             cli.main([*command[:2], str(tmp_path / name), "--overwrite"])
-        assert "is no checkpoint to replace" in capfd.readouterr().err
+        assert "is not a checkpoint, or holds other files" in capfd.readouterr().err
         shutil.rmtree(tmp_path / name)
     cli.main([*command, "--overwrite", "--format=huggingface"])
-    assert detect(tmp_path / "ours") == HUGGINGFACE
-    for arguments, code, says in (
-        (["convert", command[1], "/proc/ours"], 1, "cannot write the checkpoint /proc/ours"),
+    assert detect_format(tmp_path / "own") == HUGGINGFACE
+    for arguments, code, message in (
+        (["convert", command[1], "/sys/own"], 1, "cannot write the checkpoint /sys/own"),
         (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
         (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main(arguments)
-        assert end.value.code == code and says in capfd.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "ours"]
+        assert message in capfd.readouterr().err and exit_info.value.code == code
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["google", "own"]
 
 
-def test_no_other_spelling_of_a_place_costs_a_checkpoint(letters, tmp_path, capfd):
+def test_source_is_never_overwritten_through_another_path(letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
-    before = sorted(path.name for path in (tmp_path / "google").iterdir())
+    files = sorted(path.name for path in (tmp_path / "google").iterdir())
     (tmp_path / "link").symlink_to(tmp_path / "google")
     for source, destination in (
         ("google", "other/../google"),
@@ -162,115 +198,124 @@ def test_no_other_spelling_of_a_place_costs_a_checkpoint(letters, tmp_path, capf
         ("link", "google"),
         ("google", "link/inside"),
     ):
-        with pytest.raises(UsageError, match="lie in each other"):
-            convert(str(tmp_path / source), f"{tmp_path}/{destination}", "bertjax", True)
-    assert sorted(path.name for path in (tmp_path / "google").iterdir()) == before
-    # A link at the destination stays, and what it leads to is replaced.
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), "bertjax", False)
-    (tmp_path / "link").unlink()
-    (tmp_path / "link").symlink_to(tmp_path / "ours")
+        with pytest.raises(UsageError, match="overlap"):
+            convert(str(tmp_path / source), f"{tmp_path}/{destination}", BERTJAX, True)
+    assert sorted(path.name for path in (tmp_path / "google").iterdir()) == files
+
+
+def test_link_at_destination_is_followed(letters, tmp_path):
+    google_checkpoint(letters, tmp_path / "google")
+    convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
+    (tmp_path / "link").symlink_to(tmp_path / "own")
     for _ in range(2):
         convert(str(tmp_path / "google"), str(tmp_path / "link"), HUGGINGFACE, True)
-    assert (tmp_path / "link").is_symlink() and detect(tmp_path / "ours") == HUGGINGFACE
+    assert (tmp_path / "link").is_symlink() and detect_format(tmp_path / "own") == HUGGINGFACE
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_what_no_conversion_wrote_is_not_replaced(form, letters, tmp_path):
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_folder_with_other_files_is_not_overwritten(fmt, letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, False)
-    convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True)
-    (tmp_path / "ours" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="is no checkpoint to replace"):
-        convert(str(tmp_path / "google"), str(tmp_path / "ours"), form, True)
-    assert (tmp_path / "ours" / "thesis.tex").exists()
+    convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, False)
+    convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
+    (tmp_path / "own" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="is not a checkpoint, or holds other files"):
+        convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
+    assert (tmp_path / "own" / "thesis.tex").exists()
 
 
-def test_a_kept_copy_is_of_the_source_as_it_is_now(letters, tmp_path, log_lines):
+def test_cached_conversion_follows_changes_of_the_source(letters, tmp_path, log_lines):
     google_checkpoint(letters, tmp_path / "google")
-    source, kept = str(tmp_path / "google"), tmp_path / "init_from"
+    source, cache_dir = str(tmp_path / "google"), tmp_path / "init_from"
     for _ in range(2):
-        with as_bertjax(source, kept) as path:
-            assert path == str(kept)
-        # Of a run that is killed when the copy is in its place already.
+        with bertjax_checkpoint(source, cache_dir) as path:
+            assert path == str(cache_dir)
+        # A run that was killed after the conversion leaves a temporary folder.
         (tmp_path / temporary_name("init_from")).mkdir()
     assert sum("wrote" in line for line in log_lines) == 1
-    with as_bertjax(source, kept):
+    with bertjax_checkpoint(source, cache_dir):
         assert sorted(child.name for child in tmp_path.iterdir()) == ["google", "init_from"]
     shutil.rmtree(source)
-    google_checkpoint(letters, tmp_path / "google", lambda values: {k: v + 1 for k, v in values.items()})
-    with as_bertjax(source, kept):
+    google_checkpoint(letters, tmp_path / "google", lambda variables: {k: v + 1 for k, v in variables.items()})
+    with bertjax_checkpoint(source, cache_dir):
         pass
     assert sum("wrote" in line for line in log_lines) == 2
-    assert_equal(read(kept).params, read(tmp_path / "google").params)
+    assert_equal(read_checkpoint(cache_dir).params, read_checkpoint(tmp_path / "google").params)
     shutil.rmtree(source)
-    with as_bertjax(source, kept) as path:
-        assert path == str(kept) and "is gone" in log_lines[-1]
-    # A folder of that name that no conversion made is the user's.
+    with bertjax_checkpoint(source, cache_dir) as path:
+        assert path == str(cache_dir) and "no longer exists" in log_lines[-1]
+
+
+def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
     google_checkpoint(letters, tmp_path / "google")
-    shutil.rmtree(kept)
-    kept.mkdir()
-    (kept / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="is no checkpoint to replace"), as_bertjax(source, kept):
+    cache_dir = tmp_path / "init_from"
+    cache_dir.mkdir()
+    (cache_dir / "notes.txt").write_text("mine")
+    with (
+        pytest.raises(UsageError, match="is not a checkpoint, or holds other files"),
+        bertjax_checkpoint(str(tmp_path / "google"), cache_dir),
+    ):
         pass
-    assert (kept / "notes.txt").exists()
+    assert (cache_dir / "notes.txt").exists()
 
 
-def test_parts_that_no_class_of_theirs_has_together_are_kept_and_told(letters, tmp_path):
-    given = portable(letters, SPANS)
-    before = given.params | {name: array for name, array in portable(letters).params.items() if "pooler" in name}
-    said = huggingface.write(dataclasses.replace(given, params=dict(before)), tmp_path)
-    assert said == ["BertForQuestionAnswering does not use pooler; written all the same"]
-    assert_equal(read(tmp_path).params, before)
-    encoder = {name: array for name, array in before.items() if name.startswith("encoder/")}
-    bare = dataclasses.replace(given, params=dict(encoder), output="")
-    assert huggingface.write(bare, tmp_path) == ["BertModel will make anew what the source lacks: pooler"]
-    assert_equal(read(tmp_path).params, encoder)
+def test_hugging_face_folder_keeps_modules_that_its_class_ignores(letters, tmp_path):
+    checkpoint = random_checkpoint(letters, SPANS)
+    pooler = {name: array for name, array in random_checkpoint(letters).params.items() if "pooler" in name}
+    params = checkpoint.params | pooler
+    notes = huggingface.write(dataclasses.replace(checkpoint, params=dict(params)), tmp_path)
+    assert notes == ["BertForQuestionAnswering ignores pooler, which the folder contains"]
+    assert_equal(read_checkpoint(tmp_path).params, params)
+    encoder = {name: array for name, array in params.items() if name.startswith("encoder/")}
+    encoder_only = dataclasses.replace(checkpoint, params=dict(encoder), output_kind="")
+    assert huggingface.write(encoder_only, tmp_path) == ["BertModel will initialize pooler randomly"]
+    assert_equal(read_checkpoint(tmp_path).params, encoder)
 
 
-def test_a_foreign_checkpoint_fills_gives_features_and_starts_a_run(letters, tmp_path, capfd):
+def test_commands_accept_foreign_checkpoints(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
-    convert(str(tmp_path / "google"), str(tmp_path / "theirs"), HUGGINGFACE, False)
-    shown = []
-    for name in ("google", "theirs"):
+    convert(str(tmp_path / "google"), str(tmp_path / "huggingface"), HUGGINGFACE, False)
+    outputs = []
+    for name in ("google", "huggingface"):
         capfd.readouterr()
         cli.main(["fill_mask", f"--checkpoint={tmp_path / name}", "a [MASK]", "--top=3"])
         cli.main(["features", f"--checkpoint={tmp_path / name}", "a b ||| c", f"--output={tmp_path / name}.d"])
-        shown.append(capfd.readouterr().out.replace(name, ""))
-    assert shown[0] == shown[1] and shown[0].count("%") == 3
-    found = np.load(tmp_path / "google.d" / "00000.npz")
-    assert found["hidden_states"].shape == (6, 1, WIDTH)
-    assert found["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
+        outputs.append(capfd.readouterr().out.replace(name, ""))
+    assert outputs[0] == outputs[1] and outputs[0].count("%") == 3
+    shard = np.load(tmp_path / "google.d" / "00000.npz")
+    assert shard["hidden_states"].shape == (6, 1, WIDTH)
+    assert shard["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_fine_tuning_from_a_foreign_checkpoint_and_back(letters, tmp_path, capfd):
+    google_checkpoint(letters, tmp_path / "google")
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
-    experiment = f"experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
-    command = ["train", f"--config={experiment}", f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}"]
-    command += ["--config.steps=1", "--config.mesh.data=1", "--config.mesh.fsdp=-1"]
+    data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
+    mesh = ["--config.mesh.data=1", "--config.mesh.fsdp=-1"]
+    command = ["train", data, f"--workdir={tmp_path / 'run'}", f"--init_from={tmp_path / 'google'}", *mesh]
     with pytest.raises(SystemExit):
         cli.main([*command, "--config.epochs=0", "--config.steps=0"])
-    # Before anything was converted.
-    assert "config.epochs is 0" in capfd.readouterr().err and not (tmp_path / "run").exists()
-    cli.main(command)
-    said = capfd.readouterr().err
-    assert "restored from " in said and "encoder (" in said and "initialized randomly: classifier/" in said
+    # Wrong settings are found before the conversion.
+    assert "config.epochs=0 is out of range" in capfd.readouterr().err and not (tmp_path / "run").exists()
+    cli.main([*command, "--config.steps=1"])
+    log = capfd.readouterr().err
+    assert "restored from " in log and "encoder (" in log and "initialized randomly: classifier/" in log
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["model"]["hidden_size"] == WIDTH and config["model"]["attention_probs_dropout_prob"] == 0.1
     cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "out"), "--format=huggingface"])
-    # Back again it is known by its labels alone, which are those of the same file.
     capfd.readouterr()
-    data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
     for checkpoint in (tmp_path / "run", tmp_path / "out"):
-        cli.main(["evaluate", f"--checkpoint={checkpoint}", data, "--config.mesh.data=1", "--config.mesh.fsdp=-1"])
-    before, after = (json.loads(line) for line in capfd.readouterr().out.splitlines())
-    assert before == after
-    # A folder with a name that none of ours may have.
+        cli.main(["evaluate", f"--checkpoint={checkpoint}", data, *mesh])
+    own, converted = (json.loads(line) for line in capfd.readouterr().out.splitlines())
+    assert own == converted
+    # Brackets are allowed in the path of a foreign checkpoint.
     (tmp_path / "out").rename(tmp_path / "out[1]")
-    cli.main(
-        ["evaluate", f"--checkpoint={tmp_path / 'out[1]'}", *(data, "--config.mesh.data=1", "--config.mesh.fsdp=-1")]
-    )
-    said = capfd.readouterr()
-    assert json.loads(said.out) == after and f"of checkpoint {tmp_path}/out[1]\n" in said.err
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'out[1]'}", data, *mesh])
+    output = capfd.readouterr()
+    assert json.loads(output.out) == converted and f"{tmp_path}/out[1]\n" in output.err
     (tmp_path / "out[1]").rename(tmp_path / "out")
     with pytest.raises(SystemExit):
         cli.main(["evaluate", f"--checkpoint={tmp_path / 'out'}"])
     assert "give --config" in capfd.readouterr().err
-    out = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert out["architectures"] == ["BertForSequenceClassification"] and out["id2label"] == {"0": "x", "1": "y"}
+    hf_config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert hf_config["architectures"] == ["BertForSequenceClassification"]
+    assert hf_config["id2label"] == {"0": "x", "1": "y"}

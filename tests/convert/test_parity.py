@@ -1,11 +1,12 @@
-"""Converted checkpoints compute in bertjax what they compute in Hugging Face's PyTorch, and load there."""
+"""Converted checkpoints compute the same outputs in bertjax and in transformers with PyTorch."""
 
 import jax
 import numpy as np
 import pytest
+from checkpoints import assert_equal
 from etils import epath
 
-from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read
+from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoint
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError
@@ -13,9 +14,9 @@ from bertjax.model.encoder import Encoder, Pooler
 from bertjax.model.heads import MaskedLmHead, NextSentenceHead
 from bertjax.training.parameters import nested
 
-WHY = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
-torch = pytest.importorskip("torch", reason=WHY)
-transformers = pytest.importorskip("transformers", reason=WHY)
+REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
+torch = pytest.importorskip("torch", reason=REASON)
+transformers = pytest.importorskip("transformers", reason=REASON)
 
 TOLERANCE = 1e-5
 TEXTS = [
@@ -27,15 +28,14 @@ SIZES = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
     "12 layers": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
 }
-HEADS = ("encoder", "pooler", "masked_lm", "next_sentence")
 
 
-def hugging_face_model(letters, folder, size="tiny", kind="BertForPreTraining", **fields):
-    """A random model of theirs with its tokenizer, saved as they save it. Not near zero: differences must show."""
+def save_random_model(letters, folder, size="tiny", class_name="BertForPreTraining", **fields):
+    """Saves a random model of transformers, with parameters large enough for differences to show."""
     torch.manual_seed(0)
-    settings = {"hidden_dropout_prob": 0.0, "initializer_range": 0.05, **SIZES[size], **fields}
-    count = len(letters.read_text().splitlines())
-    model = getattr(transformers, kind)(transformers.BertConfig(vocab_size=count, **settings)).eval()
+    fields = {"hidden_dropout_prob": 0.0, "initializer_range": 0.05, **SIZES[size], **fields}
+    num_tokens = len(letters.read_text().splitlines())
+    model = getattr(transformers, class_name)(transformers.BertConfig(vocab_size=num_tokens, **fields)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -45,21 +45,22 @@ def hugging_face_model(letters, folder, size="tiny", kind="BertForPreTraining", 
     return model
 
 
-def theirs(folder):
-    """Hidden states, pooled output and both logits of a folder, in PyTorch, through AutoTokenizer and AutoModel."""
+def torch_outputs(folder):
+    """Computes hidden states, pooled output and both logits in PyTorch, through AutoTokenizer and AutoModel."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForPreTraining.from_pretrained(folder).eval()
     inputs = tokenizer([a for a, _ in TEXTS], [b for _, b in TEXTS], padding=True, return_tensors="pt")
     with torch.no_grad():
-        found = model(**inputs, output_hidden_states=True)
+        outputs = model(**inputs, output_hidden_states=True)
         pooled = model.bert(**inputs).pooler_output
-    states = np.stack([state.numpy() for state in found.hidden_states])
-    return inputs, states, pooled.numpy(), found.prediction_logits.numpy(), found.seq_relationship_logits.numpy()
+    states = np.stack([state.numpy() for state in outputs.hidden_states])
+    return inputs, states, pooled.numpy(), outputs.prediction_logits.numpy(), outputs.seq_relationship_logits.numpy()
 
 
-def ours(folder, inputs):
-    portable = read(folder)
-    config, params = portable.model, nested(portable.params)
+def jax_outputs(folder, inputs):
+    """Computes the same outputs in bertjax."""
+    checkpoint = read_checkpoint(folder)
+    config, params = checkpoint.config, nested(checkpoint.params)
     ids, mask, segments = (
         inputs[name].numpy().astype(np.int32) for name in ("input_ids", "attention_mask", "token_type_ids")
     )
@@ -79,15 +80,15 @@ def ours(folder, inputs):
     return [np.asarray(array) for array in compute(params)]
 
 
-def assert_same(inputs, expected, found):
+def assert_close(inputs, expected, outputs):
     inside = inputs["attention_mask"].numpy() > 0
     assert not inside.all() and inputs["token_type_ids"].numpy().max() == 1
     states, pooled, mlm, nsp = expected
     for a, b in (
-        (states[:, inside], found[0][:, inside]),
-        (pooled, found[1]),
-        (mlm[inside], found[2][inside]),
-        (nsp, found[3]),
+        (states[:, inside], outputs[0][:, inside]),
+        (pooled, outputs[1]),
+        (mlm[inside], outputs[2][inside]),
+        (nsp, outputs[3]),
     ):
         assert a.shape == b.shape and np.abs(a).max() > 0.05
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE)
@@ -95,19 +96,19 @@ def assert_same(inputs, expected, found):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
-def test_both_compute_the_same_in_both_directions(size, activation, letters, tmp_path):
-    if size != "tiny" and activation != "gelu":
-        pytest.skip("the activation is the same at every size; the deep model has one")
-    hugging_face_model(letters, tmp_path / "theirs", size, hidden_act=activation, layer_norm_eps=1e-7)
-    convert(str(tmp_path / "theirs"), str(tmp_path / "ours"), BERTJAX, False, print)
-    inputs, *expected = theirs(tmp_path / "theirs")
-    assert_same(inputs, expected, ours(tmp_path / "ours", inputs))
-    convert(str(tmp_path / "ours"), str(tmp_path / "back"), HUGGINGFACE, False, print)
-    # Their two names for the tanh form differ in the last bit; the weights may not.
-    inputs, *back = theirs(tmp_path / "back")
-    assert_same(inputs, expected, back)
+def test_outputs_equal_in_both_directions(size, hidden_act, letters, tmp_path):
+    if size != "tiny" and hidden_act != "gelu":
+        pytest.skip("activations are tested at one size")
+    save_random_model(letters, tmp_path / "foreign", size, hidden_act=hidden_act, layer_norm_eps=1e-7)
+    convert(str(tmp_path / "foreign"), str(tmp_path / "own"), BERTJAX, False)
+    inputs, *expected = torch_outputs(tmp_path / "foreign")
+    assert_close(inputs, expected, jax_outputs(tmp_path / "own", inputs))
+    convert(str(tmp_path / "own"), str(tmp_path / "back"), HUGGINGFACE, False)
+    # The two tanh activations of transformers differ in the last bit; the weights must not.
+    inputs, *outputs = torch_outputs(tmp_path / "back")
+    assert_close(inputs, expected, outputs)
     before, after = (
-        transformers.AutoModelForPreTraining.from_pretrained(tmp_path / name) for name in ("theirs", "back")
+        transformers.AutoModelForPreTraining.from_pretrained(tmp_path / name) for name in ("foreign", "back")
     )
     assert before.state_dict().keys() == after.state_dict().keys()
     for name, tensor in before.state_dict().items():
@@ -115,7 +116,7 @@ def test_both_compute_the_same_in_both_directions(size, activation, letters, tmp
 
 
 @pytest.mark.parametrize(
-    "kind, parts",
+    "class_name, modules",
     [
         ("BertModel", {"encoder", "pooler"}),
         ("BertForMaskedLM", {"encoder", "masked_lm"}),
@@ -126,54 +127,48 @@ def test_both_compute_the_same_in_both_directions(size, activation, letters, tmp
         ("BertForQuestionAnswering", {"encoder", "classifier"}),
     ],
 )
-def test_every_class_goes_there_and_back(kind, parts, letters, tmp_path):
+def test_round_trip_of_every_class(class_name, modules, letters, tmp_path):
     labels = {0: "no", 1: "perhaps", 2: "yes"}
-    many = kind in ("BertForSequenceClassification", "BertForTokenClassification")
-    fields = {"id2label": labels, "label2id": {name: index for index, name in labels.items()}} if many else {}
-    model = hugging_face_model(letters, tmp_path / "theirs", kind=kind, **fields)
-    convert(str(tmp_path / "theirs"), str(tmp_path / "ours"), BERTJAX, False, print)
-    assert read(tmp_path / "ours").parts == parts
-    convert(str(tmp_path / "ours"), str(tmp_path / "back"), HUGGINGFACE, False, print)
-    back, report = getattr(transformers, kind).from_pretrained(tmp_path / "back", output_loading_info=True)
+    has_labels = class_name in ("BertForSequenceClassification", "BertForTokenClassification")
+    fields = {"id2label": labels, "label2id": {name: index for index, name in labels.items()}} if has_labels else {}
+    model = save_random_model(letters, tmp_path / "foreign", class_name=class_name, **fields)
+    convert(str(tmp_path / "foreign"), str(tmp_path / "own"), BERTJAX, False)
+    assert read_checkpoint(tmp_path / "own").modules == modules
+    convert(str(tmp_path / "own"), str(tmp_path / "back"), HUGGINGFACE, False)
+    back, report = getattr(transformers, class_name).from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, back.state_dict()[name]), name
-    assert not many or back.config.id2label == labels
+    assert not has_labels or back.config.id2label == labels
 
 
-def test_shards_and_half_precision_are_read(letters, tmp_path):
-    model = hugging_face_model(letters, tmp_path / "whole")
+def test_shards_and_bfloat16_weights_are_read(letters, tmp_path):
+    model = save_random_model(letters, tmp_path / "single")
     model.save_pretrained(tmp_path / "shards", max_shard_size="300KB")
     (tmp_path / "shards" / "vocab.txt").write_bytes(letters.read_bytes())
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    assert_equal(read(tmp_path / "whole").params, read(tmp_path / "shards").params)
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    half = read(tmp_path / "half")
-    assert "bfloat16" in " ".join(half.notes)
+    assert_equal(read_checkpoint(tmp_path / "single").params, read_checkpoint(tmp_path / "shards").params)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "bfloat16")
+    checkpoint = read_checkpoint(tmp_path / "bfloat16")
+    assert "bfloat16" in " ".join(checkpoint.notes)
     expected = model.bert.embeddings.position_embeddings.weight.detach().float().numpy()
-    np.testing.assert_array_equal(half.params["encoder/embeddings/position"], expected)
+    np.testing.assert_array_equal(checkpoint.params["encoder/embeddings/position"], expected)
 
 
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
+def test_pickled_weights_are_refused(letters, tmp_path):
+    model = save_random_model(letters, tmp_path / "foreign")
+    (tmp_path / "foreign" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "foreign" / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="pickles, which can run any code.*save_pretrained"):
+        read_checkpoint(tmp_path / "foreign")
 
 
-def test_pickled_weights_are_refused_with_the_way_out(letters, tmp_path):
-    model = hugging_face_model(letters, tmp_path / "theirs")
-    (tmp_path / "theirs" / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "theirs" / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="a pickle may run any code.*save_pretrained"):
-        read(tmp_path / "theirs")
-
-
-def test_the_tokenizer_goes_along(letters, tmp_path):
-    hugging_face_model(letters, tmp_path / "theirs")
-    convert(str(tmp_path / "theirs"), str(tmp_path / "ours"), BERTJAX, False, print)
-    convert(str(tmp_path / "ours"), str(tmp_path / "back"), HUGGINGFACE, False, print)
+def test_tokenizer_is_converted(letters, tmp_path):
+    save_random_model(letters, tmp_path / "foreign")
+    convert(str(tmp_path / "foreign"), str(tmp_path / "own"), BERTJAX, False)
+    convert(str(tmp_path / "own"), str(tmp_path / "back"), HUGGINGFACE, False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
-    vocabulary = workdir_vocabulary(epath.Path(tmp_path / "ours"))
+    vocabulary = workdir_vocabulary(epath.Path(tmp_path / "own"))
     assert vocabulary.lower_case
     for text, _ in TEXTS:
         assert tokenizer(text)["input_ids"][1:-1] == Tokenizer(vocabulary).encode(text)

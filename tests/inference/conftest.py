@@ -1,15 +1,30 @@
-"""Checkpoints with random parameters, in the form of Hugging Face."""
+"""A random pre-trained checkpoint as a Hugging Face folder, and shared helpers."""
 
 from pathlib import Path
 
 import pytest
-from checkpoints import portable
+from checkpoints import random_checkpoint
 
+from bertjax.cli import main as cli
 from bertjax.convert import huggingface
 
 
 @pytest.fixture(scope="session")
 def pretrained(letters, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained")
-    huggingface.write(portable(letters), folder)
+    huggingface.write(random_checkpoint(letters), folder)
     return folder
+
+
+@pytest.fixture
+def usage_error(capfd):
+    """Function that runs a command, checks its exit code, and returns the error message."""
+
+    def run(*arguments, code: int = 2) -> str:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main([str(argument) for argument in arguments])
+        assert exit_info.value.code == code
+        return capfd.readouterr().err.splitlines()[-1]
+
+    return run

@@ -93,7 +93,7 @@ def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, ca
 @pytest.mark.slow
 def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_path, capfd):
     command = ["ensemble", f"--output={tmp_path}/both", f"--checkpoint={cola}"]
-    assert "two checkpoints at least" in refused(capfd, *command)
+    assert "an ensemble of 1 checkpoints; give --checkpoint at least twice" in refused(capfd, *command)
     shutil.copytree(cola, tmp_path / "copy")
     assert "has the same parameters as another member" in refused(capfd, *command, f"--checkpoint={tmp_path}/copy")
     into = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.inference.glue_submission import TEST_ROWS
+from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
 from bertjax.tasks.build import parse_config
 
 
@@ -54,7 +54,9 @@ def test_predictions_have_glue_s_format_in_input_order(cola, glue, capfd, tmp_pa
     for line, record in zip(capfd.readouterr().out.splitlines(), found, strict=True):
         assert json.loads(line)["prediction"] == record["prediction"]
         assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
-    assert "is a pair, the model takes one text" in refused(capfd, "predict", f"--checkpoint={cola}", "zu ||| pa")
+    assert "is a pair, but the model takes single texts" in refused(
+        capfd, "predict", f"--checkpoint={cola}", "zu ||| pa"
+    )
     test, beside = predict(capfd, cola, tmp_path)
     assert len(test.read_text().splitlines()) == 10
     # A header is a line, too.
@@ -66,7 +68,7 @@ def test_predictions_have_glue_s_format_in_input_order(cola, glue, capfd, tmp_pa
     ("columns", "named"),
     [
         ("index,nosuch", "has no column 'nosuch'; its columns are index, sentence"),
-        ("prediction", "'prediction', a name that records have"),
+        ("prediction", "'prediction' is the name of another field"),
     ],
 )
 def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, named):
@@ -107,14 +109,14 @@ def test_submission_archive_and_missing_files(cola, capfd, tmp_path):
         with pytest.raises(SystemExit) as end:
             cli.main(command)
         said = capfd.readouterr().err
-        assert end.value.code == 1 and said.count("\n") == 1 and "is not whole" in said and not output.exists()
-        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows, GLUE's test set has 1,063" in said
+        assert end.value.code == 1 and said.count("\n") == 1 and "incomplete submission" in said and not output.exists()
+        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows instead of 1,063" in said
         cli.main([*command, "--partial"])
         archives.append(zipfile.ZipFile(output))
         said = capfd.readouterr().err
         assert "incomplete: RTE.tsv is missing" in said
         assert ("WNLI.tsv is missing" in said) == bool(arguments)
-        assert ("which the folder has not: the majority class for all 146 rows" in said) != bool(arguments)
+        assert ("not in the folder): the majority class for all 146 examples" in said) != bool(arguments)
     assert sorted(archives[0].namelist()) == ["CoLA.tsv", "WNLI.tsv"]
     assert archives[1].namelist() == ["CoLA.tsv"]
     wnli = archives[0].read("WNLI.tsv").decode().split("\n")
@@ -122,13 +124,13 @@ def test_submission_archive_and_missing_files(cola, capfd, tmp_path):
 
 
 def test_complete_submission_reports_replaced_wnli(tmp_path, capfd):
-    for name, count in TEST_ROWS.items():
+    for name, count in NUM_TEST_EXAMPLES.items():
         rows = "".join(f"{index}\t1\n" for index in range(count))
         (tmp_path / name).write_text("index\tprediction\n" + rows)
     command = ["submission", f"--predictions={tmp_path}", f"--output={tmp_path / 'all.zip'}"]
     cli.main(command)
     said = capfd.readouterr().err
-    assert said.startswith("WNLI.tsv, in place of the folder's: the majority class") and said.count("\n") == 1
+    assert said.startswith("WNLI.tsv (replaces the file of the folder): the majority class") and said.count("\n") == 1
     assert b"\t1\n" not in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
     cli.main([*command, "--own_wnli"])
     assert capfd.readouterr().err == ""

@@ -10,7 +10,7 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError
-from bertjax.inference.cached_features import training_task
+from bertjax.inference.cached_features import build_training_task
 from bertjax.tasks.build import parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint_config import experiment_config
@@ -104,7 +104,7 @@ def test_trials_of_equal_shapes_compile_once(cola, glue, tmp_path):
         [{"optimizer.learning_rate": rate, "seed": seed} for rate in (1e-3, 2e-3) for seed in (0, 1)],
         str(tmp_path),
         str(cola),
-        training_task,
+        build_training_task,
     )
     assert len({trial["metrics"]["cross_entropy"] for trial in result["trials"]}) == 4
     assert make_train_step.cache_info().misses == 1

@@ -92,8 +92,9 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     train(f"{task}.py:{more}path={path}", tmp_path / "run", None, *given, steps=2, eval_every=2)
     # Of new rows there are no states on disk.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
-    assert "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which is not converted" in refused(
-        capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
+    assert (
+        "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"
+        in refused(capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface")
     )
 
 

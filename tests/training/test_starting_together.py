@@ -87,12 +87,12 @@ def test_a_sweep_of_two_ends_where_a_trial_fails_in_one(pretrained, labelled, tm
         "from bertjax.inference import cached_features\n"
         "from bertjax.training import agreement\n"
         "agreement._FAIL_SECONDS = 5\n"
-        "train = cached_features.training_task\n"
-        "def training_task(*args):\n"
+        "train = cached_features.build_training_task\n"
+        "def build_training_task(*args):\n"
         "    if jax.process_index():\n"
         "        raise OSError('no such disk')\n"
         "    return train(*args)\n"
-        "cached_features.training_task = training_task\n"
+        "cached_features.build_training_task = build_training_task\n"
         "cli.main()\n"
     )
     arguments = command("sweep", labelled, pretrained, tmp_path / "sweep", "--distributed")

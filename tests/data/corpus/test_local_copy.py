@@ -18,6 +18,7 @@ from bertjax.data.corpus.store import MANIFEST, open_corpus
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.build import build_task, parse_config
+from bertjax.utils.io import CACHE_DIR_VARIABLE
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""Model inputs at inference: lines of text files, and batches of encoded examples."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from bertjax.data.finetuning.examples import Batching, Examples, make_batch
+from bertjax.data.shard import SINGLE_SHARD
+from bertjax.errors import UsageError
+from bertjax.utils.io import reject_utf16
+
+STDIN = "-"
+# Separates the parts of a line: the texts of a pair, or a beginning and its endings.
+PAIR_SEPARATOR = " ||| "
+# Tokens per batch, with padding: enough to keep a CPU or GPU busy, little memory beside the parameters of BASE.
+BATCH_TOKENS = 4096
+_BUCKET = 32
+# Limits memory for files without line ends.
+_MAX_LINE_BYTES = 1 << 24
+_UTF8_BOM = b"\xef\xbb\xbf"
+
+
+def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields every example once, longest first.
+
+    Rows are padded to a multiple of 32 tokens. Each batch has as many rows as fit into `BATCH_TOKENS`, so that a model
+    compiles once per length. The last batch of a length may be smaller: a power of two.
+
+    Yields:
+      A batch; `example` [B] holds the index of each row's example, or -1 for padding rows.
+    """
+    batching = Batching(1, min(_BUCKET, seq_len), seq_len)
+    order = np.argsort(-examples.lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        length = batching.padded_length(int(examples.lengths[order[start]]))
+        num_rows = max(1, BATCH_TOKENS // (length * examples.sequences_per_example))
+        selected = order[start : start + num_rows]
+        batch_size = min(num_rows, 1 << (len(selected) - 1).bit_length())
+        yield make_batch(examples, selected, length, batch_size, SINGLE_SHARD)
+        start += num_rows
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """Yields the lines of a UTF-8 file, or of standard input for `-`, holding one line in memory.
+
+    Raises:
+      UsageError: the file cannot be read or is empty (raised by the call), or a line is not text (raised on iteration).
+    """
+    name = "standard input" if path == STDIN else path
+    try:
+        file = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
+        first_line = file.readline(_MAX_LINE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+    reject_utf16(name, first_line)
+    if not first_line:
+        raise UsageError(f"{name} is empty; write one text per line")
+    return _decode_lines(file, first_line.removeprefix(_UTF8_BOM), name)
+
+
+def _decode_lines(file: IO[bytes], line: bytes, name: str) -> Iterator[str]:
+    number = 1
+    with file:
+        while line:
+            if len(line) > _MAX_LINE_BYTES:
+                raise UsageError(
+                    f"{name} line {number} has more than {_MAX_LINE_BYTES:,} bytes; write one text per line"
+                )
+            try:
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{name} line {number} is not UTF-8 at byte {error.start}") from error
+            number += 1
+            line = file.readline(_MAX_LINE_BYTES + 1)

@@ -1,0 +1,146 @@
+"""Predictions for texts by each kind of output layer: classes, labels, choices, tags and answer spans."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.questions import Question, make_windows
+from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
+from bertjax.errors import UsageError
+from bertjax.inference.inputs import PAIR_SEPARATOR, make_batches
+from bertjax.inference.loaded_model import LoadedModel
+from bertjax.tasks.finetuning import records
+from bertjax.tasks.finetuning import spans as squad_spans
+from bertjax.tasks.finetuning.records import Record
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPredictor:
+    """A fine-tuned model with the options of its predictions.
+
+    Attributes:
+      model: the model.
+      seq_len: maximum tokens per row.
+      context: passage that contains the answers, for spans.
+      with_logits: records include logits.
+    """
+
+    model: LoadedModel
+    seq_len: int
+    context: str
+    with_logits: bool
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.model.output_layer.labels
+
+    def logits(self, examples: Examples) -> list[np.ndarray]:
+        """Returns each example's logits: float32 [outputs], or [length, outputs] from a model of tokens."""
+        lengths = examples.lengths
+        logits: list[Any] = [None] * len(examples)
+        for batch in make_batches(examples, self.seq_len):
+            for example, row in zip(batch["example"], self.model.apply(batch), strict=True):
+                if example >= 0:
+                    logits[example] = row[: lengths[example]] if row.ndim > 1 else row
+        return logits
+
+    def encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Encodes one text or a pair as a row with [CLS] and [SEP]."""
+        vocabulary = self.model.vocabulary
+        first, *second = (self.model.tokenizer.encode(text) for text in texts)
+        pair = second[0] if second else None
+        return encode_pair(first, pair, self.seq_len, vocabulary.cls_id, vocabulary.sep_id)
+
+    def sequence_logits(self, lines: Sequence[str]) -> list[np.ndarray]:
+        """Returns logits [outputs] of each line, a text or a pair."""
+        return self.logits(make_examples([self.encode(self._split_pair(line)) for line in lines], {}))
+
+    def _split_pair(self, line: str) -> list[str]:
+        texts = line.split(PAIR_SEPARATOR, 1)
+        if self.model.defaults.texts == 2 and len(texts) < 2:
+            raise UsageError(
+                f"{line[:60]!r} is a single text, but the model takes pairs; write FIRST{PAIR_SEPARATOR}SECOND"
+            )
+        if len(texts) > 1 and (self.model.defaults.texts == 1 or self.model.config.type_vocab_size < 2):
+            raise UsageError(f"{line[:60]!r} is a pair, but the model takes single texts; remove {PAIR_SEPARATOR!r}")
+        return texts
+
+
+def predict_classes(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+    """Predicts one class for each text or pair, or a number if the model has no labels."""
+    logits = predictor.sequence_logits(lines)
+    if not predictor.labels:
+        return [records.number_record(row[0]) for row in logits]
+    return [records.class_record(predictor.labels, row, predictor.with_logits) for row in logits]
+
+
+def predict_labels(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+    """Predicts any number of labels for each text or pair."""
+    threshold = predictor.model.defaults.threshold
+    return [
+        records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits)
+        for row in predictor.sequence_logits(lines)
+    ]
+
+
+def predict_choices(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+    """Predicts one of the endings of each beginning."""
+    choices = [line.split(PAIR_SEPARATOR) for line in lines]
+    for line, (_, *endings) in zip(lines, choices, strict=True):
+        if len(endings) < 2:
+            raise UsageError(
+                f"{line[:60]!r} has {len(endings)} endings, but the model chooses between several; write BEGINNING"
+                f"{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING"
+            )
+    sequences = [predictor.encode((beginning, ending)) for beginning, *endings in choices for ending in endings]
+    scores = iter(predictor.logits(make_examples(sequences, {})))
+    return [
+        records.choice_record(np.array([next(scores)[0] for _ in endings]), predictor.with_logits)
+        for _, *endings in choices
+    ]
+
+
+def predict_tags(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+    """Predicts a tag for each word of each text."""
+    sentences = [line.split() for line in lines]
+    words = list(itertools.chain.from_iterable(sentences))
+    ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
+    labels = list(predictor.labels)
+    tagged = TaggedText(words, [""] * len(words), ends, ends)
+    examples, row_of_word, positions = encode_tagged(
+        tagged, labels, predictor.model.tokenizer, predictor.seq_len, False, "the text"
+    )
+    inputs = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
+    logits = predictor.logits(dataclasses.replace(examples, tokens=inputs))
+    word_logits = gather_words(row_of_word, positions, logits)
+    return [
+        records.tags_record(sentence, labels, word_logits[end - len(sentence) : end], predictor.with_logits)
+        for sentence, end in zip(sentences, ends, strict=True)
+    ]
+
+
+def predict_spans(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+    """Predicts an answer from the context for each question."""
+    defaults, seq_len = predictor.model.defaults, predictor.seq_len
+    questions = [Question(str(index), line, predictor.context, (), -1) for index, line in enumerate(lines)]
+    windows = make_windows(
+        questions,
+        predictor.model.tokenizer,
+        ReadStats("the questions"),
+        seq_len=seq_len,
+        doc_stride=min(defaults.doc_stride, seq_len),
+        max_query_len=min(defaults.max_query_len, seq_len // 2),
+    )
+    logits = predictor.logits(dataclasses.replace(windows.examples, rows={}))
+    outputs = {
+        "example": np.arange(len(logits)),
+        "start": [row[:, 0] for row in logits],
+        "end": [row[:, 1] for row in logits],
+    }
+    answers = squad_spans.best_answers(defaults, questions, windows, [outputs])
+    return [squad_spans.answer_record(answer, defaults.null_threshold, predictor.with_logits) for answer in answers]

@@ -1,0 +1,220 @@
+"""Predictions of fine-tuned models for texts from the command line, a file or standard input."""
+
+import io
+import itertools
+import json
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from checkpoints import random_checkpoint
+from etils import epath
+
+from bertjax.cli import main as cli
+from bertjax.config.mesh import MeshConfig
+from bertjax.convert import huggingface, workdir
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.errors import UsageError
+from bertjax.inference import predict
+from bertjax.inference.load import load_model
+from bertjax.model.heads import EncoderModel, build_model
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
+from bertjax.tasks.finetuning.records import softmax
+from bertjax.training.parameters import nested, save_params
+from bertjax.training.sharding import make_mesh
+
+LABELS = {CLASSES: ("bad", "good", "so"), MULTILABEL: ("new", "red"), TAGS: ("O", "B-X", "I-X")}
+
+
+@pytest.fixture(scope="module")
+def folders(letters, pretrained, tmp_path_factory):
+    """One Hugging Face folder per kind of output layer."""
+    folders = {"": pretrained}
+    for name in (CLASSES, CHOICES, TAGS, SPANS, "number"):
+        folders[name] = tmp_path_factory.mktemp(name)
+        kind = CLASSES if name == "number" else name
+        huggingface.write(random_checkpoint(letters, kind, LABELS.get(name, ())), folders[name])
+    return folders
+
+
+def run_predict(capfd, folder, *arguments) -> str:
+    capfd.readouterr()
+    cli.main(["predict", f"--checkpoint={folder}", *map(str, arguments)])
+    return capfd.readouterr().out
+
+
+def predict_json(capfd, folder, *arguments) -> list[dict]:
+    return [json.loads(line) for line in run_predict(capfd, folder, "--json", *arguments).splitlines()]
+
+
+def logits_of(folder, *texts: str) -> np.ndarray:
+    """Computes logits of one text or pair without batching."""
+    checkpoint = huggingface.read(folder)
+    vocabulary = checkpoint.vocabulary
+    ids, segments = [vocabulary.cls_id], [0]
+    for segment, text in enumerate(texts):
+        text_ids = [*Tokenizer(vocabulary).encode(text), vocabulary.sep_id]
+        ids, segments = ids + text_ids, segments + [segment] * len(text_ids)
+    batch = {
+        "input_ids": np.array([ids]),
+        "segment_ids": np.array([segments]),
+        "input_mask": np.ones((1, len(ids)), int),
+    }
+    model = build_model(checkpoint.model_kind, checkpoint.config)
+    return np.asarray(model.apply({"params": nested(checkpoint.params)}, batch)[0])
+
+
+def test_class_probabilities_do_not_depend_on_the_batch(folders, capfd):
+    records = predict_json(capfd, folders[CLASSES], "the cat", "a dog ||| c", "x" * 200, "--logits")
+    assert [record["line"] for record in records] == [1, 2, 3] and records[1]["text"] == "a dog ||| c"
+    for texts, record in (((("the cat"),), records[0]), (("a dog", "c"), records[1])):
+        logits = logits_of(folders[CLASSES], *texts)
+        assert list(record["probabilities"]) == list(LABELS[CLASSES])
+        np.testing.assert_allclose(list(record["probabilities"].values()), softmax(logits), atol=1e-5)
+        np.testing.assert_allclose(list(record["logits"].values()), logits, rtol=1e-4, atol=1e-5)
+        assert record["prediction"] == LABELS[CLASSES][int(logits.argmax())]
+    output = run_predict(capfd, folders[CLASSES], "the cat").splitlines()
+    best = max(records[0]["probabilities"].items(), key=lambda pair: pair[1])
+    assert output[0] == "the cat" and output[1].startswith(f"  {best[0]} {100 * best[1]:.1f} %   ")
+
+
+def test_number_of_a_regression_model(folders, capfd):
+    (record,) = predict_json(capfd, folders["number"], "the cat")
+    assert record["prediction"] == pytest.approx(float(logits_of(folders["number"], "the cat")[0]), rel=1e-4)
+    assert run_predict(capfd, folders["number"], "the cat") == f"the cat\n  {record['prediction']:g}\n"
+
+
+def test_choices_between_any_number_of_endings(folders, capfd, usage_error):
+    records = predict_json(capfd, folders[CHOICES], "he ||| ran ||| sat down ||| is", "she ||| b ||| c")
+    for record in records:
+        beginning, *endings = record["text"].split(" ||| ")
+        scores = np.array([logits_of(folders[CHOICES], beginning, ending)[0] for ending in endings])
+        np.testing.assert_allclose(record["probabilities"], softmax(scores), atol=1e-5)
+        assert record["prediction"] == int(scores.argmax())
+    assert "has 1 endings" in usage_error("predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
+
+
+def test_tags_for_every_word_of_a_text_longer_than_a_row(folders, capfd):
+    words = [f"w{index}" for index in range(60)]
+    short, empty, long = predict_json(capfd, folders[TAGS], "a dog", " ", " ".join(words))
+    assert long["words"] == words and len(long["prediction"]) == len(long["probabilities"]) == 60
+    assert (empty["words"], empty["prediction"]) == ([], [])
+    # [CLS] a d ##o ##g [SEP]: the first token of a word decides.
+    logits = logits_of(folders[TAGS], "a dog")[[1, 2]]
+    assert short["prediction"] == [LABELS[TAGS][tag] for tag in logits.argmax(axis=-1)]
+    np.testing.assert_allclose([list(p.values()) for p in short["probabilities"]], softmax(logits), atol=1e-5)
+    output = run_predict(capfd, folders[TAGS], "a dog").splitlines()
+    assert [line.split()[0] for line in output[1:]] == ["a", "dog"]
+    assert [line.split()[1] for line in output[1:]] == short["prediction"]
+
+
+def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
+    context = "Jo saw Al."
+    (tmp_path / "passage.txt").write_text(context + "\n")
+    (record,) = predict_json(capfd, folders[SPANS], "who?", f"--context={context}")
+    # A context that looks like a URL is a text as well.
+    url = "http://a.example/"
+    assert predict_json(capfd, folders[SPANS], "who?", f"--context={url}")[0]["prediction"] in url
+    assert predict_json(capfd, folders[SPANS], "who?", f"--context_file={tmp_path / 'passage.txt'}") == [record]
+    logits = logits_of(folders[SPANS], "who?", context)
+    # [CLS] w ##h ##o ? [SEP], then J ##o s ##a ##w A ##l .
+    spans = {6: (0, 1), 7: (1, 2), 8: (3, 4), 9: (4, 5), 10: (5, 6), 11: (7, 8), 12: (8, 9), 13: (9, 10)}
+    first, last = max(
+        itertools.combinations_with_replacement(spans, 2), key=lambda pair: logits[pair[0], 0] + logits[pair[1], 1]
+    )
+    assert record["prediction"] == context[spans[first][0] : spans[last][1]]
+    assert 0 < record["probability"] <= 1
+    assert run_predict(capfd, folders[SPANS], "who?", f"--context={context}").splitlines()[1].endswith(" %")
+
+
+def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(predict, "_CHUNK_TEXTS", 3)
+    lines = [f"text {index} {'a ' * (index % 5)}" for index in range(10)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
+    records = predict_json(capfd, folders[CLASSES], f"--text={tmp_path / 'texts.txt'}")
+    assert [(record["line"], record["text"]) for record in records] == list(enumerate(lines, 1))
+    for argument in ("-", "--text=-"):
+        stream = io.BytesIO((tmp_path / "texts.txt").read_bytes())
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
+        assert predict_json(capfd, folders[CLASSES], argument) == records
+    # Endless input is predicted chunk by chunk.
+    num_read: list[int] = []
+    endless = (num_read.append(index) or f"a {index}" for index in itertools.count())
+    predictions = predict.predict_texts(load_model(folders[CLASSES]), endless)
+    for count in range(1, 8):
+        assert next(predictions)["prediction"] in LABELS[CLASSES]
+        assert len(num_read) == -(-count // 3) * 3
+
+
+def test_terminal_escape_sequences_are_escaped(folders, capfd):
+    text = "a\x1b[31mb\x9b1m"
+    assert run_predict(capfd, folders[CLASSES], text).splitlines()[0] == r"a\x1b[31mb\x9b1m"
+    output = run_predict(capfd, folders[CLASSES], "--json", text)
+    assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
+
+
+def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
+    checkpoint = f"--checkpoint={folders[CLASSES]}"
+    for arguments, message in (
+        ((f"--checkpoint={folders['']}", "a"), "has no output layer; fine-tune it with `bertjax train --init_from`"),
+        ((f"--checkpoint={folders[SPANS]}", "who?"), "give the passage as context"),
+        ((checkpoint, "a", "--context=b"), "context is only for models that answer questions"),
+        ((checkpoint,), "nothing to predict; give texts, --text FILE, or --output DIR"),
+        ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
+        ((checkpoint, "a", "--config.seed=1"), "--config applies to the task's data only"),
+        ((checkpoint, "--output=out", "--json"), "--json applies to texts only"),
+        ((checkpoint, "a", "--seq_len=41"), "seq_len=41 is out of range; use 8 to 40"),
+        ((checkpoint, ""), "a text is empty"),
+        ((checkpoint, f"--text={tmp_path / 'nothing'}"), "cannot read"),
+    ):
+        assert message in usage_error("predict", *arguments)
+
+
+def numbers_of(record):
+    """Lists the numbers of a record."""
+    if isinstance(record, dict):
+        return [number for value in record.values() for number in numbers_of(value)]
+    if isinstance(record, list):
+        return [number for value in record for number in numbers_of(value)]
+    return [record] if isinstance(record, float) else []
+
+
+def mesh_of(num_devices):
+    """Mesh that shards parameters over the first devices."""
+    return make_mesh(MeshConfig(data=1, fsdp=num_devices), jax.devices()[:num_devices])
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("kind", [CLASSES, MULTILABEL, CHOICES, TAGS, SPANS])
+def test_predictions_on_two_devices_equal_those_on_one(kind, letters, tmp_path):
+    workdir.write(random_checkpoint(letters, kind, LABELS.get(kind, ())), tmp_path)
+    lines = ["he ||| ran ||| sat down"] if kind == CHOICES else ["the cat", "a much longer text"]
+    context = "Jo saw Al." if kind == SPANS else ""
+    one, two = (
+        list(predict.predict_texts(load_model(tmp_path, mesh_of(count)), lines, context=context, logits=True))
+        for count in (1, 2)
+    )
+    for first, second in zip(one, two, strict=True):
+        assert first["prediction"] == second["prediction"]
+        first_values, second_values = (np.ravel(numbers_of(record.get("logits", record))) for record in (first, second))
+        np.testing.assert_allclose(first_values, second_values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(num_devices, letters, tmp_path):
+    checkpoint, mesh = random_checkpoint(letters), mesh_of(num_devices)
+    head = {"discriminator/kernel": np.zeros((16, 1), np.float32)}
+    gate = {"encoder/layers/mlp_gate/kernel": np.zeros((2, 16, 32), np.float32)}
+    for name, kind, extra in (("head", {"kind": "discriminator"}, head), ("gate", checkpoint.model_kind, gate)):
+        folder = epath.Path(tmp_path / name)
+        folder.mkdir()
+        workdir.write(random_checkpoint(letters), tmp_path / name)
+        (folder / "checkpoints").rmtree()
+        save_params(folder, checkpoint.params | extra, kind, checkpoint.config.architecture)
+    loaded = load_model(tmp_path / "head", mesh)
+    assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.params
+    with pytest.raises(UsageError, match="unknown parameter of checkpoint .*: encoder/layers/mlp_gate/kernel"):
+        load_model(tmp_path / "gate", mesh)
