@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from bertjax.model.architecture import Architecture
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -22,6 +21,7 @@ from bertjax.config.fields import (
 from bertjax.config.load import apply_overrides
 from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import UsageError
+from bertjax.model.config import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.build import config_class, parse_config, task_names
 from bertjax.training import init_from
@@ -169,7 +169,7 @@ def test_config_checks_do_not_initialize_a_backend(attention):
     # Distributed processes have to connect before a backend starts, and the config says how they connect.
     script = f"""
 from bertjax.tasks.build import parse_config
-from bertjax.model.architecture import Architecture
+from bertjax.model.config import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
     config.model.attention = "{attention}"
