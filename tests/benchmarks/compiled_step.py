@@ -1,17 +1,20 @@
-"""What the TPU compiler makes of one train step, ours or that of Hugging Face's Flax BERT: no TPU is needed.
+"""Measures the train step that the TPU compiler produces, for bertjax or Hugging Face's Flax BERT, without a TPU.
 
     python tests/benchmarks/compiled_step.py --case base
-    PYTHONPATH=TRANSFORMERS_4 python tests/benchmarks/compiled_step.py --case base --theirs
+    PYTHONPATH=TRANSFORMERS_4 python tests/benchmarks/compiled_step.py --case base --flax_bert
     python tests/benchmarks/compiled_step.py --case base --override config.model.remat=none --operations 30
 
-Theirs needs transformers 4, the last to have it; the tests have version 5, so it has a folder of
-its own: `pip install --target TRANSFORMERS_4 'transformers<5'`. Their step is as in their example `run_mlm_flax.py`,
-with their next-sentence loss: mean cross-entropies over all positions, AdamW, dropout on, rows cut over all chips.
+Flax BERT needs transformers 4; the tests use version 5, so install it in a separate directory:
+`pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows their example `run_mlm_flax.py` plus the
+next-sentence loss: mean cross-entropies over all positions, AdamW, dropout, rows sharded over all chips.
 
-FLOPs, bytes and temporaries are of one device; loops are counted as often as they run. `bytes` are those that main
-memory reads and writes; `bytes XLA` is what XLA's `cost_analysis` says, which counts what stays in near memory too, and
-loops once. `GiB of temporaries` are there at one time; `GiB XLA` is its `temp_size_in_bytes`, which counts more. A
-kernel's are those of its cost estimate.
+All figures are per device:
+
+    TFLOP                 multiplications and additions of the program; loops count as often as they run
+    GB                    bytes read from and written to HBM; kernels count by their cost estimate
+    GB XLA                "bytes accessed" of XLA's `cost_analysis`, which includes on-chip memory and counts loops once
+    GiB of temporaries    peak memory beyond the step's arguments
+    GiB XLA               `temp_size_in_bytes` of XLA's `memory_analysis`, which is larger
 """
 
 import argparse
@@ -24,7 +27,7 @@ from typing import Any
 from hlo_cost import instruction_costs
 from hlo_program import read_program
 
-# Name to experiment, topology and fields. All tokens of all rows are real.
+# Name to experiment, topology and config fields.
 CASES = {
     "base": (
         "pretrain:size=base,seq_len=512",
@@ -47,20 +50,20 @@ CASES = {
 }
 
 
-def ours(case: str, overrides: list[str]) -> Any:
-    """The lowered step of a case."""
+def lower_bertjax(case: str, overrides: list[str]) -> Any:
+    """Lowers the train step of a case."""
     from bertjax.config.load import load_config
     from bertjax.estimate.compiled import lowered_step
     from bertjax.estimate.topology import tpu_devices
     from bertjax.tasks.build import parse_config
 
     experiment, topology, fields = CASES[case]
-    given = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
-    return lowered_step(parse_config(load_config(experiment, given)), 0, tpu_devices(topology, 1))[0]
+    flags = [f"--config.{field}" for field in fields] + [f"--{override}" for override in overrides]
+    return lowered_step(parse_config(load_config(experiment, flags)), 0, tpu_devices(topology, 1))[0]
 
 
-def theirs(case: str) -> Any:
-    """The lowered step of Hugging Face's model of the same sizes, on as many rows a device."""
+def lower_flax_bert(case: str) -> Any:
+    """Lowers a train step of Hugging Face's model of the same size, with the same rows per device."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -86,7 +89,7 @@ def theirs(case: str) -> Any:
     optimizer = optax.adamw(1e-4, weight_decay=0.01)
     opt_state = jax.eval_shape(optimizer.init, params)
     mesh = Mesh(np.array(tpu_devices(topology, 1)), ("data",))
-    whole, cut = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    replicated, by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
     def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1]))
@@ -103,30 +106,30 @@ def theirs(case: str) -> Any:
         updates, state = optimizer.update(jax.grad(loss)(params), opt_state, params)
         return optax.apply_updates(params, updates), state
 
-    def placed(tree: Any, sharding: Any) -> Any:
+    def with_sharding(tree: Any, sharding: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
     row = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     batch = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "labels"), row)
     batch["next_sentence_label"] = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    state = placed((params, opt_state), whole)
-    # A key of raw words, as theirs are.
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
-    return jax.jit(step, donate_argnums=(0, 1)).lower(*state, placed(batch, cut), key)
+    state = with_sharding((params, opt_state), replicated)
+    # Flax BERT takes raw uint32 keys.
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=replicated)
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*state, with_sharding(batch, by_row), key)
 
 
 def source_of(operation: str) -> str:
-    """The name of an operation, without what tells one layer from another, or how it was traced."""
+    """Returns the name of an operation without layer numbers and tracing scopes."""
     name = re.sub(r"jit\([^)]*\)/|closed_call/|checkpoint/|rematted_computation/|while/body/", "", operation)
-    return re.sub(r"\d+", "#", name)[-90:] or "(of the compiler's)"
+    return re.sub(r"\d+", "#", name)[-90:] or "(no source)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, default="base")
-    parser.add_argument("--theirs", action="store_true", help="Hugging Face's Flax BERT in the place of ours")
-    parser.add_argument("--override", nargs="*", default=[], help="config.FIELD=VALUE, of ours")
-    parser.add_argument("--operations", type=int, default=0, help="that move most bytes, to show")
+    parser.add_argument("--case", choices=CASES, default="base", help="model, topology and layout (default: base)")
+    parser.add_argument("--flax_bert", action="store_true", help="measures Hugging Face's Flax BERT instead")
+    parser.add_argument("--override", nargs="*", default=[], help="config.FIELD=VALUE, for bertjax")
+    parser.add_argument("--operations", type=int, default=0, help="lists this many operations by bytes (default: 0)")
     args = parser.parse_args()
 
     from bertjax.estimate.topology import use_tpu_compiler
@@ -134,15 +137,15 @@ def main() -> None:
     use_tpu_compiler()
     from bertjax.estimate.compiled import peak_bytes
 
-    began = time.monotonic()
-    lowered = theirs(args.case) if args.theirs else ours(args.case, args.override)
+    start = time.monotonic()
+    lowered = lower_flax_bert(args.case) if args.flax_bert else lower_bertjax(args.case, args.override)
     compiled = lowered.compile()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     costs = instruction_costs(read_program(compiled.as_text()))
     memory = compiled.memory_analysis()
-    found = {
+    figures = {
         "case": args.case,
-        "of": "Hugging Face" if args.theirs else "bertjax",
+        "model": "Flax BERT" if args.flax_bert else "bertjax",
         "overrides": args.override,
         "TFLOP": sum(cost.flops for cost in costs) / 1e12,
         "GB": sum(cost.hbm_bytes for cost in costs) / 1e9,
@@ -151,13 +154,13 @@ def main() -> None:
         "GiB XLA": memory.temp_size_in_bytes / 2**30,
         "seconds to compile": seconds,
     }
-    moved, times = collections.Counter(), collections.Counter()
+    bytes_moved, times = collections.Counter(), collections.Counter()
     for cost in costs:
-        moved[source_of(cost.source)] += cost.hbm_bytes
+        bytes_moved[source_of(cost.source)] += cost.hbm_bytes
         times[source_of(cost.source)] += cost.times
-    for name, size in moved.most_common(args.operations):
-        print(f"{size / 1e9:8.2f} GB {100 * size / 1e9 / found['GB']:5.1f} % {times[name]:6,} x  {name}")
-    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
+    for name, size in bytes_moved.most_common(args.operations):
+        print(f"{size / 1e9:8.2f} GB {100 * size / 1e9 / figures['GB']:5.1f} % {times[name]:6,} x  {name}")
+    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A pre-training step beside Hugging Face's PyTorch BERT on the CPUs of this machine, in turns.
+"""Compares a pre-training step with Hugging Face's PyTorch BERT on the CPUs of this machine.
 
     python tests/benchmarks/pytorch_step.py --size base --rows 8 --seq_len 128 --rounds 3
 
-Both compute in float32 on all cores, with dropout of 0.1: forward and backward pass of masked LM and next-sentence
-prediction, gradients clipped at a norm of 1, an update of AdamW. Hugging Face's `BertForPreTraining` computes the
-logits of every token, as its users do, with the attention that transformers takes by itself (printed); bertjax those of
-the masked tokens. Each turn is a process of its own, and of its steps the median counts. Needs the extra `parity`.
+Both compute in float32 on all cores with a dropout rate of 0.1: forward and backward pass of masked LM and
+next-sentence prediction, gradients clipped to norm 1, an AdamW update. `BertForPreTraining` computes logits of every
+token, with the default attention of transformers (printed); bertjax computes logits of the masked tokens only. The two
+run in turns, each in its own process, and the median step counts. Needs the extra `parity`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ VOCAB_SIZE = 30_522
 
 
 def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
-    """Prints the median tokens/s of some steps after the first two."""
+    """Prints the median tokens/s of Hugging Face's model as JSON; two warm-up steps do not count."""
     import torch
     from transformers import BertConfig, BertForPreTraining
 
@@ -46,45 +46,45 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int) -> None:
     }
     seconds = []
     for _ in range(steps + 2):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - begin)
-    attention = f"transformers' attention {config._attn_implementation}, {torch.get_num_threads()} threads"
-    print(json.dumps({"tokens_per_second": rows * seq_len / statistics.median(seconds[2:]), "with": attention}))
+        seconds.append(time.perf_counter() - start)
+    setup = f"attention {config._attn_implementation}, {torch.get_num_threads()} threads"
+    print(json.dumps({"tokens_per_second": rows * seq_len / statistics.median(seconds[2:]), "setup": setup}))
 
 
-def bertjax(size: str, rows: int, seq_len: int, steps: int) -> list[str]:
+def bertjax_command(size: str, rows: int, seq_len: int, steps: int) -> list[str]:
     return [
         *(sys.executable, "-m", "bertjax", "bench", "step", "--config", f"pretrain:size={size},seq_len={seq_len}"),
-        *(f"--config.data.batch_size={rows}", "--config.model.dtype=float32", "--config.model.scan_layers=false"),
+        *(f"--config.data.batch_size={rows}",),
         *(f"--config.model.vocab_size={VOCAB_SIZE}", "--steps", str(steps)),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="base")
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--seq_len", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", default="base", help="named size (default: base)")
+    parser.add_argument("--rows", type=int, default=8, help="batch size (default: 8)")
+    parser.add_argument("--seq_len", type=int, default=128, help="tokens per row (default: 128)")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps per turn (default: 6)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: 3)")
     parser.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    asked = (args.size, args.rows, args.seq_len, args.steps)
+    settings = (args.size, args.rows, args.seq_len, args.steps)
     if args.pytorch:
-        pytorch(*asked)
+        pytorch(*settings)
         return
     ratios = []
     for _ in range(args.rounds):
-        found = []
-        for command in (bertjax(*asked), [sys.executable, __file__, *sys.argv[1:], "--pytorch"]):
+        results = []
+        for command in (bertjax_command(*settings), [sys.executable, __file__, *sys.argv[1:], "--pytorch"]):
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found.append(json.loads(out.splitlines()[-1]))
-            print(json.dumps(found[-1]))
-        ratios.append(found[0]["tokens_per_second"] / found[1]["tokens_per_second"])
+            results.append(json.loads(out.splitlines()[-1]))
+            print(json.dumps(results[-1]))
+        ratios.append(results[0]["tokens_per_second"] / results[1]["tokens_per_second"])
     print(f"bertjax / PyTorch: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; median {statistics.median(ratios):.2f}")
 
 

@@ -63,7 +63,7 @@ OTHER_VOCABULARIES = {
 
 def parameter_counts(size: str, vocab_size: int = 30_522) -> tuple[int, int]:
     masked_lm = MaskedLm.for_model(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
-    params = nn.unbox(jax.eval_shape(masked_lm.initial, jax.random.key(0)))
+    params = nn.unbox(jax.eval_shape(masked_lm.init_params, jax.random.key(0)))
 
     def count(tree: dict) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(tree))
