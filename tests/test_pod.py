@@ -114,7 +114,7 @@ def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_pr
     [
         ("device(s)", []),
         # All rows, so that the evaluation takes long enough for the signal.
-        ("step 0 held out", ["--config.data.eval_rows=0"]),
+        ("eval step 0:", ["--config.data.eval_rows=0"]),
         ("step 15/", []),
     ],
     ids=["compilation", "evaluation", "step"],
@@ -127,7 +127,7 @@ def test_sigterm_to_one_process_saves_the_same_step_on_all(corpus, tmp_path, sin
     os.kill(pid_of(pod, 1), signal.SIGTERM)
     _, text = pod.communicate(timeout=120)
     assert pod.returncode == 42, text
-    (step,) = re.findall(r"stopped by a signal at step (\d+)", text)
+    (step,) = re.findall(r"stopped by a signal; saved step (\d+)", text)
     assert (workdir / "checkpoints" / step).is_dir()
     pod = start_pod(2, 1, command)
     _, text = pod.communicate(timeout=300)
