@@ -111,7 +111,9 @@ def test_curves_are_drawn_at_an_evaluation_where_they_are_old(corpus, tmp_path, 
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize(("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), pytest.param(9, signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_goes_on_to_the_same_bits(corpus, whole, tmp_path, at, number, capfd):
     config, task = make(corpus)
     loop.train(stopped(task, at, number), str(tmp_path))
