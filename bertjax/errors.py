@@ -20,9 +20,14 @@ _STATUS_DETAILS = re.compile(r" \[[\w. /]+=")
 
 
 class BertjaxError(Exception):
-    """An expected failure with a one-line message for the user. Exit code 1."""
+    """An expected failure with a one-line message for the user. Exit code 1.
+
+    Attributes:
+      on_all_hosts: True if all processes of a run raise the same error.
+    """
 
     exit_code = 1
+    on_all_hosts = False
 
 
 class UsageError(BertjaxError):

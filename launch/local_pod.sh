@@ -1,70 +1,63 @@
 #!/usr/bin/env bash
-# A pod on this machine: several processes that find each other, each with devices that are threads of the CPU.
+# Runs a command in several JAX processes on this machine, each with its own CPU devices.
 #
 #   launch/local_pod.sh -n 4 -d 2 -- bertjax train --distributed --config pretrain:size=tiny,corpus=runs/corpus ...
 #
-# -n PROCESSES (2), -d DEVICES of each (1). Each line of process I begins with [I]. SIGINT and SIGTERM are SIGTERM to all
-# of them; two seconds after one has failed, the others get it too. The pod ends with the exit code of the first that
-# failed, else with 43, 42 or 0, the largest there is.
+# -n PROCESSES (default: 2), -d DEVICES per process (default: 1). Lines of process I start with [I]. SIGINT and SIGTERM
+# reach every process as SIGTERM. Exits with the first status that is not 0, 42, 43 or 134, else with 43, 42 or 0.
 set -euo pipefail
-# Each process is a group of its own, which Ctrl-C in a terminal does not reach by itself.
+# A process group for each process, so that Ctrl-C reaches them through this script only.
 set -m
 
-((BASH_VERSINFO[0] >= 5)) || { echo "launch/local_pod.sh: this is bash $BASH_VERSION; 5 or newer is needed" >&2; exit 1; }
+((BASH_VERSINFO[0] >= 5)) || { echo "local_pod.sh: bash $BASH_VERSION is too old; use 5.0 or newer" >&2; exit 1; }
 
 processes=2 devices=1
-usage() { echo "usage: launch/local_pod.sh [-n PROCESSES] [-d DEVICES] -- COMMAND ..." >&2; exit 2; }
-[[ ${1:-} != --help && ${1:-} != -h ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit 0; }
-while getopts "n:d:" option; do
-  case "$option" in
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit "$1"; }
+while getopts "n:d:h" option; do
+  case $option in
     n) processes=$OPTARG ;;
     d) devices=$OPTARG ;;
-    *) usage ;;
+    h) usage 0 ;;
+    *) usage 2 >&2 ;;
   esac
 done
 shift $((OPTIND - 1))
-[[ $# -gt 0 && $processes =~ ^[1-9][0-9]*$ && $devices =~ ^[1-9][0-9]*$ ]] || usage
+[[ $# -gt 0 && $processes =~ ^[1-9][0-9]*$ && $devices =~ ^[1-9][0-9]*$ ]] || usage 2 >&2
 
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("localhost", 0)); print(s.getsockname()[1])')
 export JAX_PLATFORMS=cpu JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo
 export JAX_COORDINATOR_ADDRESS="localhost:$port" JAX_NUM_PROCESSES=$processes
 export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices"
 
-# Until the process has said its last.
-marked() { trap '' INT TERM HUP; exec sed -u "s/^/[$1] /"; }
+# Ignores the signals that end the command, to print its last lines.
+prefix() { trap '' INT TERM; exec sed -u "s/^/[$1] /"; }
 
-pids=() asked=''
-trap 'asked=yes; kill -TERM "${pids[@]}" 2> /dev/null || true' TERM INT HUP
+declare -A running=()
+trap 'kill -TERM "${!running[@]}" 2> /dev/null || true' INT TERM
 for ((index = 0; index < processes; index++)); do
-  [[ -z $asked ]] || break
-  JAX_PROCESS_ID=$index "$@" > >(marked "$index") 2> >(marked "$index" >&2) &
-  pids+=($!)
+  JAX_PROCESS_ID=$index "$@" > >(prefix "$index") 2> >(prefix "$index" >&2) &
+  running[$!]=$index
 done
 
-((${#pids[@]})) || exit 143
-worst=0 failed='' left=("${pids[@]}")
-while ((${#left[@]})); do
-  # A signal ends `wait`, not the process.
-  wait -n "${left[@]}" || true
-  running=()
-  for pid in "${left[@]}"; do
-    if kill -0 "$pid" 2> /dev/null; then
-      running+=("$pid")
-      continue
-    fi
-    wait "$pid" && code=0 || code=$?
-    if ((code != 0 && code != 42 && code != 43)); then
-      failed=${failed:-$code}
-    elif ((code > worst)); then
-      worst=$code
-    fi
+status=0 failed=''
+while ((${#running[@]})); do
+  # Returns early for a signal to this script and for a process that ended before the call.
+  wait -n "${!running[@]}" 2> /dev/null || true
+  for pid in "${!running[@]}"; do
+    kill -0 "$pid" 2> /dev/null && continue
+    code=0
+    wait "$pid" || code=$?
+    unset "running[$pid]"
+    case $code in
+      0 | 42 | 43) ((code <= status)) || status=$code ;;
+      134) status=43 ;;  # JAX aborts a process whose peer is lost.
+      *) failed=${failed:-$code} ;;
+    esac
   done
-  left=("${running[@]}")
-  # Those that have found each other see it for themselves; one that waits for the others to come does not.
-  if [[ -n $failed && -z ${ending:-} ]] && ((${#left[@]})); then
-    (sleep 2 && kill -TERM "${left[@]}") 2> /dev/null &
-    ending=$!
+  # Connected processes end by themselves; others would wait for the missing one.
+  if [[ $failed ]] && ((${#running[@]})); then
+    sleep 2
+    kill -TERM "${!running[@]}" 2> /dev/null || true
   fi
 done
-[[ -z ${ending:-} ]] || kill -- "-$ending" 2> /dev/null || true
-exit "${failed:-$worst}"
+exit "${failed:-$status}"

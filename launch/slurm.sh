@@ -1,38 +1,43 @@
 #!/usr/bin/env bash
-# A Slurm cluster with GPUs: one process a GPU, as a job that is queued again when it was preempted or can go on.
+#SBATCH --job-name=bertjax
+#SBATCH --output=%x.log --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=TERM@180
+# Batch script that runs a command once per GPU and requeues the job while the run can resume.
 #
-#   launch/slurm.sh create bert --nodes 4 --gpus 8 --time 24:00:00 -- \
+#   sbatch --nodes=4 --ntasks-per-node=8 --gres=gpu:8 --cpus-per-task=4 --time=24:00:00 launch/slurm.sh \
 #     bertjax train --distributed --config pretrain:size=base,corpus=/shared/corpus --workdir /shared/runs/base
 #
-#   create NAME ... -- COMMAND   submit launch/slurm/job.sh with what is given here
-#   status NAME | log NAME | list | delete NAME
-#
-# --nodes N, --gpus G of each, --time LIMIT, --cpus N of each process (4), --partition P, --account A, --qos Q,
-# --max-restarts N (20; preemptions and time limits are not counted), --output FILE (NAME.log), --dry-run (print the
-# commands). The environment that is active is the job's. Before its time ends, a job has 180 seconds to save.
+# Uses the environment that is active at submission. Do not use --gpus-per-task: it hides GPUs from JAX. The job gets
+# SIGTERM 180 s before its time limit, saves, and is requeued. BERTJAX_MAX_RESTARTS (default: 20) limits the restarts
+# after failures; preemptions and time limits do not count.
 set -euo pipefail
-# shellcheck source=launch/common.sh
-source "$(dirname "$0")/common.sh"
+(($#)) || { echo "slurm.sh: no command; usage: sbatch OPTIONS launch/slurm.sh COMMAND" >&2; exit 2; }
 
-nodes='' gpus='' cpus=4 max_restarts=20 output='' time='' partition='' account='' qos=''
-with_value=(--nodes --gpus --cpus --max-restarts --output --time --partition --account --qos)
-read_arguments "$@"
-need_name '^[a-zA-Z][a-zA-Z0-9_-]*$' 'letters, digits, _ and -'
-output=${output:-$name.log}
-
-case $verb in
-  create)
-    [[ $nodes =~ ^[1-9][0-9]*$ && $gpus =~ ^[1-9][0-9]*$ ]] || wrong "create needs --nodes and --gpus"
-    need_command
-    # --gpus-per-task would hide from each process all GPUs but its own, and JAX chooses by SLURM_LOCALID among all.
-    act env BERTJAX_MAX_RESTARTS="$max_restarts" sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node="$gpus" \
-      --gres="gpu:$gpus" --cpus-per-task="$cpus" --output="$output" --open-mode=append --requeue --signal=TERM@180 \
-      --export=ALL ${time:+--time="$time"} ${partition:+--partition="$partition"} ${account:+--account="$account"} \
-      ${qos:+--qos="$qos"} "$(dirname "$0")/slurm/job.sh" "${command[@]}" ||
-      fail "the job was refused, why stands above; nothing is queued" ;;
-  status) act squeue --user="$(id -un)" --name="$name" ;;
-  log) act tail --lines=100 --follow=name --retry "$output" ;;
-  list) act squeue --user="$(id -un)" ;;
-  delete) act scancel --user="$(id -un)" --name="$name" ;;
-  *) wrong "unknown verb $verb" ;;
+# srun returns the highest status of all processes. 1 and 2 become 251 and 252, so that an error that would repeat
+# outweighs the 43 and 134 of the processes that lost a peer. Bash delays its own exit on SIGTERM until the command ends.
+trap : TERM
+# shellcheck disable=SC2016
+process='trap : TERM; "$@"; code=$?; exit $((code == 1 || code == 2 ? code + 250 : code))'
+code=0
+srun --label --kill-on-bad-exit=0 bash -c "$process" bash "$@" || code=$?
+case $code in
+  251 | 252) code=$((code - 250)) can_resume='' ;;
+  42) can_resume=yes ;;
+  0 | 130) can_resume='' ;;
+  *)
+    can_resume=''
+    if ((code == 43 || code >= 128)) && ((${SLURM_RESTART_COUNT:-0} < ${BERTJAX_MAX_RESTARTS:-20})); then
+      can_resume=yes
+    fi
+    ;;
 esac
+
+# A cancelled job stays cancelled. Slurm itself requeues a preempted one.
+if [[ $can_resume && $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING) == RUNNING ]]; then
+  echo "slurm.sh: exit status $code; requeued to resume from the last checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+else
+  echo "slurm.sh: exit status $code; not requeued"
+fi
+exit "$code"

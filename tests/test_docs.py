@@ -47,6 +47,7 @@ def commands(text: str) -> list[list[str]]:
 
 def _words(line: str) -> list[str]:
     # Output in a code block need not be valid shell syntax.
+    line = line.split(" | ")[0]
     return shlex.split(line, comments=True) if re.match(r"(bertjax|make|python3?|pip|launch/\S+)\s", line) else []
 
 

@@ -1,4 +1,4 @@
-"""A pod on this machine: what is left of it goes on as another one, and the curve is that of a run alone."""
+"""Runs of launch/local_pod.sh: training resumes on other numbers of processes with the metrics of a single process."""
 
 import json
 import os
@@ -12,42 +12,43 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-POD = ROOT / "launch" / "local_pod.sh"
 STEPS = 60
+# (step, is evaluation, name of the metric) to value.
+Metrics = dict[tuple[int, bool, str], float]
 
 
-def command(corpus: Path, workdir: Path, *more: str) -> list[str]:
+def train_command(corpus: Path, workdir: Path, *overrides: str) -> list[str]:
     return [
         *(sys.executable, "-m", "bertjax", "train", f"--workdir={workdir}"),
         f"--config={ROOT / 'experiments' / 'pretrain.py'}:size=L1_H16,corpus={corpus},quick=true",
         *(f"--config.steps={STEPS}", "--config.log_every=1", "--config.eval_every=10", "--config.checkpoint_every=10"),
-        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2", *more),
+        *("--config.data.seq_len=16", "--config.data.batch_size=16", "--config.model.num_attention_heads=2"),
+        *("--config.cluster.heartbeat_timeout_seconds=10", *overrides),
     ]
 
 
-def started(processes: int, devices: int, arguments: list[str]) -> subprocess.Popen:
+def start_pod(processes: int, devices: int, command: list[str]) -> subprocess.Popen:
     return subprocess.Popen(
-        [POD, "-n", str(processes), "-d", str(devices), "--", *arguments],
+        [ROOT / "launch" / "local_pod.sh", "-n", str(processes), "-d", str(devices), "--", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        # The last of two equal flags holds.
-        env=os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")},
         start_new_session=True,
     )
 
 
-def said_until(pod: subprocess.Popen, text: str) -> list[str]:
-    said = []
+def read_until(pod: subprocess.Popen, text: str) -> None:
+    """Reads standard error up to the line that contains the text."""
+    lines = []
     for line in pod.stderr:
-        said.append(line)
+        lines.append(line)
         if text in line:
-            return said
-    raise AssertionError("".join(said))
+            return
+    raise AssertionError("".join(lines))
 
 
-def process_of(pod: subprocess.Popen, index: int) -> int:
-    """The process with that number, which is a child of the pod's script's, or that child's."""
+def pid_of(pod: subprocess.Popen, index: int) -> int:
+    """Returns the id of the pod's process with that index."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _is_process(folder, pod.pid, index):
             return int(folder.name)
@@ -56,79 +57,80 @@ def process_of(pod: subprocess.Popen, index: int) -> int:
 
 def _is_process(folder: Path, session: int, index: int) -> bool:
     try:
-        stat = (folder / "stat").read_text().rpartition(")")[2].split()
-        parent = Path("/proc", stat[1])
+        _, parent, _, process_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
         return (
-            int(stat[3]) == session
+            int(process_session) == session
             and f"JAX_PROCESS_ID={index}" in (folder / "environ").read_text().split("\0")
-            and "bertjax" in (folder / "cmdline").read_text()
-            # What it has forked looks the same but for its parent.
-            and "bash" in os.readlink(parent / "exe")
             and "python" in os.readlink(folder / "exe")
+            # Not a child process of bertjax.
+            and "bash" in os.readlink(f"/proc/{parent}/exe")
         )
     except OSError:
         return False
 
 
-def curve(workdir: Path) -> dict[tuple[int, bool, str], float]:
-    """Every number of `metrics.jsonl`, of evaluations or not; each step's once."""
-    found: dict[tuple[int, bool, str], float] = {}
+def metrics_of(workdir: Path) -> Metrics:
+    metrics: Metrics = {}
     for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()):
         for name, value in line.items():
             key = line["step"], "eval_loss" in line, name
-            assert key not in found
-            found[key] = value
-    return found
+            assert key not in metrics
+            metrics[key] = value
+    return metrics
 
 
 @pytest.fixture(scope="module")
-def alone(corpus, tmp_path_factory) -> dict[tuple[int, bool, str], float]:
-    workdir = tmp_path_factory.mktemp("alone") / "run"
-    subprocess.run(command(corpus, workdir), check=True, capture_output=True, env=os.environ)
-    return curve(workdir)
+def single_process_metrics(corpus, tmp_path_factory) -> Metrics:
+    workdir = tmp_path_factory.mktemp("single") / "run"
+    subprocess.run(train_command(corpus, workdir), check=True, capture_output=True)
+    return metrics_of(workdir)
 
 
-def assert_same(found: dict[tuple[int, bool, str], float], alone: dict[tuple[int, bool, str], float]) -> None:
-    assert found.keys() == alone.keys()
-    assert {step for step, _, name in alone if name == "loss"} == {*range(1, STEPS + 1)}
-    np.testing.assert_allclose([found[key] for key in alone], [*alone.values()], rtol=2e-5, atol=1e-6)
+def assert_same_metrics(metrics: Metrics, expected: Metrics) -> None:
+    assert metrics.keys() == expected.keys()
+    assert {step for step, _, name in expected if name == "loss"} == {*range(1, STEPS + 1)}
+    np.testing.assert_allclose([metrics[key] for key in expected], [*expected.values()], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_pod_that_loses_a_process_goes_on_as_another_with_the_curve_of_a_run_alone(corpus, tmp_path, alone):
+def test_run_resumes_on_other_processes_after_a_kill(corpus, tmp_path, single_process_metrics):
     workdir = tmp_path / "run"
-    pod = started(4, 2, command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
-    said = said_until(pod, "step 25/")
-    os.kill(process_of(pod, 2), signal.SIGKILL)
-    _, rest = pod.communicate(timeout=120)
-    lost = re.findall(r"^\[(\d)\] bertjax: another process of this run is gone \(process (\d)", rest, re.MULTILINE)
-    assert sorted(lost) == [("0", "2"), ("1", "2"), ("3", "2")], "".join(said) + rest
+    pod = start_pod(4, 2, train_command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.fsdp=4"))
+    read_until(pod, "step 25/")
+    os.kill(pid_of(pod, 2), signal.SIGKILL)
+    pod.communicate(timeout=120)
     assert pod.returncode == 128 + signal.SIGKILL
-    # Half as many processes, and devices of one that lie across processes of the other.
-    pod = started(2, 2, command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.tensor=2"))
-    _, said = pod.communicate(timeout=300)
-    assert pod.returncode == 0, said
-    assert re.search(r"going on from step 20 ", said)
-    assert_same(curve(workdir), alone)
+    # Half as many processes, and a mesh whose tensor axis crosses them.
+    pod = start_pod(2, 2, train_command(corpus, workdir, "--config.mesh.data=2", "--config.mesh.tensor=2"))
+    _, text = pod.communicate(timeout=300)
+    assert pod.returncode == 0, text
+    assert "resumed " in text and " at step 20" in text
+    assert_same_metrics(metrics_of(workdir), single_process_metrics)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["first step after", "evaluation", "step 15/"])
-def test_a_request_to_one_process_has_all_save_the_same_step_and_end_to_be_started_again(
-    corpus, tmp_path, alone, moment
-):
+@pytest.mark.parametrize(
+    ("moment", "overrides"),
+    [
+        ("device(s)", []),
+        # All rows, so that the evaluation takes long enough for the signal.
+        ("eval step 0:", ["--config.data.eval_rows=0"]),
+        ("step 15/", []),
+    ],
+    ids=["compilation", "evaluation", "step"],
+)
+def test_sigterm_to_one_process_saves_the_same_step_on_all(corpus, tmp_path, single_process_metrics, moment, overrides):
     workdir = tmp_path / "run"
-    # Evaluations that take their time.
-    more = ["--config.mesh.data=2", "--config.data.eval_rows=0"] if moment == "evaluation" else ["--config.mesh.data=2"]
-    pod = started(2, 1, command(corpus, workdir, *more))
-    said = said_until(pod, {"evaluation": "step 0 held out", "first step after": "device(s)"}.get(moment, moment))
-    os.kill(process_of(pod, 1), signal.SIGTERM)
-    _, rest = pod.communicate(timeout=120)
-    assert pod.returncode == 42, "".join(said) + rest
-    (step,) = re.findall(r"stopped by a signal at step (\d+); saved", rest)
+    command = train_command(corpus, workdir, "--config.mesh.data=2", *overrides)
+    pod = start_pod(2, 1, command)
+    read_until(pod, moment)
+    os.kill(pid_of(pod, 1), signal.SIGTERM)
+    _, text = pod.communicate(timeout=120)
+    assert pod.returncode == 42, text
+    (step,) = re.findall(r"stopped by a signal; saved step (\d+)", text)
     assert (workdir / "checkpoints" / step).is_dir()
-    pod = started(2, 1, command(corpus, workdir, *more))
-    _, said = pod.communicate(timeout=300)
-    assert pod.returncode == 0 and f"going on from step {step} " in said, said
-    if moment != "evaluation":
-        assert_same(curve(workdir), alone)
+    pod = start_pod(2, 1, command)
+    _, text = pod.communicate(timeout=300)
+    assert pod.returncode == 0 and f" at step {step}" in text, text
+    if not overrides:
+        assert_same_metrics(metrics_of(workdir), single_process_metrics)

@@ -89,9 +89,9 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
 
 def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) -> bool:
     """Connects the processes of a distributed run; returns whether there are several."""
-    from bertjax.training.multihost import initialize_distributed, is_one_of_several
+    from bertjax.training.multihost import initialize_distributed, is_multihost_environment
 
-    distributed = args.distributed or is_one_of_several()
+    distributed = args.distributed or is_multihost_environment()
     if distributed:
         initialize_distributed(cluster_config())
     return distributed

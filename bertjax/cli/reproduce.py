@@ -57,14 +57,14 @@ def reproduce(args: argparse.Namespace) -> None:
     from bertjax.reproduce.results import load_results
     from bertjax.reproduce.runner import describe_plan, load_table, plan_table
     from bertjax.reproduce.runner import reproduce as run
-    from bertjax.training.multihost import naming_a_lost_process
+    from bertjax.training.multihost import exit_on_host_error
 
     if args.overrides:
         raise UsageError(f"`reproduce` takes no --config overrides: {args.overrides[0]}; edit the table's file")
     paper_table = load_table(experiment(args))
     if not args.plan:
         join_cluster(args, ClusterConfig)
-    with naming_a_lost_process():
+    with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
             raise UsageError(f"--results {args.results} is a results file; give a folder")

@@ -37,12 +37,12 @@ def sweep(args: argparse.Namespace) -> None:
     """Runs `bertjax sweep`."""
     from bertjax.inference.cached_features import build_training_task
     from bertjax.tasks.build import parse_config
-    from bertjax.training.multihost import naming_a_lost_process
+    from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.sweep import sweep as run
 
     experiment_file = experiment(args)
     distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
-    with naming_a_lost_process(), open_init_checkpoint(args, distributed) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, distributed) as init_from:
         grid = args.grid or ()
         print_result(
             run(experiment_file, args.overrides, grid, args.seeds, args.workdir, init_from, build_training_task)

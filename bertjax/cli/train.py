@@ -39,12 +39,12 @@ def train(args: argparse.Namespace) -> None:
     """Runs `bertjax train`."""
     from bertjax.inference.cached_features import build_training_task
     from bertjax.tasks.build import parse_config
-    from bertjax.training.multihost import naming_a_lost_process
+    from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
     distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
-    with naming_a_lost_process(), open_init_checkpoint(args, distributed) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, distributed) as init_from:
         config = parse_config(load_config_dict(args, init_from))
         task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)

@@ -23,9 +23,9 @@ from bertjax.reproduce.table import Run, Table, missing_data
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
-from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config
+from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.sweep import sweep
 from bertjax.utils.terminal import duration
 
@@ -180,10 +180,11 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
         try:
             if _execute(run, source.path)["stopped"]:
                 return {"stopped": True, "done": sorted(done), "failed": failed}
-            if not broadcast_from_host0(lambda run=run: results.outcome(run) is not None):
-                raise BertjaxError("some trials failed, see above; the same command runs them again")
+            broadcast_from_host0(lambda run=run: _check_outcome(run, results))
         except BertjaxError as error:
-            failed[run.name] = go_on_after(f"{source.path}/{run.name}", error)
+            if jax.process_count() > 1 and not error.on_all_hosts:
+                raise
+            failed[run.name] = first_line(error)
             logger.info(f"{run.name} failed: {error}")
             continue
         finally:
@@ -193,6 +194,11 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
             source.seconds[run.name] = time.monotonic() - start
             update_index(source.path, {}, {run.name: source.seconds[run.name]})
     return {"stopped": False, "done": sorted(done), "failed": failed, "missing_data": plan.missing_data}
+
+
+def _check_outcome(run: Run, results: Results) -> None:
+    if results.outcome(run) is None:
+        raise BertjaxError("some trials failed, see above; the same command runs them again")
 
 
 def _portable_config(config: str, table: str) -> str:

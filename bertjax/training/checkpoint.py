@@ -25,7 +25,7 @@ from bertjax.config.fields import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint_metadata import CheckpointMetadata, model_metadata, read_metadata
 from bertjax.training.fingerprint import fingerprint
-from bertjax.training.multihost import naming_a_lost_process, tells_of_a_lost_process
+from bertjax.training.multihost import is_collective_error
 from bertjax.training.step import TrainState
 from bertjax.utils.io import is_remote
 
@@ -183,11 +183,12 @@ class Checkpoints:
 
     def _report_failure(self, action: Callable[[], Any]) -> None:
         try:
-            with naming_a_lost_process():
-                action()
+            action()
         except BertjaxError:
             raise
         except Exception as error:  # Orbax passes on any exception of the storage below it.
+            if is_collective_error(error):
+                raise
             raise BertjaxError(
                 f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); "
                 f"{self._last_complete()}. Free some space or fix the cause, then run the same command again to resume"
@@ -278,7 +279,7 @@ def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
       BertjaxError: memory, storage or network is unavailable.
       Exception: `error` itself, if another process of the run is lost.
     """
-    if tells_of_a_lost_process(error):
+    if is_collective_error(error):
         raise error
     cause: BaseException | None = error
     while cause is not None:

@@ -1,202 +1,234 @@
-"""The processes of a run: how they find each other, and what is said when one is lost."""
+"""Runs of several processes: connecting them, sharing values of host 0, and raising one host's error on all hosts."""
 
+import atexit
 import contextlib
-import glob
-import importlib.util
+import json
 import os
 import re
-import socket
+import secrets
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
-from jax._src import distributed  # The store that its processes share has no public name.
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
 
+from bertjax.config.fields import differences
 from bertjax.config.mesh import ClusterConfig
-from bertjax.errors import LOST, BertjaxError, LostError, UsageError, first_line, quoted
-from bertjax.utils.terminal import show
+from bertjax.config.run import PATH_FIELDS
+from bertjax.errors import INTERRUPTED, BertjaxError, LostError, UsageError, first_line, shortened
+from bertjax.utils.io import write_atomic
 
-LOST_PROCESS = (
-    "another process of this run is gone ({}); when all of them have ended, the same command on every host goes on "
-    "from the last checkpoint"
+T = TypeVar("T")
+_PROCESS_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# JAX's default port, 8482, is not in the firewall rule that Google Cloud creates for a network (jax#35905).
+_DEFAULT_PORT = 8476
+# Error texts of failed collectives: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
+_COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
+# Config fields that may differ between processes: paths, timeouts and ports.
+_LOCAL_FIELDS = tuple(
+    f"config.{name}" for name in ("cluster.", "hang_seconds:", *(f"{field}:" for field in PATH_FIELDS))
 )
-_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_PORT = "JAX_COORDINATOR_PORT"
-# JAX's own, 8482, is let through by no rule that Google Cloud makes by itself (jax#35905).
-_TPU_PORT = 8476
-# Set where a process is one of several: on GKE, for TPU slices that work together, and in a step of Slurm.
-_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
-_COUNTS = (("MEGASCALE_NUM_SLICES", "MEGASCALE_NUM_SLICES"), ("SLURM_NTASKS", "SLURM_PROCID"))
-# Said by gloo, which moves data between CPUs, by the service through which JAX coordinates processes, and by the
-# libraries that move data between GPUs.
-_LOST = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
-_BEAT_SECONDS = 2
-# In the store: what a process writes under its number, and what one writes for all.
-_HOST, _ALIVE, _KNOWS = "bertjax/host", "bertjax/alive", "bertjax/knows"
-_LOST_PROCESSES = "bertjax/lost/processes"
+# Network file systems may show a new file to other hosts only after their cache times out.
+_VISIBLE_SECONDS, _POLL_SECONDS = 90.0, 0.5
 
 
-def is_one_of_several() -> bool:
-    """Whether this process was started as one of several, as far as it can tell without asking a network."""
-    if any("," in os.environ.get(name, "") for name in _HOSTS) or any(name in os.environ for name in _NAMES):
-        return True
-    if any(os.environ.get(count, "1") != "1" and place in os.environ for count, place in _COUNTS):
-        return True
-    return _has_tpus()
-
-
-def _has_tpus() -> bool:
-    """Whether there are TPUs here; on a TPU VM, JAX asks the machine's metadata for the others."""
-    # Where they are not to be used, they are as good as not there.
-    if "tpu" not in (os.environ.get("JAX_PLATFORMS") or "tpu") or "TPU_SKIP_MDS_QUERY" in os.environ:
-        return False
-    if importlib.util.find_spec("libtpu") is None:
-        return False
-    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+def is_multihost_environment() -> bool:
+    """Returns True if environment variables of JAX, GKE, multi-slice TPUs or Slurm describe several processes."""
+    variables = os.environ
+    return (
+        any(name in variables for name in _PROCESS_VARIABLES)
+        or any("," in variables.get(name, "") for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"))
+        or variables.get("MEGASCALE_NUM_SLICES", "1") != "1"
+        # Without SLURM_PROCID the process is in an allocation but was not started by `srun`.
+        or ("SLURM_PROCID" in variables and variables.get("SLURM_NTASKS", "1") != "1")
+    )
 
 
 def initialize_distributed(config: ClusterConfig) -> None:
-    """Connects the processes of a run; TPU pods and Slurm tell JAX all it needs, elsewhere three variables do.
+    """Connects the processes of a run with `jax.distributed.initialize`.
+
+    TPU pods, GKE and Slurm describe the processes to JAX. Elsewhere the environment variables JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID do.
 
     Raises:
-      UsageError: what the environment says of them is none, or a part.
-      BertjaxError: there are no others, or they do not answer.
+      UsageError: one of the three variables is missing or invalid.
+      BertjaxError: JAX found no cluster or could not connect to process 0.
     """
     if jax.distributed.is_initialized():
-        # By the program that this is called from.
         return
-    given = {name: os.environ[name] for name in _NAMES if name in os.environ}
-    port = config.coordinator_port or (_TPU_PORT if _has_tpus() else 0)
-    if port:
-        os.environ.setdefault(_PORT, str(port))
-    limits: dict[str, Any] = {
+    if config.coordinator_port or "SLURM_JOB_ID" not in os.environ:  # Slurm's port depends on the job's id.
+        os.environ.setdefault("JAX_COORDINATOR_PORT", str(config.coordinator_port or _DEFAULT_PORT))
+    options: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
     }
+    if any(name in os.environ for name in _PROCESS_VARIABLES):
+        options |= _processes_from_environment()
     try:
-        if given:
-            address, count, index = _all_told(given)
-            # All is told: JAX would ask a cloud's metadata where libtpu is installed.
-            limits["cluster_detection_method"] = "deactivate"
-            jax.distributed.initialize(address, count, index, **limits)
-        else:
-            jax.distributed.initialize(**limits)
-        # While all are here: backends wait half a minute for each other, and reading data may take longer.
+        jax.distributed.initialize(**options)
+        # Creates the backends, which wait 30 s for each other; reading data first may take longer on some hosts.
         jax.devices()
     except (ValueError, RuntimeError, LookupError) as error:
         raise BertjaxError(
-            f"--distributed found no cluster ({first_line(error)}); off TPU pods and Slurm, set {', '.join(_NAMES)}"
+            f"--distributed could not connect the processes: {first_line(error)}; outside TPU pods and Slurm, set "
+            f"{', '.join(_PROCESS_VARIABLES)}"
         ) from error
-    if jax.process_count() > 1:
-        _store().key_value_set(f"{_HOST}/{jax.process_index()}", socket.gethostname())
-        threading.Thread(target=_be_alive, daemon=True).start()
 
 
-def _all_told(given: dict[str, str]) -> tuple[str, int, int]:
-    """Address, number of processes and this one's, of variables of the environment.
+def _processes_from_environment() -> dict[str, Any]:
+    address, count, index = (os.environ.get(name, "") for name in _PROCESS_VARIABLES)
+    is_number = re.fullmatch(r"\d+", count) and re.fullmatch(r"\d+", index)
+    if not re.fullmatch(r"\S+:\d+", address) or not is_number or int(index) >= int(count):
+        values = ", ".join(f"{name}={os.environ.get(name, '')}" for name in _PROCESS_VARIABLES)
+        raise UsageError(
+            f"invalid environment variables: {shortened(values)}; set HOST:PORT of process 0, the number of processes "
+            "and an index below it in every process"
+        )
+    # With cluster detection JAX queries the metadata server of a cloud if libtpu is installed.
+    options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
+    return {**options, "cluster_detection_method": "deactivate"}
+
+
+def raise_on_all_hosts(check: Callable[[], None]) -> None:
+    """Runs a check on every process; an error on one of them is raised on all, so that none waits for another.
+
+    Args:
+      check: raises a BertjaxError if it fails.
 
     Raises:
-      UsageError: one is missing, or is none.
+      BertjaxError: the error of the first process on which the check failed.
     """
-    if missing := [name for name in _NAMES if name not in given]:
-        raise UsageError(
-            f"the environment has {', '.join(given)}, and not {', '.join(missing)}; set all three, in each process of "
-            "a run, or none"
-        )
-    address, count, index = (given[name] for name in _NAMES)
-    if not re.fullmatch(r"\S+:\d{1,5}", address):
-        raise UsageError(f"{_NAMES[0]} is {quoted(address)}; it must be HOST:PORT of process 0")
-    if not re.fullmatch(r"[1-9]\d{0,6}", count):
-        raise UsageError(f"{_NAMES[1]} is {quoted(count)}; it must be a number of at least 1")
-    if not re.fullmatch(r"\d{1,7}", index) or int(index) >= int(count):
-        raise UsageError(f"{_NAMES[2]} is {quoted(index)}; it must be a number from 0 to {int(count) - 1}")
-    return address, int(count), int(index)
+    if jax.process_count() == 1:
+        check()
+        return
+    failure: BertjaxError | None = None
+    try:
+        check()
+    except BertjaxError as error:
+        failure = error
+    code = 0 if failure is None else failure.exit_code
+    text = "" if failure is None else f"process {jax.process_index()}: {shortened(failure, 500)}"
+    codes, texts = multihost_utils.process_allgather(
+        (np.array(code), np.frombuffer(text.encode()[:1024].ljust(1024), np.uint8))
+    )
+    if np.any(codes):
+        first = int(np.argmax(codes != 0))
+        error_class = UsageError if codes[first] == UsageError.exit_code else BertjaxError
+        error = error_class(np.asarray(texts[first]).tobytes().decode(errors="replace").strip())
+        error.on_all_hosts = True
+        raise error from failure
 
 
-def tells_of_a_lost_process(error: Exception) -> bool:
-    """Whether it is that of a collective operation which another process of the run has left."""
-    return not isinstance(error, BertjaxError) and jax.process_count() > 1 and bool(_LOST.search(str(error)))
+def broadcast_from_host0(read: Callable[[], T]) -> T:
+    """Runs `read` on process 0 and returns its result on all processes.
+
+    Args:
+      read: returns a JSON value.
+
+    Raises:
+      BertjaxError: `read` raised it, on all processes.
+    """
+    if jax.process_count() == 1:
+        return read()
+    content = b""
+
+    def read_on_host0() -> None:
+        nonlocal content
+        if jax.process_index() == 0:
+            content = json.dumps(read()).encode()
+
+    raise_on_all_hosts(read_on_host0)
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(content))))
+    array = np.frombuffer(content.ljust(size), np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(array).tobytes())
+
+
+def assert_same_run(description: dict[str, Any]) -> None:
+    """Raises on all processes if one was started with another config or other data than process 0.
+
+    Args:
+      description: JSON values that identify a run; paths and timeouts in it may differ.
+
+    Raises:
+      UsageError: names the fields that differ.
+    """
+    description = json.loads(json.dumps(description))  # Tuples become lists, as in what host 0 sends.
+    expected = broadcast_from_host0(lambda: description)
+    changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]
+
+    def check() -> None:
+        if changed:
+            raise UsageError(
+                f"config or data differ from those of process 0: {'; '.join(changed[:5])}; start all processes with "
+                "the same command and the same data"
+            )
+
+    raise_on_all_hosts(check)
+
+
+def assert_shared_workdir(workdir: epath.Path) -> None:
+    """Raises on all processes if one does not see the files that process 0 writes to the workdir.
+
+    Raises:
+      UsageError: a host sees another directory under this path.
+    """
+    if jax.process_count() == 1:
+        return
+    probe = workdir / f".shared-{broadcast_from_host0(lambda: secrets.token_hex(16))}"
+    if jax.process_index() == 0:
+        write_atomic(probe, "")
+
+    def check() -> None:
+        deadline = time.monotonic() + _VISIBLE_SECONDS
+        while not probe.exists():
+            if time.monotonic() > deadline:
+                raise UsageError(f"workdir is not shared between hosts: {workdir}; use one that is, such as gs://...")
+            time.sleep(_POLL_SECONDS)
+
+    try:
+        raise_on_all_hosts(check)
+    finally:
+        if jax.process_index() == 0:
+            probe.unlink(missing_ok=True)
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Returns True if a collective operation failed because another process is gone."""
+    is_foreign = not isinstance(error, BertjaxError) and jax.process_count() > 1
+    return is_foreign and _COLLECTIVE_ERROR.search(str(error)) is not None
 
 
 @contextlib.contextmanager
-def naming_a_lost_process() -> Iterator[None]:
-    """Makes of the exception with which a collective operation ends, where another process is gone, one for people.
+def exit_on_host_error() -> Iterator[None]:
+    """Ends this process without JAX's shutdown barrier if an error is not raised on all hosts.
+
+    The barrier waits until all processes exit, while the others wait for this one in a collective operation.
 
     Raises:
-      LostError: another process is gone.
+      LostError: a collective operation failed because another process is gone.
     """
     try:
         yield
-    except Exception as error:  # Collectives, and whatever library uses them, raise what they like.
-        if tells_of_a_lost_process(error):
-            raise LostError(LOST_PROCESS.format(f"{_who_is_gone()}: {first_line(error)}")) from error
-        raise
+    except (Exception, KeyboardInterrupt) as error:
+        if jax.process_count() == 1 or getattr(error, "on_all_hosts", False):
+            raise
+        is_lost = is_collective_error(error)
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        # Runs before JAX's own exit handler, and after the error was printed.
+        atexit.register(_exit, LostError.exit_code if is_lost else code)
+        if not is_lost:
+            raise
+        raise LostError(
+            f"another process of this run is gone: {first_line(error)}; run the same command again on every host to "
+            "resume from the last checkpoint"
+        ) from error
 
 
-def _who_is_gone() -> str:
-    """Which processes are gone, as this one finds or as another has found; the others are told, and end too."""
-    index, store = jax.process_index(), _store()
-    try:
-        if found := _found_by_another():
-            _let_others_read()
-            return found
-        store.key_value_set(f"{_KNOWS}/{index}", "")
-        first = _numbers(_ALIVE)
-        time.sleep(3 * _BEAT_SECONDS)
-        last, hosts = _numbers(_ALIVE), dict(_entries(_HOST))
-        # One that has found out may have ended by now.
-        silent = {number for number, beats in last.items() if beats == first.get(number)} - {*_numbers(_KNOWS)}
-        found = ", ".join(f"process {number} on {hosts[number]}" for number in sorted(silent - {index})) or "unknown"
-        with contextlib.suppress(Exception):  # Of one that was quicker to say so.
-            store.key_value_set(_LOST_PROCESSES, found)
-        found = _found_by_another()
-        _let_others_read()
-        return found
-    except Exception:  # jaxlib has no class of its own for it.
-        return "process 0, which coordinates the others"
-
-
-def _be_alive() -> None:
-    """Tells the others now and then that this process is there, and ends it when another one has found one gone.
-
-    A collective operation fails where it waits for a process that is gone, and nowhere else: the others wait for those
-    that it failed in, which end.
-    """
-    index = jax.process_index()
-    while True:
-        try:
-            _store().key_value_increment(f"{_ALIVE}/{index}", 1)
-            found = _found_by_another()
-        except Exception:  # The store is gone; JAX ends the process then.
-            return
-        if found:
-            _let_others_read()
-            show(f"bertjax: {LOST_PROCESS.format(found)}", sys.stderr)
-            os._exit(LOST)
-        time.sleep(_BEAT_SECONDS)
-
-
-def _let_others_read() -> None:
-    """The store ends with process 0."""
-    if jax.process_index() == 0:
-        time.sleep(3 * _BEAT_SECONDS)
-
-
-def _found_by_another() -> str:
-    return dict(_store().key_value_dir_get("bertjax/lost")).get(_LOST_PROCESSES, "")
-
-
-def _entries(folder: str) -> list[tuple[int, str]]:
-    """Process to what it wrote."""
-    return [(int(key.rpartition("/")[2]), value) for key, value in _store().key_value_dir_get(folder)]
-
-
-def _numbers(folder: str) -> dict[int, int]:
-    return {number: int(value or 0) for number, value in _entries(folder)}
-
-
-def _store() -> Any:
-    return distributed.global_state.client
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

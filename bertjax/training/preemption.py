@@ -1,48 +1,47 @@
-"""Being asked to stop: SIGTERM, SIGHUP, Ctrl-C, or the notice a cluster gives before it takes a machine away."""
+"""Stop requests: SIGTERM, SIGHUP and Ctrl-C end training after the current step, with a checkpoint."""
 
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Catches SIGTERM, SIGHUP and Ctrl-C while it is open; a second Ctrl-C interrupts at once.
+    """Handles SIGTERM, SIGINT and SIGHUP while the context is open; a second SIGINT raises KeyboardInterrupt.
+
+    With several processes, JAX's preemption service owns SIGTERM and makes all processes stop at the same step.
 
     Yields:
-      A function of the step just done: whether to save and stop now. All processes of a run get the same answer.
+      A function from the step that was just finished to True if training should save and stop now.
     """
     received: list[int] = []
+    is_alone = jax.process_count() == 1
 
-    def handler(number: int, _frame: Any) -> None:
+    def handler(number: int, _frame: FrameType | None) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not received:
-            # Not print: a handler may run inside another one.
-            with contextlib.suppress(OSError, ValueError):
-                os.write(sys.stderr.fileno(), b"asked to stop: saving after the next step\n")
+            # Not print(): the handler may interrupt another print().
+            with contextlib.suppress(OSError):
+                os.write(2, b"stop requested: saving after the next step\n")
         received.append(number)
+        if not is_alone:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def as_sigterm(number: int, _frame: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    # JAX has taken SIGTERM where there are several processes, and lets them agree on a step.
-    alone = jax.process_count() == 1
-    handlers = dict.fromkeys(_SIGNALS, handler) if alone else {signal.SIGHUP: as_sigterm}
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        # `nohup` ignores SIGHUP.
-        del handlers[signal.SIGHUP]
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # `nohup` ignores SIGHUP.
+    signals = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    if not is_alone:
+        signals.remove(signal.SIGTERM)
+    previous = {number: signal.signal(number, handler) for number in signals}
     try:
-        yield (lambda step: bool(received)) if alone else multihost_utils.reached_preemption_sync_point
+        yield (lambda _step: bool(received)) if is_alone else multihost_utils.reached_preemption_sync_point
     finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)

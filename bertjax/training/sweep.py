@@ -18,15 +18,15 @@ from etils import epath
 
 from bertjax.config.run import RunConfig
 from bertjax.config.trials import grid_values, load_trials
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.metrics.selection import score
 from bertjax.presets import cross_product, trials_of
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.task import Task
 from bertjax.training import train as loop
-from bertjax.training.agreement import broadcast_from_host0, go_on_after
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.multihost import broadcast_from_host0
 from bertjax.training.results import read_results
 from bertjax.training.workdir import (
     RESULTS,
@@ -219,7 +219,10 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder)))
     except Exception as error:  # Other trials may succeed, whatever the error.
-        text = go_on_after(os.fspath(trial.folder), error)
+        # The other processes would wait in a collective operation for one that went on to the next trial.
+        if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
+            raise
+        text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
         logger.info(f"trial failed: {text}")
         return {"trial": trial.fields, "error": text}
 

@@ -22,12 +22,12 @@ from bertjax.metrics.report import ClassReport
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.agreement import check_same_run, check_shared, raise_on_all_hosts
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.evaluation import add_loss, check_batch_sizes, check_labeled, evaluate, predict
 from bertjax.training.init_from import check_vocabulary
 from bertjax.training.metrics import METRICS, read_lines
+from bertjax.training.multihost import assert_same_run, assert_shared_workdir, raise_on_all_hosts
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.preemption import stop_requests
@@ -178,9 +178,9 @@ def _open_workdir(
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
     model = task.objective.model
     run = {"config": config, "data": task.data_hash, "started_from": start, "files": files, **model_metadata(model)}
-    check_same_run(run)
+    assert_same_run(run)
     workdir = workdirs.create(path)
-    check_shared(workdir)
+    assert_shared_workdir(workdir)
     stack.enter_context(workdirs.acquire_lock(workdir))
     workdirs.check_config(workdir, config, task.data_hash)
     workdirs.check_checkpoint_space(workdir, abstract)
@@ -259,11 +259,16 @@ def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) 
 
 def _check_data(task: Task, steps: int | None) -> None:
     """Raises on all hosts if any of them found its data damaged."""
-    try:
-        elsewhere = BertjaxError("another host found its data damaged; see its log")
-        raise_on_all_hosts(lambda: task.check_data(steps), elsewhere)
-    except BertjaxError as error:
-        raise BertjaxError(f"{error}; checkpoints of this run may be affected, so train in a new --workdir") from error
+
+    def check() -> None:
+        try:
+            task.check_data(steps)
+        except BertjaxError as error:
+            raise BertjaxError(
+                f"{error}; checkpoints of this run may be affected, so train in a new --workdir"
+            ) from error
+
+    raise_on_all_hosts(check)
 
 
 def _check_bad_step(state: TrainState, checkpoints: Checkpoints) -> None:
@@ -292,6 +297,8 @@ def _failure(problem: str, checkpoints: Checkpoints) -> BertjaxError:
     checkpoints.wait()
     last = checkpoints.latest_step()
     good = "no checkpoint was saved yet" if last is None else f"the last good checkpoint is {checkpoints.path(last)}"
-    return BertjaxError(
+    error = BertjaxError(
         f"{problem}; {good}; use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
     )
+    error.on_all_hosts = True  # Loss and gradient are replicated.
+    return error

@@ -1,4 +1,4 @@
-"""Ends a process that is alive and gets nowhere: what no exception and no heartbeat tells."""
+"""Watchdog of a run: ends a process that makes no progress, such as one that waits for a stuck host (jax#38503)."""
 
 import contextlib
 import faulthandler
@@ -11,47 +11,44 @@ from collections.abc import Callable, Iterator
 import jax
 
 from bertjax.errors import LOST
-from bertjax.utils.terminal import show
 
-_LOOKS = 20
+_CHECKS_PER_INTERVAL = 20
 
 
 @contextlib.contextmanager
 def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
-    """Ends this process with exit code 43 where nothing is heard for a time, after printing what each thread is at.
-
-    A process that waits for another one that is stuck is in C++ for ever, where no exception reaches it
-    (jax#38503). All of them end, each with its stacks, of which those of the stuck one are different.
+    """Prints the stack of every thread and exits with code 43 if there is no heartbeat for `hang_seconds`.
 
     Args:
-      hang_seconds: without a call of what is yielded; 0 is for ever.
+      hang_seconds: longest time without a heartbeat (0: no limit).
 
     Yields:
-      A function to call at every sign of progress.
+      The heartbeat: a function to call after every step, evaluation batch and save.
     """
-    heard = time.monotonic()
-    over = threading.Event()
+    last_heartbeat = time.monotonic()
+    is_closed = threading.Event()
 
-    def hear() -> None:
-        nonlocal heard
-        heard = time.monotonic()
+    def heartbeat() -> None:
+        nonlocal last_heartbeat
+        last_heartbeat = time.monotonic()
 
     def watch() -> None:
-        while not over.wait(hang_seconds / _LOOKS):
-            silent = time.monotonic() - heard
-            if silent > hang_seconds:
+        while not is_closed.wait(hang_seconds / _CHECKS_PER_INTERVAL):
+            seconds = time.monotonic() - last_heartbeat
+            if seconds > hang_seconds:
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                show(
-                    f"bertjax: nothing has happened in process {jax.process_index()} for {silent:,.0f} s, longer than "
-                    "config.hang_seconds; above is what its threads are at, the most recent call first. The same "
-                    "command on every host goes on from the last checkpoint",
-                    sys.stderr,
+                message = (
+                    f"bertjax: process {jax.process_index()} made no progress for {seconds:,.0f} s, more than "
+                    "config.hang_seconds; the stacks of its threads are above. Run the same command again on every "
+                    "host to resume from the last checkpoint"
                 )
+                print(message, file=sys.stderr, flush=True)
+                # An exception would not reach a thread that waits in C++.
                 os._exit(LOST)
 
     if hang_seconds:
         threading.Thread(target=watch, daemon=True).start()
     try:
-        yield hear
+        yield heartbeat
     finally:
-        over.set()
+        is_closed.set()

@@ -181,7 +181,7 @@ def test_sigterm_saves_and_exits_with_42(corpus, tmp_path):
             break
     out, rest = run.communicate(timeout=120)
     assert run.returncode == 42, "".join(lines) + rest
-    assert "asked to stop" in rest and "stopped by a signal; saved step" in rest
+    assert "stop requested" in rest and "stopped by a signal; saved step" in rest
     result = json.loads(out)
     assert result["stopped"] and (tmp_path / "checkpoints" / str(result["step"])).is_dir()
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import WORKER, start_processes
 from running import EXPERIMENTS, refused
-from several import WORKER, started
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner
@@ -229,7 +229,9 @@ def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
 @pytest.mark.slow
 def test_two_processes_fill_the_same_table(table, all_results, tmp_path):
     command = ["reproduce", f"--config={table}:all", f"--results={tmp_path}"]
-    for process in started([sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4):
+    for process in start_processes(
+        [sys.executable, "-c", WORKER, json.dumps([command, command])], processes=2, devices=4
+    ):
         _, stderr = process.communicate(timeout=500)
         assert process.returncode == 0, stderr.decode()[-2000:]
     old, new = load_results([str(all_results)]), load_results([str(tmp_path)])

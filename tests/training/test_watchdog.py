@@ -1,4 +1,4 @@
-"""A process that gets nowhere ends itself, and says what it was at."""
+"""The watchdog ends a process without heartbeats."""
 
 import subprocess
 import sys
@@ -10,32 +10,28 @@ STUCK = """
 import time
 from bertjax.training.watchdog import watchdog
 
-def waits_for_another():
+def wait_for_host():
     time.sleep(60)
 
-def command():
-    with watchdog(0.4) as hear:
-        for _ in range(10):
-            time.sleep(0.1)
-            hear()
-        print("alive", flush=True)
-        waits_for_another()
-
-command()
+with watchdog(0.4) as heartbeat:
+    for _ in range(10):
+        time.sleep(0.1)
+        heartbeat()
+    print("alive", flush=True)
+    wait_for_host()
 """
 
 
-def test_a_process_that_hangs_prints_its_stacks_and_ends_for_a_new_start(tmp_path):
+def test_process_without_heartbeat_prints_stacks_and_exits_with_43(tmp_path):
     (tmp_path / "stuck.py").write_text(STUCK)
-    ended = subprocess.run([sys.executable, tmp_path / "stuck.py"], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 43
-    assert ended.stdout == "alive\n"
-    *stacks, last = ended.stderr.splitlines()
-    assert any(line.endswith("in waits_for_another") for line in stacks)
-    assert last.startswith("bertjax: nothing has happened in process 0 for 0 s, longer than config.hang_seconds")
+    process = subprocess.run([sys.executable, tmp_path / "stuck.py"], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 43 and process.stdout == "alive\n"
+    *stacks, last = process.stderr.splitlines()
+    assert any(line.endswith("in wait_for_host") for line in stacks)
+    assert last.startswith("bertjax: process 0 made no progress for 0 s, more than config.hang_seconds")
 
 
-def test_one_that_is_off_or_over_ends_nothing():
+def test_disabled_or_closed_watchdog_ends_nothing():
     with watchdog(0):
         time.sleep(0.05)
     with watchdog(0.05):

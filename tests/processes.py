@@ -1,10 +1,10 @@
-"""Distributed runs of several processes on this machine."""
+"""Several JAX processes on this machine, connected as those of a pod."""
 
 import os
 import socket
 import subprocess
 
-# Runs several commands one after another in processes that are connected once.
+# Runs several commands of bertjax one after the other in processes that start and connect once.
 WORKER = """
 import json, os, sys
 import jax
@@ -17,13 +17,13 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def started(command: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
-    """Starts the processes of a distributed run with the same command."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+def start_processes(command: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
+    """Starts the same command in several processes with `devices` CPU devices each."""
+    with socket.socket() as sock:
+        sock.bind(("localhost", 0))
+        port = sock.getsockname()[1]
     environment = os.environ | {
-        # XLA uses the last of two equal flags.
+        # XLA takes the last of two equal flags; the others make compilation fast.
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",

@@ -1,0 +1,190 @@
+"""Connecting processes, sharing values and errors between them, and what ends them."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from processes import WORKER, start_processes
+
+from bertjax.config.mesh import ClusterConfig
+from bertjax.errors import LOST, BertjaxError, UsageError
+from bertjax.training import multihost
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
+# Runs as each of two processes.
+PRIMITIVES = """
+import os
+import jax
+from bertjax.config.mesh import ClusterConfig
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.multihost import (
+    assert_same_run, broadcast_from_host0, initialize_distributed, is_collective_error, raise_on_all_hosts
+)
+
+initialize_distributed(ClusterConfig())
+index = jax.process_index()
+
+def fail(error):
+    raise error
+
+def raised(function):
+    try:
+        function()
+    except BertjaxError as error:
+        assert error.on_all_hosts
+        return type(error), str(error)
+
+assert broadcast_from_host0(lambda: {"index": index, "text": "\u00e9" * 100}) == {"index": 0, "text": "\u00e9" * 100}
+assert raised(lambda: broadcast_from_host0(lambda: fail(UsageError("no file")))) == (UsageError, "process 0: no file")
+assert raised(lambda: raise_on_all_hosts(lambda: None)) is None
+assert raised(lambda: raise_on_all_hosts(lambda: index == 1 and fail(UsageError("bad flag")))) == (
+    UsageError, "process 1: bad flag"
+)
+assert raised(lambda: raise_on_all_hosts(lambda: fail(BertjaxError(f"damaged {index}")))) == (
+    BertjaxError, "process 0: damaged 0"
+)
+assert_same_run({"config": {"steps": 3, "data": {"corpus": f"/disk{index}"}, "hang_seconds": index}})
+kind, text = raised(lambda: assert_same_run({"config": {"steps": 3 + index}}))
+assert kind is UsageError and "process 1: config or data differ from those of process 0: config.steps: 3 -> 4" in text
+assert is_collective_error(RuntimeError("Gloo AllGather failed")) and not is_collective_error(RuntimeError("no disk"))
+"""
+
+
+def quick_run(corpus: Path) -> list[str]:
+    return [f"--config={EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", "--config.data.seq_len=16"]
+
+
+def outputs_of(processes) -> list[str]:
+    return [process.communicate(timeout=180)[1].decode() for process in processes]
+
+
+def test_values_and_errors_reach_all_processes():
+    processes = start_processes([sys.executable, "-c", PRIMITIVES], processes=2, devices=1)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own_argument", "message"),
+    [
+        ("--config.optimizer.learning_rate=0.5", "config.optimizer.learning_rate: 0.0001 -> 0.5"),
+        ("--workdir=elsewhere", "workdir is not shared between hosts"),
+    ],
+)
+def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_path, own_argument, message):
+    command = ["train", *quick_run(corpus), f"--workdir={tmp_path / 'run'}"]
+    other = [item for item in command if item.split("=")[0] != own_argument.split("=")[0]]
+    other.append(own_argument.replace("elsewhere", str(tmp_path / "elsewhere")))
+    program = f"from bertjax.training import multihost; multihost._VISIBLE_SECONDS = 1.0; {WORKER}".replace(
+        "json.loads(sys.argv[1])", "json.loads(sys.argv[1])[int(os.environ['JAX_PROCESS_ID'])]"
+    )
+    commands = json.dumps([[command], [other]])
+    processes = start_processes([sys.executable, "-c", program, commands], processes=2, devices=1)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [2, 2], outputs
+    assert all(f"bertjax: process 1: {message}" in output or message in output for output in outputs), outputs
+    assert not [*tmp_path.rglob("checkpoints")] and not [*tmp_path.rglob(".shared-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1, 3])
+def test_killed_process_ends_the_others_for_a_restart(corpus, tmp_path, killed):
+    command = [
+        *(sys.executable, "-m", "bertjax", "train", "--distributed", f"--workdir={tmp_path}", *quick_run(corpus)),
+        *("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000"),
+        "--config.cluster.heartbeat_timeout_seconds=10",
+    ]
+    processes = start_processes(command, processes=2 if killed < 2 else 4, devices=1)
+    for line in processes[0].stderr:
+        if line.startswith(b"step 2/"):
+            processes[killed].kill()
+            break
+    outputs = outputs_of(processes)
+    for process in processes[:killed] + processes[killed + 1 :]:
+        # JAX aborts the process if its coordination service notices first.
+        assert process.returncode in (LOST, -signal.SIGABRT), outputs
+
+
+@pytest.mark.slow
+def test_process_that_waits_in_vain_for_others_ends_for_a_restart(corpus, tmp_path):
+    command = [sys.executable, "-m", "bertjax", "train", f"--workdir={tmp_path}", *quick_run(corpus)]
+    command.append("--config.cluster.initialization_timeout_seconds=3")
+    first, second = start_processes(command, processes=2, devices=1)
+    second.kill()
+    outputs = outputs_of([first, second])
+    assert first.returncode in (LOST, -signal.SIGABRT), outputs
+
+
+@pytest.fixture
+def environment(monkeypatch) -> pytest.MonkeyPatch:
+    """An environment without variables that describe several processes."""
+    for name in [*os.environ]:
+        if name.startswith(("JAX_COORDINATOR", "JAX_NUM", "JAX_PROCESS", "TPU_", "MEGASCALE_", "SLURM_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_multihost"),
+    [
+        ({}, False),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, True),
+        # Incomplete, and refused by initialize_distributed.
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
+        ({"TPU_PROCESS_ADDRESSES": "a:8476,b:8476"}, True),
+        ({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}, True),
+        # An allocation in which `srun` started nothing.
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, False),
+    ],
+)
+def test_environment_shows_several_processes(environment, variables, is_multihost):
+    for name, value in variables.items():
+        environment.setenv(name, value)
+    assert multihost.is_multihost_environment() == is_multihost
+
+
+@pytest.mark.parametrize(("slurm", "port", "expected"), [(False, 0, "8476"), (True, 9000, "9000"), (True, 0, None)])
+def test_timeouts_and_port_reach_jax(environment, slurm, port, expected):
+    calls = []
+    environment.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
+    # So that the variable is removed again after the test.
+    environment.setenv("JAX_COORDINATOR_PORT", "")
+    environment.delenv("JAX_COORDINATOR_PORT")
+    if slurm:
+        environment.setenv("SLURM_JOB_ID", "7")
+    config = ClusterConfig(port, initialization_timeout_seconds=7, heartbeat_timeout_seconds=11)
+    multihost.initialize_distributed(config)
+    assert calls == [{"initialization_timeout": 7, "heartbeat_timeout_seconds": 11}]
+    assert os.environ.get("JAX_COORDINATOR_PORT") == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "count", "index"),
+    [
+        ("a:1", "2", None),
+        (None, "2", None),
+        ("localhost", "2", "0"),
+        ("a:1", "x", "0"),
+        ("a:1", "2", "2"),
+    ],
+)
+def test_incomplete_or_invalid_environment_is_refused(environment, address, count, index):
+    for name, value in zip(multihost._PROCESS_VARIABLES, (address, count, index), strict=True):
+        if value is not None:
+            environment.setenv(name, value)
+    with pytest.raises(UsageError, match="invalid environment variables: JAX_COORDINATOR_ADDRESS="):
+        multihost.initialize_distributed(ClusterConfig())
+
+
+def test_missing_cluster_is_one_line(environment):
+    with pytest.raises(BertjaxError, match="could not connect the processes: .*, set JAX_COORDINATOR_ADDRESS"):
+        multihost.initialize_distributed(ClusterConfig())

@@ -1,0 +1,100 @@
+"""Fine-tuning and sweeps of two processes match those of one process."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import WORKER, start_processes
+
+from bertjax.cli import main as cli
+from bertjax.convert.convert import convert
+from bertjax.training.sweep import SWEEP
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+# Process 1 alone fails in every trial.
+FAILING_ON_ONE_HOST = """
+import jax
+from bertjax.cli import main as cli
+from bertjax.inference import cached_features
+
+training_task = cached_features.training_task
+
+def fail_on_process1(*args):
+    if jax.process_index():
+        raise OSError("no such disk")
+    return training_task(*args)
+
+cached_features.training_task = fail_on_process1
+cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("pretrained") / "run"
+    config = f"--config={EXPERIMENTS}/pretrain.py:size=L1_H16,corpus={corpus},quick=true"
+    cli.main(["train", config, "--config.steps=2", "--config.data.seq_len=16", f"--workdir={workdir}"])
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def config_flag(tmp_path_factory) -> str:
+    """The --config of fine-tuning on texts of two classes."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name, count in (("train", 32), ("dev", 16)):
+        rows = [f"a b c d{' e' * (index % 5)}\t{index % 2}\n" for index in range(count)]
+        (folder / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
+    return f"--config={EXPERIMENTS}/text.py:train={folder}/train.tsv,dev={folder}/dev.tsv"
+
+
+def command(name: str, config_flag: str, init_from: Path, workdir: Path, *options: str) -> list[str]:
+    fields = ("steps=4", "data.batch_size=8", "data.seq_len=16", "model.dtype=float32")
+    overrides = [f"--config.{field}" for field in fields]
+    return [name, config_flag, *overrides, f"--init_from={init_from}", f"--workdir={workdir}", *options]
+
+
+def run_in_two_processes(*commands: list[str]) -> str:
+    """Runs the commands and returns the standard error of both processes."""
+    text = ""
+    for process in start_processes([sys.executable, "-c", WORKER, json.dumps(commands)], processes=2, devices=1):
+        text += process.communicate(timeout=120)[1].decode()
+        assert process.returncode == 0, text[-3000:]
+    return text
+
+
+def metrics(workdir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines for name in sorted(line)]
+
+
+@pytest.mark.slow
+def test_two_processes_start_from_bertjax_and_hugging_face_checkpoints(pretrained, config_flag, tmp_path):
+    convert(str(pretrained), str(tmp_path / "foreign"), "huggingface", False)
+    checkpoints = {"bertjax": pretrained, "huggingface": tmp_path / "foreign"}
+    cli.main(command("train", config_flag, pretrained, tmp_path / "single"))
+    commands = (command("train", config_flag, path, tmp_path / name) for name, path in checkpoints.items())
+    run_in_two_processes(*commands)
+    expected = metrics(tmp_path / "single")
+    for name in checkpoints:
+        np.testing.assert_allclose(metrics(tmp_path / name), expected, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_sweep_continues_after_trial_that_fails_on_both_processes(pretrained, config_flag, tmp_path):
+    # With the first learning rate the loss is not finite.
+    grid = ("--grid", "optimizer.learning_rate=1e30,1e-4")
+    text = run_in_two_processes(command("sweep", config_flag, pretrained, tmp_path / "sweep", *grid))
+    assert "trial failed: " in text
+    trials = json.loads((tmp_path / "sweep" / SWEEP).read_text())["trials"]
+    assert ["error" in trial for trial in trials] == [True, False]
+
+
+@pytest.mark.slow
+def test_sweep_ends_if_trial_fails_on_one_process(pretrained, config_flag, tmp_path):
+    arguments = command("sweep", config_flag, pretrained, tmp_path / "sweep", "--distributed")
+    processes = start_processes([sys.executable, "-c", FAILING_ON_ONE_HOST, *arguments], processes=2, devices=1)
+    texts = [process.communicate(timeout=120)[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [43, 1], texts
+    assert "no such disk" in texts[1]
