@@ -94,8 +94,8 @@ def _check_alike(first: RunConfig, task: Task, settings: RunConfig, other: Task,
             f"{checkpoint} was trained on other data than the first member ({found[0]}); give --config.data.FIELD for "
             "all of them"
         )
-    for name in (ENTRY, *task.workdir_files.keys() & other.files.keys()):
-        if _form(name, task.workdir_files) != _form(name, other.files):
+    for name in (ENTRY, *task.workdir_files.keys() & other.workdir_files.keys()):
+        if _form(name, task.workdir_files) != _form(name, other.workdir_files):
             raise UsageError(f"{checkpoint} has another {name} than the first member, so their outputs differ in form")
 
 

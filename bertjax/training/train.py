@@ -209,9 +209,10 @@ def _restore_or_init(
                 f"the run of {workdir} started from other parameters than --init_from, so its features differ; give the "
                 "checkpoint it started from, or another --workdir"
             )
-        logger.info(
-            f"resumed {workdir} at step {int(state.step):,}" + ("; --init_from is ignored" if init_from else "")
-        )
+        ignored = "; --init_from is ignored" if init_from else ""
+        if init_from and saved_fingerprint(find_checkpoint(init_from)) != started_from:
+            ignored += ", and the run started from other parameters"
+        logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
         return state
     state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
     if init_from:

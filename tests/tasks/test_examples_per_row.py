@@ -52,10 +52,14 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
     ("experiment", "fields", "says"),
     [
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 3}, "it must divide data.batch_size=32"),
-        ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 4, "upper__lstm_layers": 1}, "word by word"),
+        (
+            "glue.py:task=cola,size=L1_H16",
+            {"data__examples_per_row": 4, "feature_head__lstm_layers": 1},
+            "word by word",
+        ),
         ("glue.py:task=cola,size=L1_H16", {"data__examples_per_row": 32, "grad_accum_steps": 2}, "does not split"),
         ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are full"),
-        ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "a row of swag is four"),
+        ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "an example of swag is four sequences"),
     ],
 )
 def test_invalid_examples_per_row_is_an_error(capfd, letters, tmp_path, experiment, fields, says):

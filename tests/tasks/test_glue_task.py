@@ -162,7 +162,7 @@ def test_tfds_gives_the_same_rows_as_files(letters, tmp_path):
         config = load_config(
             f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
         )
-        found.append(list(glue.build(parse_config(config), train=False).eval_batches(SINGLE_SHARD)))
+        found.append(list(glue.Task(parse_config(config), train=False).eval_batches(SINGLE_SHARD)))
     texts = [
         sorted(
             (row[mask > 0].tolist(), int(label))
@@ -183,7 +183,7 @@ def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     assert all(0 <= number <= 5 for number in numbers)
     assert [record["prediction"] for record in records(beside)] == pytest.approx(numbers, abs=6e-4)
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.eval_split=test")
-    assert "STS-B/test.tsv is read without labels, so there are no metrics" in error
+    assert "STS-B/test.tsv has no labels, so there are no metrics" in error
     rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
     write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])

@@ -110,14 +110,14 @@ def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp
 @pytest.mark.parametrize(
     ("objective", "given", "says"),
     [
-        ("lm", [], "config.data.objective is lm, and the model would see what it is to predict; give"),
+        ("lm", [], "config.data.objective=lm would let the model see the tokens that it predicts; set"),
         (
             "nsp",
             [KINDS["lstm"]],
-            "config.data.objective is nsp, and model.encoder=lstm sees no position from both sides",
+            "config.data.objective=nsp needs context from both sides, which model.encoder=lstm does not have",
         ),
-        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every piece; leave max_predictions out"),
-        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks nothing; leave data.masking as it is"),
+        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every token; leave max_predictions unset"),
+        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks no tokens; leave data.masking unset"),
         ("lm", [*KINDS.values()], "model.attention_direction is left, and model.encoder=lstm has no attention"),
         (
             "lm",

@@ -48,6 +48,6 @@ def test_pairs_train_masked_lm_only(corpus, tmp_path):
 
 def test_pairs_need_two_segments(corpus, tmp_path, capfd):
     config = f"--config={config_of(corpus, 'pairs')}"
-    assert "sentence pairs have 2 segments" in refused(
+    assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(
         capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"
     )

@@ -14,6 +14,7 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.evaluation import add_loss
 from bertjax.training.sweep import summarize
 
 
@@ -78,15 +79,15 @@ def made(glue, letters, **fields):
             f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **whole)
         )
     )
-    return settings, build_task(settings, train=True)
+    return build_task(settings, train=True)
 
 
 def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, capfd):
-    config, task = made(glue, letters)
-    result = loop.train(config, task, str(tmp_path / "whole"))
+    task = made(glue, letters)
+    result = loop.train(task, str(tmp_path / "whole"))
     said = capfd.readouterr().err
     assert (result["step"], result["stopped"]) == (6, False)
-    assert "no better matthews in 2 evaluations: ended before step 30" in said and "done: 6 steps" in said
+    assert "stopped early at step 6 of 30: no better matthews in 2 evaluations" in said and "done: 6 steps" in said
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval_matthews" in line] == [2, 4, 6]
     assert [line["step"] for line in lines if "loss" in line] == [4, 6]
@@ -104,7 +105,7 @@ def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, capfd)
         return folder
 
     for folder in (killed_before(6), killed_before(7)):
-        assert loop.train(config, task, str(folder))["step"] == 6
+        assert loop.train(task, str(folder))["step"] == 6
         assert (folder / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
         one, other = (find_checkpoint(path / "checkpoints" / "6") for path in (folder, tmp_path / "whole"))
         assert saved_fingerprint(one) == saved_fingerprint(other)
@@ -117,8 +118,8 @@ def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_e
     # So high a rate that the loss comes and goes.
     fields = {"patience": 0, "select_by": "loss", "steps": 14, "optimizer__learning_rate": 0.05}
     fields["checkpoint_every"] = checkpoint_every
-    config, task = made(glue, letters, **fields)
-    loop.train(config, task, str(tmp_path / "run"))
+    task = made(glue, letters, **fields)
+    loop.train(task, str(tmp_path / "run"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
@@ -132,18 +133,18 @@ def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, 
         whole = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
         return "train", whole, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments
 
-    known = "the metrics of this task are accuracy, cross_entropy, loss, matthews"
+    known = "known: accuracy, cross_entropy, loss, matthews"
     for arguments, says in (
-        (["--config.select_by=f1"], f"config.select_by is 'f1'; {known}"),
+        (["--config.select_by=f1"], f"unknown metric: config.select_by='f1'; {known}"),
         (["--config.patience=-1"], "config.patience is -1"),
-        (["--config.patience=2", "--config.data.eval_split=none"], "config.patience is 2, and there is no dev set"),
-        (["--config.select_by=loss", "--config.data.eval_split=none"], "config.select_by is 'loss', and there is no"),
-        (["--config.data.eval_split=test"], "CoLA/test.tsv is read without labels, so there are no metrics"),
+        (["--config.patience=2", "--config.data.eval_split=none"], "config.patience=2 needs a dev set"),
+        (["--config.select_by=loss", "--config.data.eval_split=none"], "config.select_by='loss' needs a dev set"),
+        (["--config.data.eval_split=test"], "CoLA/test.tsv has no labels, so there are no metrics"),
     ):
         assert says in refused(capfd, *command(f"glue.py:task=cola,path={glue}", *arguments))
     squad = squad_files(tmp_path / "squad")
     error = refused(capfd, *command(f"squad.py:path={squad}", "--config.select_by=accuracy"))
-    assert "the metrics of this task are end_loss, exact_match, f1, loss, start_loss" in error
+    assert "known: end_loss, exact_match, f1, loss, start_loss" in error
     mnli = refused(capfd, *command(f"glue.py:task=mnli,path={glue}", "--config.select_by=f1"))
     assert "accuracy, accuracy_mismatched, cross_entropy, cross_entropy_mismatched, loss, loss_mismatched" in mnli
     assert not (tmp_path / "run").exists()
@@ -152,22 +153,30 @@ def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, 
 @pytest.mark.parametrize(
     "experiment, arguments, says",
     [
-        ("squad.py:", ["--config.label_smoothing=0.1"], "squad has places in a passage, not classes"),
-        ("squad.py:", ["--config.data.class_weights=balanced"], "squad has places in a passage, not classes"),
+        ("squad.py:", ["--config.label_smoothing=0.1"], "squad predicts positions, not classes"),
+        ("squad.py:", ["--config.data.class_weights=balanced"], "squad predicts positions, not classes"),
         ("swag.py:", ["--config.data.class_weights=balanced"], "swag has choices, not classes"),
         ("glue.py:task=stsb,", ["--config.label_smoothing=0.1"], "stsb has numbers, not classes"),
         ("text.py:kind=number,", ["--config.data.class_weights=balanced"], "kind=number has no classes"),
-        ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "each label is told by itself"),
-        ("text.py:", ["--config.data.threshold=0.4"], "are for kind=multilabel, kind is classes"),
-        ("text.py:kind=multilabel,", ["--config.data.threshold=1.0"], "config.data.threshold is 1.0"),
-        ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator is ''"),
-        ("text.py:dev=a.csv,", ["--config.data.dev_share=0.1"], "dev_file names a dev set"),
-        ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share is 0.0"),
-        ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share is 1.0"),
-        ("ner.py:", ["--config.data.dev_seed=3"], "dev_seed is 3, and config.data.dev_share cuts off nothing"),
-        ("ner.py:", ["--config.data.dev_share=0.1", "--config.data.eval_split=none"], "evaluates nothing"),
+        ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "kind=multilabel has no classes"),
+        ("text.py:", ["--config.data.threshold=0.4"], "have no effect with kind=classes"),
+        ("text.py:kind=multilabel,", ["--config.data.threshold=1.0"], "config.data.threshold=1.0 is out of range"),
+        ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator='' is not valid"),
+        (
+            "text.py:dev=a.csv,",
+            ["--config.data.dev_share=0.1"],
+            "config.data.dev_share=0.1 and config.data.dev_file both give a dev set",
+        ),
+        ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share=0.0 is out of range"),
+        ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share=1.0 is out of range"),
+        ("ner.py:", ["--config.data.dev_seed=3"], "dev_seed=3 has no effect without config.data.dev_share"),
+        (
+            "ner.py:",
+            ["--config.data.dev_share=0.1", "--config.data.eval_split=none"],
+            "config.data.dev_share=0.1 has no effect with config.data.eval_split=none",
+        ),
         ("ner.py:", ["--config.data.eval_split=devel"], "config.data.eval_split is 'devel'; known: dev, test, none"),
-        ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing is 1.0"),
+        ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing=1.0 is out of range"),
     ],
 )
 def test_invalid_setting_is_an_error_that_names_it(experiment, arguments, says, capfd):
@@ -187,7 +196,7 @@ def test_class_report_is_in_results_figure_and_evaluate_output(cola, capfd):
     said = capfd.readouterr().err
     assert "by class:" in said and "label / predicted" in said
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
-    assert "CoLA/test.tsv is read without labels" in error
+    assert "CoLA/test.tsv has no labels" in error
 
 
 def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
@@ -200,12 +209,12 @@ def test_no_losses_give_no_total_loss():
     class NoLabels:
         losses = ("cross_entropy",)
 
-    assert loop._with_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
-    assert loop._with_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
+    assert add_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
+    assert add_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
 
 
 def test_check_metric_rejects_unknown_metrics():
     from bertjax.metrics.selection import check_metric
 
-    with pytest.raises(UsageError, match="metrics of this task are a, b"):
+    with pytest.raises(UsageError, match="unknown metric: config.select_by='c'; known: a, b"):
         check_metric("c", ["b", "a"])

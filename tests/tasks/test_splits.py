@@ -10,6 +10,7 @@ from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.model.heads import TokenModel
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.objectives import classification as objectives
@@ -63,8 +64,8 @@ def test_every_task_trains_on_a_fraction_and_splits_off_a_dev_set(experiment, le
     dev, dev_count = rows(whole.eval_batches(SINGLE_SHARD))
     trained, trained_count = rows(whole.train_batches(0, SINGLE_SHARD))
     assert not dev & trained
-    assert "(dev: data.dev_share=0.25, dev_seed=0)" in whole.report["evaluated_on"]
-    files_read = whole.report["files"]
+    assert "(dev: data.dev_share=0.25, dev_seed=0)" in whole.results["evaluated_on"]
+    files_read = whole.results["files"]
     assert files_read[0]["used"] + files_read[1]["used"] == files_read[0]["read"] - sum(
         entry["rows"] for entry in files_read[0]["skipped"].values()
     )
@@ -119,7 +120,7 @@ def test_dev_share_of_identical_texts_is_an_error(letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
     given = overrides(letters, data__dev_share=0.2)
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *given)
-    assert "leaves nothing to train on: it has 1 different texts" in error
+    assert "train.csv, which has 1 different texts or documents" in error
 
 
 @pytest.mark.parametrize("experiment", TASKS)
@@ -148,7 +149,9 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     assert not any(name.startswith("eval_") for line in lines for name in line)
     assert (tmp_path / "run" / "curves.png").exists()
     assert [child.name for child in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]
-    assert "there is nothing to evaluate" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}")
+    assert "no evaluation data; name a dev or test file" in refused(
+        capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}"
+    )
     path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")
     assert len(path.read_text().splitlines()) == 8
 
@@ -162,12 +165,12 @@ def test_class_weights_and_label_smoothing_reach_every_objective(letters, tmp_pa
     assert task.objective == objectives.sequence_objective("01", model, weighting)
     assert task_of("glue.py:task=cola", files, letters, train=False, **given).objective != task.objective
     swag = task_of("swag.py:", swag_files(tmp_path / "swag"), letters, label_smoothing=0.25)
-    assert swag.objective.compute.weighting == ClassWeighting((), 0.25)
+    assert swag.objective.weighting == ClassWeighting((), 0.25)
     given["data__class_weights"] = "balanced"
     ner = task_of("ner.py:", conll_files(tmp_path / "conll"), letters, **given)
     tags = (tmp_path / "conll" / "eng.train").read_text().count
     counts = np.array([tags(" O\n") - 6, tags(" I-PER\n")])
     balanced = ClassWeighting(tuple((counts.sum() / 2 / counts).tolist()), 0.25)
-    assert ner.objective == tagging.objective(ner.objective.model.config, 2, balanced)
+    assert ner.objective == tagging.TagObjective(TokenModel(ner.objective.model.config, 2, head_dropout=True), balanced)
     text = task_of("text.py:", text_files(tmp_path / "text"), letters, **given)
-    assert len(text.objective.compute.weighting.weights) == 2
+    assert len(text.objective.weighting.weights) == 2

@@ -224,7 +224,7 @@ def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     arguments = ",".join([f"train={tmp_path}/train.jsonl,dev={tmp_path}/train.jsonl,kind={kind}", *fields])
     given = overrides(letters, data__labels=tmp_path / "labels.json")
     config = experiment_config(f"{EXPERIMENTS}/text.py:{arguments},size=L1_H16,quick=true", given)
-    layer = json.loads(build_task(parse_config(config), train=True).files["output_layer.json"])
+    layer = json.loads(build_task(parse_config(config), train=True).workdir_files["output_layer.json"])
     assert layer["labels"] == ["z", "y", "x"]
 
 
