@@ -145,7 +145,7 @@ def test_initial_parameters_are_reported(cola, glue, letters, tmp_path, capfd):
         cli.main([*command, f"--init_from={checkpoint}"])
         error = capfd.readouterr().err
         assert (
-            "at step 1; --init_from is ignored" in error
+            "at step 4; --init_from is ignored" in error
             and ("and the run started from other parameters" in error) == other
         )
 
