@@ -80,7 +80,8 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     check_labeled(task)
     mesh, params = mesh_and_params(task, checkpoint)
     means, outputs = predict(task, mesh, params)
-    log_reports(task.class_reports(outputs))
+    if task.has_class_reports:
+        log_reports(task.class_reports(outputs))
     values = task.evaluate(means, outputs)
     task.check_data(0)
     if not math.isfinite(values.get("loss", 0.0)):

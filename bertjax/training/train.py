@@ -125,12 +125,7 @@ def train(
 
             # Lines are written before a checkpoint, so that a run resumed from it has all of them.
             if done or step % config.log_every == 0:
-                _check_bad_step(state, checkpoints)
-                _check_data(task, None)
-                values = add_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
-                state = reset_sums(state)
-                progress.log_step(step, values)
-                _check_divergence(step, values, progress.first_loss, config, checkpoints)
+                state = _log_step(task, state, step, progress, checkpoints)
 
             if task.eval_every and (done or step % task.eval_every == 0):
                 # Steps under way are training time, not evaluation time.
@@ -140,7 +135,10 @@ def train(
                     values = _check_finite(evaluate(task, mesh, state.params, heartbeat), step, checkpoints)
                     token_fraction = compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0)
                     progress.log_evaluation(step, values, time.monotonic() - start, token_fraction)
-                done = done or progress.is_out_of_patience()
+                if not done and progress.is_out_of_patience():
+                    done = True
+                    if step % config.log_every:
+                        state = _log_step(task, state, step, progress, checkpoints)
 
             if done or stopped or step % task.checkpoint_every == 0 or progress.is_best_at(step):
                 _check_bad_step(state, checkpoints)
@@ -209,15 +207,26 @@ def _restore_or_init(
                 f"the run of {workdir} started from other parameters than --init_from, so its features differ; give the "
                 "checkpoint it started from, or another --workdir"
             )
-        logger.info(
-            f"resumed {workdir} at step {int(state.step):,}" + ("; --init_from is ignored" if init_from else "")
-        )
+        ignored = "; --init_from is ignored" if init_from else ""
+        if init_from and saved_fingerprint(find_checkpoint(init_from)) != started_from:
+            ignored += ", and the run started from other parameters"
+        logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
         return state
     state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
     if init_from:
         state = state.replace(params=load_params(init_from, state.params, task.reinit_params))
         logger.info(f"starting at step 0 with the parameters of {init_from}")
     return state
+
+
+def _log_step(task: Task, state: TrainState, step: int, progress: Progress, checkpoints: Checkpoints) -> TrainState:
+    """Logs the metrics since the last logged step, checks them, and returns the state with its sums at zero."""
+    _check_bad_step(state, checkpoints)
+    _check_data(task, None)
+    values = add_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
+    progress.log_step(step, values)
+    _check_divergence(step, values, progress.first_loss, task.config, checkpoints)
+    return reset_sums(state)
 
 
 def _finish(

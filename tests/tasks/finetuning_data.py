@@ -20,15 +20,15 @@ def glue_files(folder: Path, seed: int = 0) -> Path:
     """Writes CoLA (no header), RTE (named labels), STS-B (numbers), MNLI (two dev and test sets) and AX."""
     rng = random.Random(seed)
 
-    def cola(count):
+    def cola_rows(count):
         rows = []
         for index in range(count):
             label = index % 2
             rows.append(["x", str(label), "*", sentence(rng, "zu" if label else "pa")])
         return rows
 
-    write_tsv(folder / "CoLA/train.tsv", [], cola(64))
-    write_tsv(folder / "CoLA/dev.tsv", [], cola(21))
+    write_tsv(folder / "CoLA/train.tsv", [], cola_rows(64))
+    write_tsv(folder / "CoLA/dev.tsv", [], cola_rows(21))
     write_tsv(folder / "CoLA/test.tsv", ["index", "sentence"], [[str(i), sentence(rng)] for i in range(9)])
     for split, count in (("train", 32), ("dev", 13), ("test", 7)):
         labels = [["entailment"], ["not_entailment"]] if split != "test" else [[], []]
@@ -41,10 +41,10 @@ def glue_files(folder: Path, seed: int = 0) -> Path:
         write_tsv(folder / f"STS-B/{split}.tsv", ["index", "sentence1", "sentence2", *score], rows)
     names = ("contradiction", "entailment", "neutral")
     for split in ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
-        labelled = not split.startswith("test")
+        is_labeled = not split.startswith("test")
         count = 11 if "mis" in split else 8
-        rows = [[str(i), sentence(rng), sentence(rng), *([names[i % 3]] if labelled else [])] for i in range(count)]
-        header = ["index", "sentence1", "sentence2", *(["gold_label"] if labelled else [])]
+        rows = [[str(i), sentence(rng), sentence(rng), *([names[i % 3]] if is_labeled else [])] for i in range(count)]
+        header = ["index", "sentence1", "sentence2", *(["gold_label"] if is_labeled else [])]
         write_tsv(folder / f"MNLI/{split}.tsv", header, rows)
     write_tsv(
         folder / "AX/diagnostic.tsv",
@@ -64,12 +64,12 @@ def squad_files(folder: Path, version: str = "1.1", seed: int = 0) -> Path:
             words = [f"{a}{b}" for a in WORDS for b in "xyz"]
             rng.shuffle(words)
             context = " ".join(words)
-            place = rng.randrange(len(words) - 1)
-            qa = {"id": f"{split}{index}", "question": f"after {words[place]}?", "answers": []}
+            position = rng.randrange(len(words) - 1)
+            qa = {"id": f"{split}{index}", "question": f"after {words[position]}?", "answers": []}
             if version == "2.0" and index % 3 == 0:
                 qa |= {"question": "after qq?", "is_impossible": True}
             else:
-                answer = words[place + 1]
+                answer = words[position + 1]
                 qa["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
             paragraphs.append({"context": context, "qas": [qa]})
         content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
@@ -108,8 +108,8 @@ def conll_files(folder: Path, seed: int = 0) -> Path:
             text += "-DOCSTART- -X- O O\n\n"
             for _ in range(4):
                 for _ in range(rng.randint(1, 6)):
-                    person = rng.random() < 0.3
-                    text += f"{'za' if person else rng.choice(WORDS)} X Y {'I-PER' if person else 'O'}\n"
+                    is_person = rng.random() < 0.3
+                    text += f"{'za' if is_person else rng.choice(WORDS)} X Y {'I-PER' if is_person else 'O'}\n"
                 text += "\n"
         (folder / name).write_text(text)
     return folder

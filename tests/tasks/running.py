@@ -1,4 +1,4 @@
-"""Helpers that run commands on one-layer models."""
+"""Helpers that run commands on models of one layer."""
 
 import json
 from pathlib import Path
@@ -12,30 +12,32 @@ MODEL = {
     "model.hidden_dropout_prob": 0.0,
     "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 3e-3,
-    # So narrow a model starts too close to zero with 0.02.
+    # The default of 0.02 starts a model of this width too close to zero.
     "model.initializer_range": 0.2,
     "mesh.data": 1,
     "mesh.fsdp": -1,
 }
 
 
-def overrides(letters: Path | None, **fields) -> list[str]:
-    given = {**MODEL, **{name.replace("__", "."): value for name, value in fields.items()}}
-    if letters:
-        given["data.vocabulary"] = letters
-    return [f"--config.{name}={value}" for name, value in given.items()]
+def overrides(vocabulary: Path | None, **fields) -> list[str]:
+    """Returns `--config` flags of a small model, a vocabulary (None: the checkpoint's) and fields as `data__path`."""
+    values = {**MODEL, **{name.replace("__", "."): value for name, value in fields.items()}}
+    if vocabulary:
+        values["data.vocabulary"] = vocabulary
+    return [f"--config.{name}={value}" for name, value in values.items()]
 
 
-def train(experiment: str, workdir: Path, letters: Path, *arguments: str, **fields) -> dict:
+def train(experiment: str, workdir: Path, vocabulary: Path | None, *arguments: str, **fields) -> dict:
+    """Runs `bertjax train` and returns the content of `results.json`."""
     if steps := fields.get("steps"):
-        # Once an epoch would be at every step of so small data.
+        # An epoch of the test data takes one or two steps, so evaluate at the end only.
         fields = {"eval_every": steps, "checkpoint_every": steps, **fields}
     cli.main(
         [
             "train",
             f"--config={EXPERIMENTS}/{experiment},size=L1_H16,quick=true",
             f"--workdir={workdir}",
-            *overrides(letters, **fields),
+            *overrides(vocabulary, **fields),
             *arguments,
         ]
     )
@@ -43,6 +45,7 @@ def train(experiment: str, workdir: Path, letters: Path, *arguments: str, **fiel
 
 
 def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path]:
+    """Runs `bertjax predict` and returns the files that it wrote."""
     capfd.readouterr()
     cli.main(["predict", f"--checkpoint={checkpoint}", f"--output={output}", *arguments])
     return [Path(line) for line in capfd.readouterr().out.split()]
@@ -50,16 +53,17 @@ def predict(capfd, checkpoint: Path, output: Path, *arguments: str) -> list[Path
 
 def records(path: Path) -> list[dict]:
     """Reads a JSON Lines file of predictions and checks that probabilities sum to 1."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in found:
-        for told in record["probabilities"] if "words" in record else [record.get("probabilities")]:
-            if told is not None:
-                values = list(told.values()) if isinstance(told, dict) else told
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in lines:
+        for probabilities in record["probabilities"] if "words" in record else [record.get("probabilities")]:
+            if probabilities is not None:
+                values = list(probabilities.values()) if isinstance(probabilities, dict) else probabilities
                 assert sum(values) == pytest.approx(1, abs=1e-4)
-    return found
+    return lines
 
 
 def refused(capfd, *arguments: str) -> str:
+    """Runs a command, checks that it is an error of its user, and returns the message."""
     capfd.readouterr()
     with pytest.raises(SystemExit) as end:
         cli.main(list(arguments))

@@ -1,4 +1,4 @@
-"""Tests that an ensemble averages logits, for every kind of output."""
+"""Ensembles: averaged logits for each kind of output, and incompatible members."""
 
 import json
 import shutil
@@ -21,14 +21,19 @@ TASKS = {
 }
 
 
-def members(kind, folder, letters):
-    experiment, make, fields = TASKS[kind]
-    files = make(folder / "files")
+def train_members(kind, folder, letters):
+    """Trains two members and returns their `--checkpoint` flags."""
+    experiment, write_files, fields = TASKS[kind]
+    files = write_files(folder / "files")
     for seed in (1, 2):
-        given = {"seed": seed, **fields}
+        member_fields = {"seed": seed, **fields}
         if seed == 2 and kind == "classes":
-            given |= {"data.class_weights": "balanced", "feature_head.lstm_layers": 1, "feature_head.lstm_size": 4}
-        train(f"{experiment},path={files}", folder / f"{seed}", letters, steps=2, **given)
+            member_fields |= {
+                "data.class_weights": "balanced",
+                "feature_head.lstm_layers": 1,
+                "feature_head.lstm_size": 4,
+            }
+        train(f"{experiment},path={files}", folder / f"{seed}", letters, steps=2, **member_fields)
     return [f"--checkpoint={folder / str(seed)}" for seed in (1, 2)]
 
 
@@ -36,74 +41,76 @@ def logits_of(record) -> np.ndarray:
     return np.array(list(record["logits"].values()))
 
 
-@pytest.mark.parametrize("kind", ["classes", *(pytest.param(one, marks=pytest.mark.slow) for one in ("spans", "tags"))])
+@pytest.mark.parametrize(
+    "kind", ["classes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("spans", "tags"))]
+)
 def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, capfd):
-    both = members(kind, tmp_path, letters)
+    checkpoints = train_members(kind, tmp_path, letters)
     capfd.readouterr()
-    cli.main(["ensemble", *both, f"--output={tmp_path}/both"])
-    told = json.loads(capfd.readouterr().out)
-    results = json.loads((tmp_path / "both/results.json").read_text())
-    assert told.items() <= results.items() and len(told["members"]) == 2
-    for index, checkpoint in enumerate(both):
+    cli.main(["ensemble", *checkpoints, f"--output={tmp_path}/ensemble"])
+    printed = json.loads(capfd.readouterr().out)
+    results = json.loads((tmp_path / "ensemble/results.json").read_text())
+    assert printed.items() <= results.items() and len(printed["members"]) == 2
+    for index, checkpoint in enumerate(checkpoints):
         capfd.readouterr()
         cli.main(["evaluate", checkpoint])
-        alone = json.loads(capfd.readouterr().out)
-        shared = alone.keys() & told["members"][index].keys()
-        assert shared and all(alone[name] == pytest.approx(told["members"][index][name], abs=1e-5) for name in shared)
-        cli.main(["predict", checkpoint, "--split=dev", f"--output={tmp_path}/p{index}", "--logits"])
+        metrics, member = json.loads(capfd.readouterr().out), printed["members"][index]
+        shared = metrics.keys() & member.keys()
+        assert shared and all(metrics[name] == pytest.approx(member[name], abs=1e-5) for name in shared)
+        cli.main(["predict", checkpoint, "--split=dev", f"--output={tmp_path}/member{index}", "--logits"])
     if kind == "spans":
-        # Of one question the scores of all spans, of which each member's best ones are written.
-        best = json.loads((tmp_path / "both/nbest_predictions.json").read_text())
-        one, two = (
-            {name: {c["text"]: c["score"] for c in found} for name, found in json.loads(file.read_text()).items()}
-            for file in (tmp_path / f"p{index}/nbest_predictions.json" for index in (0, 1))
+        # The n-best lists of the members hold the scores of nearly all spans.
+        ensemble = json.loads((tmp_path / "ensemble/nbest_predictions.json").read_text())
+        first, second = (
+            {
+                question: {candidate["text"]: candidate["score"] for candidate in candidates}
+                for question, candidates in json.loads(file.read_text()).items()
+            }
+            for file in (tmp_path / f"member{index}/nbest_predictions.json" for index in (0, 1))
         )
         (article,) = json.loads((tmp_path / "files/dev-v2.0.json").read_text())["data"]
         passages = {paragraph["qas"][0]["id"]: paragraph["context"] for paragraph in article["paragraphs"]}
-        compared = 0
-        for name, candidates in best.items():
+        num_compared = 0
+        for question, candidates in ensemble.items():
             for candidate in candidates:
-                # One that is there several times has the best score of all its places.
-                once = passages[name].count(candidate["text"]) == 1
-                if once and candidate["text"] in one[name] and candidate["text"] in two[name]:
-                    mean = (one[name][candidate["text"]] + two[name][candidate["text"]]) / 2
+                text = candidate["text"]
+                # A text that occurs several times has the best score of its spans.
+                is_unique = passages[question].count(text) == 1
+                if is_unique and text in first[question] and text in second[question]:
+                    mean = (first[question][text] + second[question][text]) / 2
                     assert candidate["score"] == pytest.approx(mean, abs=1e-4)
-                    compared += 1
-        assert compared > 20
+                    num_compared += 1
+        assert num_compared > 20
         return
-    (file,) = (tmp_path / "both").glob("*.jsonl")
-    for mine, one, two in zip(
-        *(records(folder / file.name) for folder in (file.parent, tmp_path / "p0", tmp_path / "p1")), strict=True
-    ):
+    (file,) = (tmp_path / "ensemble").glob("*.jsonl")
+    files = [folder / file.name for folder in (file.parent, tmp_path / "member0", tmp_path / "member1")]
+    for record, first, second in zip(*map(records, files), strict=True):
         if kind == "tags":
-            for index, tag in enumerate(mine["prediction"]):
-                scores = [
-                    {
-                        name: (one["logits"][index][name] + two["logits"][index][name]) / 2
-                        for name in one["logits"][index]
-                    }
-                ]
-                assert tag == max(scores[0], key=scores[0].get)
+            for tag, first_logits, second_logits in zip(
+                record["prediction"], first["logits"], second["logits"], strict=True
+            ):
+                mean = {name: (first_logits[name] + second_logits[name]) / 2 for name in first_logits}
+                assert tag == max(mean, key=mean.get)
         else:
-            mean = (logits_of(one) + logits_of(two)) / 2
+            mean = (logits_of(first) + logits_of(second)) / 2
             odds = np.exp(mean - mean.max())
-            np.testing.assert_allclose(list(mine["probabilities"].values()), odds / odds.sum(), atol=2e-6)
+            np.testing.assert_allclose(list(record["probabilities"].values()), odds / odds.sum(), atol=2e-6)
 
 
 @pytest.mark.slow
 def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_path, capfd):
-    command = ["ensemble", f"--output={tmp_path}/both", f"--checkpoint={cola}"]
+    command = ["ensemble", f"--output={tmp_path}/ensemble", f"--checkpoint={cola}"]
     assert "an ensemble of 1 checkpoints; give --checkpoint at least twice" in refused(capfd, *command)
     shutil.copytree(cola, tmp_path / "copy")
     assert "has the same parameters as another member" in refused(capfd, *command, f"--checkpoint={tmp_path}/copy")
-    into = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
-    assert f"{tmp_path}/copy is the workdir of a run" in refused(capfd, *into)
+    to_workdir = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
+    assert f"{tmp_path}/copy is the workdir of a run" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
     assert "other data than the first member (task: cola -> rte)" in refused(
         capfd, *command, f"--checkpoint={tmp_path}/rte"
     )
-    pieces = tmp_path / "pieces.txt"
-    pieces.write_text(letters.read_text() + "##ed\n")
-    train(f"glue.py:task=cola,path={glue}", tmp_path / "other", pieces, steps=1)
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text(letters.read_text() + "##ed\n")
+    train(f"glue.py:task=cola,path={glue}", tmp_path / "other", vocabulary, steps=1)
     assert "has another vocabulary.json" in refused(capfd, *command, f"--checkpoint={tmp_path}/other")
-    assert not (tmp_path / "both/results.json").exists()
+    assert not (tmp_path / "ensemble/results.json").exists()

@@ -1,4 +1,4 @@
-"""Tests of GLUE from files to results, predictions and the submission archive."""
+"""GLUE: results, predictions and the submission archive."""
 
 import csv
 import json
@@ -13,9 +13,10 @@ from running import EXPERIMENTS, overrides, predict, records, refused, train
 from safetensors.numpy import load_file, save_file
 
 from bertjax.cli import main as cli
+from bertjax.config.load import load_config
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.glue_submission import NUM_TEST_EXAMPLES
-from bertjax.tasks.build import parse_config
+from bertjax.tasks.build import build_task, parse_config
 
 
 def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
@@ -30,50 +31,50 @@ def test_cola_is_learned_and_evaluated_once_per_epoch(cola):
     assert results["config"]["data"]["task"] == "cola" and len(results["data_sha256"]) == 64
 
 
-def test_predictions_have_glue_s_format_in_input_order(cola, glue, capfd, tmp_path):
-    path, beside = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
-    assert (path.name, beside.name) == ("CoLA.tsv", "CoLA.jsonl")
+def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, glue, capfd, tmp_path):
+    path, jsonl_path = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
+    assert (path.name, jsonl_path.name) == ("CoLA.tsv", "CoLA.jsonl")
     rows = list(csv.reader(path.open(), delimiter="\t"))
     assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == [str(i) for i in range(21)]
     accuracy = np.mean([row[1] == str(index % 2) for index, row in enumerate(rows[1:])])
     assert accuracy == pytest.approx(json.loads((cola / "results.json").read_text())["accuracy"])
-    given = [line.split("\t") for line in (glue / "CoLA/dev.tsv").read_text().splitlines()]
-    found = records(beside)
-    assert [record["prediction"] for record in found] == [row[1] for row in rows[1:]]
-    assert [(record["line"], record["source"], record["sentence"]) for record in found] == [
-        (line, row[0], row[3]) for line, row in enumerate(given, 1)
+    dev_rows = [line.split("\t") for line in (glue / "CoLA/dev.tsv").read_text().splitlines()]
+    predictions = records(jsonl_path)
+    assert [record["prediction"] for record in predictions] == [row[1] for row in rows[1:]]
+    assert [(record["line"], record["source"], record["sentence"]) for record in predictions] == [
+        (line, row[0], row[3]) for line, row in enumerate(dev_rows, 1)
     ]
-    for record in found:
+    for record in predictions:
         assert record["prediction"] == max(record["probabilities"], key=record["probabilities"].get)
         margin = record["logits"]["1"] - record["logits"]["0"]
         assert record["probabilities"]["1"] == pytest.approx(1 / (1 + np.exp(-margin)), abs=1e-5)
-    # The same texts, asked one by one.
-    (tmp_path / "texts.txt").write_text("".join(f"{record['sentence']}\n" for record in found))
+    # The same texts, read from a text file.
+    (tmp_path / "texts.txt").write_text("".join(f"{record['sentence']}\n" for record in predictions))
     capfd.readouterr()
     cli.main(["predict", f"--checkpoint={cola}", f"--text={tmp_path / 'texts.txt'}", "--json"])
-    for line, record in zip(capfd.readouterr().out.splitlines(), found, strict=True):
+    for line, record in zip(capfd.readouterr().out.splitlines(), predictions, strict=True):
         assert json.loads(line)["prediction"] == record["prediction"]
         assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
     assert "is a pair, but the model takes single texts" in refused(
         capfd, "predict", f"--checkpoint={cola}", "zu ||| pa"
     )
-    test, beside = predict(capfd, cola, tmp_path)
-    assert len(test.read_text().splitlines()) == 10
-    # A header is a line, too.
-    assert [record["line"] for record in records(beside)] == list(range(2, 11))
-    assert "logits" not in beside.read_text()
+    test_path, jsonl_path = predict(capfd, cola, tmp_path)
+    assert len(test_path.read_text().splitlines()) == 10
+    # The header is line 1.
+    assert [record["line"] for record in records(jsonl_path)] == list(range(2, 11))
+    assert "logits" not in jsonl_path.read_text()
 
 
 @pytest.mark.parametrize(
-    ("columns", "named"),
+    ("columns", "message"),
     [
         ("index,nosuch", "has no column 'nosuch'; its columns are index, sentence"),
         ("prediction", "'prediction' is the name of another field"),
     ],
 )
-def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, named):
+def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, message):
     command = ["predict", f"--checkpoint={cola}", f"--output={tmp_path / 'out'}", f"--columns={columns}"]
-    assert named in refused(capfd, *command)
+    assert message in refused(capfd, *command)
     assert not (tmp_path / "out").exists()
 
 
@@ -82,7 +83,7 @@ def test_predictions_keep_the_indices_of_an_unordered_file(cola, capfd, tmp_path
     write_tsv(tmp_path / "glue/CoLA/test.tsv", ["index", "sentence"], [[str(i), text] for i, text in sentences.items()])
     path, _ = predict(capfd, cola, tmp_path, f"--config.data.path={tmp_path}/glue")
     assert path.read_text() == "index\tprediction\n0\t0\n3\t0\n5\t1\n7\t1\n"
-    # TFDS stores rows in an order of its own.
+    # TFDS shuffles the rows that it stores.
     label = tfds.features.ClassLabel(names=["unacceptable", "acceptable"])
     features = {"sentence": tfds.features.Text(), "label": label, "idx": tfds.features.Scalar(np.int32)}
     tfds.dataset_builders.store_as_tfds_dataset(
@@ -93,11 +94,11 @@ def test_predictions_keep_the_indices_of_an_unordered_file(cola, capfd, tmp_path
         split_datasets={"test": [(i, {"sentence": text, "label": -1, "idx": i}) for i, text in sentences.items()]},
         features=tfds.features.FeaturesDict(features),
     )
-    stored = f"--config.data.path=tfds:{tmp_path}/tfds:glue"
-    again, beside = predict(capfd, cola, tmp_path / "out", stored, "--columns=idx")
-    assert again.read_text() == path.read_text()
-    told = {int(record["idx"]): record["prediction"] for record in records(beside)}
-    assert told == {0: "0", 3: "0", 5: "1", 7: "1"}
+    data_flag = f"--config.data.path=tfds:{tmp_path}/tfds:glue"
+    tfds_path, jsonl_path = predict(capfd, cola, tmp_path / "out", data_flag, "--columns=idx")
+    assert tfds_path.read_text() == path.read_text()
+    predictions = {int(record["idx"]): record["prediction"] for record in records(jsonl_path)}
+    assert predictions == {0: "0", 3: "0", 5: "1", 7: "1"}
 
 
 def test_submission_archive_and_missing_files(cola, capfd, tmp_path):
@@ -108,15 +109,20 @@ def test_submission_archive_and_missing_files(cola, capfd, tmp_path):
         command = ["submission", f"--predictions={tmp_path / 'predictions'}", f"--output={output}", *arguments]
         with pytest.raises(SystemExit) as end:
             cli.main(command)
-        said = capfd.readouterr().err
-        assert end.value.code == 1 and said.count("\n") == 1 and "incomplete submission" in said and not output.exists()
-        assert "RTE.tsv is missing" in said and "CoLA.tsv has 9 rows instead of 1,063" in said
+        message = capfd.readouterr().err
+        assert (
+            end.value.code == 1
+            and message.count("\n") == 1
+            and "incomplete submission" in message
+            and not output.exists()
+        )
+        assert "RTE.tsv is missing" in message and "CoLA.tsv has 9 rows instead of 1,063" in message
         cli.main([*command, "--partial"])
         archives.append(zipfile.ZipFile(output))
-        said = capfd.readouterr().err
-        assert "incomplete: RTE.tsv is missing" in said
-        assert ("WNLI.tsv is missing" in said) == bool(arguments)
-        assert ("not in the folder): the majority class for all 146 examples" in said) != bool(arguments)
+        message = capfd.readouterr().err
+        assert "incomplete: RTE.tsv is missing" in message
+        assert ("WNLI.tsv is missing" in message) == bool(arguments)
+        assert ("not in the folder): the majority class for all 146 examples" in message) != bool(arguments)
     assert sorted(archives[0].namelist()) == ["CoLA.tsv", "WNLI.tsv"]
     assert archives[1].namelist() == ["CoLA.tsv"]
     wnli = archives[0].read("WNLI.tsv").decode().split("\n")
@@ -129,18 +135,18 @@ def test_complete_submission_reports_replaced_wnli(tmp_path, capfd):
         (tmp_path / name).write_text("index\tprediction\n" + rows)
     command = ["submission", f"--predictions={tmp_path}", f"--output={tmp_path / 'all.zip'}"]
     cli.main(command)
-    said = capfd.readouterr().err
-    assert said.startswith("WNLI.tsv (replaces the file of the folder): the majority class") and said.count("\n") == 1
+    message = capfd.readouterr().err
+    assert (
+        message.startswith("WNLI.tsv (replaces the file of the folder): the majority class")
+        and message.count("\n") == 1
+    )
     assert b"\t1\n" not in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
     cli.main([*command, "--own_wnli"])
     assert capfd.readouterr().err == ""
     assert b"145\t1\n" in zipfile.ZipFile(tmp_path / "all.zip").read("WNLI.tsv")
 
 
-def test_tfds_gives_the_same_rows_as_files(letters, tmp_path):
-    from bertjax.config.load import load_config
-    from bertjax.tasks import glue
-
+def test_tfds_rows_equal_rows_of_files(letters, tmp_path):
     files = glue_files(tmp_path / "glue")
     rows = [line.split("\t") for line in (files / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
     features = {
@@ -159,19 +165,19 @@ def test_tfds_gives_the_same_rows_as_files(letters, tmp_path):
         features=tfds.features.FeaturesDict(features),
     )
     assert dataset.info.splits["validation"].num_examples == len(rows)
-    found = []
+    sources = []
     for path in (files, f"tfds:{tmp_path / 'tfds'}:glue"):
         config = load_config(
             f"{EXPERIMENTS}/glue.py:task=rte,size=L1_H16,quick=true", overrides(letters, data__path=path)
         )
-        found.append(list(glue.build(parse_config(config), train=False).eval_batches(SINGLE_SHARD)))
+        sources.append(list(build_task(parse_config(config)).eval_batches(SINGLE_SHARD)))
     texts = [
         sorted(
             (row[mask > 0].tolist(), int(label))
             for batch in batches
             for row, mask, label in zip(batch["input_ids"], batch["input_mask"], batch["labels"], strict=True)
         )
-        for batches in found
+        for batches in sources
     ]
     assert texts[0] == texts[1]
 
@@ -180,12 +186,12 @@ def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     results = train(f"glue.py:task=stsb,path={glue}", tmp_path / "run", letters)
     assert not any(file["noted"] for file in results["files"])
     assert {"pearson", "spearman", "squared_error"} <= results.keys()
-    path, beside = predict(capfd, tmp_path / "run", tmp_path)
+    path, jsonl_path = predict(capfd, tmp_path / "run", tmp_path)
     numbers = [float(line.split("\t")[1]) for line in path.read_text().splitlines()[1:]]
     assert all(0 <= number <= 5 for number in numbers)
-    assert [record["prediction"] for record in records(beside)] == pytest.approx(numbers, abs=6e-4)
+    assert [record["prediction"] for record in records(jsonl_path)] == pytest.approx(numbers, abs=6e-4)
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.eval_split=test")
-    assert "STS-B/test.tsv is read without labels, so there are no metrics" in error
+    assert "STS-B/test.tsv has no labels, so there are no metrics" in error
     rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
     write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])
@@ -200,9 +206,9 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
         counts = [count for row in results[f"confusion{suffix}"].values() for count in row.values()]
         assert sum(counts) == rows
     assert (tmp_path / "run" / "confusion.png").read_bytes().startswith(b"\x89PNG")
-    # The other way round, each has the loss that the other had.
-    for middle, other in (("matched", "mismatched"), ("mismatched", "matched")):
-        shutil.copy(glue / "MNLI" / f"dev_{middle}.tsv", tmp_path / f"dev_{other}.tsv")
+    # Swapping the two sets swaps their losses.
+    for source, target in (("matched", "mismatched"), ("mismatched", "matched")):
+        shutil.copy(glue / "MNLI" / f"dev_{source}.tsv", tmp_path / f"dev_{target}.tsv")
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path}"])
     swapped = json.loads(capfd.readouterr().out)
@@ -218,32 +224,32 @@ def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):
         "AX.jsonl": 6,
     }
     for path in paths[:3]:
-        told = [record["prediction"] for record in records(path.with_suffix(".jsonl"))]
-        assert told == [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
+        predictions = [record["prediction"] for record in records(path.with_suffix(".jsonl"))]
+        assert predictions == [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
 
 
 def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tmp_path, capfd):
     train(f"glue.py:task=rte,path={glue}", tmp_path / "run", letters, steps=3)
-    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'other'}", "--format=huggingface"])
-    weights = load_file(tmp_path / "other/model.safetensors")
+    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'converted'}", "--format=huggingface"])
+    weights = load_file(tmp_path / "converted/model.safetensors")
     weights |= {name: weights[name][::-1].copy() for name in ("classifier.weight", "classifier.bias")}
-    save_file(weights, tmp_path / "other/model.safetensors")
-    config = json.loads((tmp_path / "other/config.json").read_text())
+    save_file(weights, tmp_path / "converted/model.safetensors")
+    config = json.loads((tmp_path / "converted/config.json").read_text())
 
     def metrics_with(labels):
         config["id2label"] = dict(enumerate(labels))
-        (tmp_path / "other/config.json").write_text(json.dumps(config))
+        (tmp_path / "converted/config.json").write_text(json.dumps(config))
         capfd.readouterr()
         rte = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
-        cli.main(["evaluate", f"--checkpoint={tmp_path / 'other'}", rte, *overrides(None)])
+        cli.main(["evaluate", f"--checkpoint={tmp_path / 'converted'}", rte, *overrides(None)])
         return json.loads(capfd.readouterr().out)
 
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}"])
-    wanted = json.loads(capfd.readouterr().out)
-    assert metrics_with(["NOT_ENTAILMENT", "ENTAILMENT"]) == wanted
-    # Names that tell nothing go by their places.
-    assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - wanted["accuracy"])
+    metrics = json.loads(capfd.readouterr().out)
+    assert metrics_with(["NOT_ENTAILMENT", "ENTAILMENT"]) == metrics
+    # Generic names are matched by position.
+    assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - metrics["accuracy"])
     with pytest.raises(SystemExit):
         metrics_with(["entailment", "contradiction"])
     assert "has labels entailment, contradiction, but the config has" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Tests of named entity recognition on CoNLL files."""
+"""Named entity recognition on CoNLL files."""
 
 import numpy as np
 import pytest
@@ -12,25 +12,25 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     workdir = tmp_path / "run"
     results = train(f"ner.py:path={files},context={context}", workdir, letters, steps=60, eval_every=60)
     assert results["f1"] > 90
-    path, beside = predict(capfd, workdir, tmp_path / "out", "--logits")
+    path, jsonl_path = predict(capfd, workdir, tmp_path / "out", "--logits")
     columns = [line.split() for line in path.read_text().splitlines() if line]
-    wanted = [line.split() for line in (files / "eng.testb").read_text().splitlines() if line and "-DOC" not in line]
-    assert [row[:2] for row in columns] == [[row[0], row[3]] for row in wanted]
+    gold = [line.split() for line in (files / "eng.testb").read_text().splitlines() if line and "-DOC" not in line]
+    assert [row[:2] for row in columns] == [[row[0], row[3]] for row in gold]
     assert np.mean([row[1] == row[2] for row in columns]) > 0.9
     lines = (files / "eng.testb").read_text().splitlines()
-    told = records(beside)
+    sentences = records(jsonl_path)
     assert [
-        (word, tag) for record in told for word, tag in zip(record["words"], record["prediction"], strict=True)
+        (word, tag) for record in sentences for word, tag in zip(record["words"], record["prediction"], strict=True)
     ] == [(row[0], row[2]) for row in columns]
-    for record in told:
+    for record in sentences:
         assert [line.split()[0] for line in lines[record["line"] - 1 :][: len(record["words"])]] == record["words"]
-        each = (record[key] for key in ("prediction", "probabilities", "logits"))
-        for tag, probabilities, logits in zip(*each, strict=True):
+        columns = (record[key] for key in ("prediction", "probabilities", "logits"))
+        for tag, probabilities, logits in zip(*columns, strict=True):
             assert tag == max(probabilities, key=probabilities.get) == max(logits, key=logits.get)
     assert "--columns is for data in columns" in refused(
         capfd, "predict", f"--checkpoint={workdir}", f"--output={tmp_path / 'out'}", "--columns=word"
     )
-    # The tags are the run's own: without the training file a checkpoint still predicts.
+    # The tags come from the workdir, so prediction does not need the training file.
     (files / "eng.train").unlink()
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
 

@@ -1,4 +1,4 @@
-"""Tests of left-to-right and LSTM language models and their checkpoints."""
+"""Left-to-right and LSTM language models and their checkpoints."""
 
 import json
 
@@ -17,18 +17,16 @@ from bertjax.training.checkpoint_metadata import saved_architecture
 KINDS = {"left": "--config.model.attention_direction=left", "lstm": "--config.model.encoder=lstm"}
 
 
-def config_of(corpus, objective="lm", *given):
-    return f"pretrain:size=L1_H16,seq_len=16,objective={objective},corpus={corpus},quick=true", list(given)
+def experiment_of(corpus, objective="lm"):
+    return f"pretrain:size=L1_H16,seq_len=16,objective={objective},corpus={corpus},quick=true"
 
 
 @pytest.fixture(scope="module", params=["left", pytest.param("lstm", marks=pytest.mark.slow)])
 def pretrained(request, corpus, tmp_path_factory):
     """Returns the workdir of a run of two steps."""
     workdir = tmp_path_factory.mktemp(request.param)
-    name, given = config_of(
-        corpus, "lm", KINDS[request.param], *overrides(None, steps=2, eval_every=2, checkpoint_every=2)
-    )
-    cli.main(["train", f"--config={name}", f"--workdir={workdir}", *given])
+    flags = [KINDS[request.param], *overrides(None, steps=2, eval_every=2, checkpoint_every=2)]
+    cli.main(["train", f"--config={experiment_of(corpus)}", f"--workdir={workdir}", *flags])
     return request.param, workdir
 
 
@@ -47,14 +45,17 @@ def test_language_model_predicts_every_token(pretrained):
 
 def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, capfd):
     kind, workdir = pretrained
-    told = saved_architecture(find_checkpoint(workdir))
-    assert (told.encoder, told.attention_direction) == {"left": ("transformer", "left"), "lstm": ("lstm", "both")}[kind]
+    architecture = saved_architecture(find_checkpoint(workdir))
+    assert (architecture.encoder, architecture.attention_direction) == {
+        "left": ("transformer", "left"),
+        "lstm": ("lstm", "both"),
+    }[kind]
     files = glue_files(tmp_path / "glue")
     task = [f"glue.py:task=cola,path={files}", tmp_path / "cola", None, f"--init_from={workdir}"]
     config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
     assert "leave size= out of the config, or use the checkpoint's value" in refused(capfd, *config, wrong)
-    # The vocabulary of the pieces it was trained on, and a pooler that no language model has.
+    # Fine-tuning takes the vocabulary of the checkpoint and adds a pooler, which a language model lacks.
     cli.main(
         [
             "train",
@@ -66,7 +67,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
     )
     assert "initialized randomly: classifier/bias, classifier/kernel, pooler/dense/bias" in capfd.readouterr().err
     tuned = saved_architecture(find_checkpoint(tmp_path / "cola"))
-    assert (tuned.encoder, tuned.attention_direction) == (told.encoder, told.attention_direction)
+    assert (tuned.encoder, tuned.attention_direction) == (architecture.encoder, architecture.attention_direction)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'cola'}"])
     assert "accuracy" in json.loads(capfd.readouterr().out.splitlines()[-1])
     cli.main(["predict", f"--checkpoint={tmp_path / 'cola'}", "za be"])
@@ -102,50 +103,47 @@ def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp
         np.load(next(iter(sorted((tmp_path / name).glob("*.npz")))))["hidden_states"] for name in ("one", "other")
     )
     half = one.shape[-1] if pretrained[0] == "left" else one.shape[-1] // 2
-    # Of the tokens before the word that differs, what reads from the left.
-    same = (one[:3, 0, :half] == other[:3, 0, :half]).all()
-    assert same and (one[3:, 0, :half] != other[3:, 0, :half]).any()
+    # Left-to-right states of the tokens before the changed word.
+    is_equal = (one[:3, 0, :half] == other[:3, 0, :half]).all()
+    assert is_equal and (one[3:, 0, :half] != other[3:, 0, :half]).any()
 
 
 @pytest.mark.parametrize(
-    ("objective", "given", "says"),
+    ("objective", "flags", "message"),
     [
-        ("lm", [], "config.data.objective is lm, and the model would see what it is to predict; give"),
+        ("lm", [], "config.data.objective=lm would let the model see the tokens that it predicts; set"),
         (
             "nsp",
             [KINDS["lstm"]],
-            "config.data.objective is nsp, and model.encoder=lstm sees no position from both sides",
+            "config.data.objective=nsp needs context from both sides, which model.encoder=lstm does not have",
         ),
-        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every piece; leave max_predictions out"),
-        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks nothing; leave data.masking as it is"),
-        ("lm", [*KINDS.values()], "model.attention_direction is left, and model.encoder=lstm has no attention"),
+        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every token; leave max_predictions unset"),
+        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks no tokens; leave data.masking unset"),
+        ("lm", [*KINDS.values()], "model.attention_direction is left; model.encoder=lstm has no attention"),
         (
             "lm",
             [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_attention_heads=1"],
-            "need an even one",
+            "model.hidden_size is 15; model.encoder=lstm needs an even number",
         ),
         ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; known: transformer, lstm"),
     ],
 )
-def test_incompatible_settings_are_an_error(corpus, objective, given, says, capfd):
-    name, given = config_of(corpus, objective, *given)
-    assert says in refused(capfd, "describe", f"--config={name}", *given)
+def test_incompatible_settings_are_an_error(corpus, objective, flags, message, capfd):
+    assert message in refused(capfd, "describe", f"--config={experiment_of(corpus, objective)}", *flags)
 
 
 def test_language_model_rows_equal_unmasked_mlm_rows(corpus):
-    """Language-model rows equal the rows of masked LM before masking, in the same order."""
-
-    def rows(objective, *given):
-        name, given = config_of(corpus, objective, *given)
-        task = build_task(parse_config(experiment_config(name, given)), train=True)
+    def read_batches(objective, *flags):
+        config = experiment_config(experiment_of(corpus, objective), flags)
+        task = build_task(parse_config(config), train=True)
         batches = task.train_batches(0, SINGLE_SHARD)
         return [next(batches) for _ in range(4)]
 
-    for whole, masked in zip(rows("lm", KINDS["left"]), rows("none"), strict=True):
-        assert whole.keys() == {"input_ids", "input_mask", "segment_ids"}
+    for lm_batch, masked in zip(read_batches("lm", KINDS["left"]), read_batches("none"), strict=True):
+        assert lm_batch.keys() == {"input_ids", "input_mask", "segment_ids"}
         restored = masked["input_ids"].copy()
         for row, (positions, ids, weights) in enumerate(
             zip(masked["masked_lm_positions"], masked["masked_lm_ids"], masked["masked_lm_weights"], strict=True)
         ):
             restored[row, positions[weights > 0]] = ids[weights > 0]
-        np.testing.assert_array_equal(whole["input_ids"], restored)
+        np.testing.assert_array_equal(lm_batch["input_ids"], restored)

@@ -1,4 +1,4 @@
-"""Tests of the pre-training objectives without next-sentence prediction."""
+"""Pre-training objectives without next-sentence prediction."""
 
 import json
 
@@ -18,26 +18,26 @@ def config_of(corpus, objective):
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_pairs_equal_next_sentence_rows_without_labels(packing, corpus):
-    given = overrides(None, data__packing=str(packing).lower())
-    with_it, without = (
-        build_task(parse_config(experiment_config(config_of(corpus, objective), given)))
+    flags = overrides(None, data__packing=str(packing).lower())
+    nsp_task, pairs_task = (
+        build_task(parse_config(experiment_config(config_of(corpus, objective), flags)))
         for objective in ("nsp", "pairs")
     )
-    for rows in (
+    for read_batch in (
         lambda task: next(task.train_batches(3, SINGLE_SHARD)),
         lambda task: next(task.eval_batches(SINGLE_SHARD)),
     ):
-        labelled, unlabelled = rows(with_it), rows(without)
-        assert (labelled.pop("next_sentence_labels") >= 0).any()
-        assert (unlabelled.pop("next_sentence_labels") == -1).all()
-        assert labelled.keys() == unlabelled.keys()
-        for name, values in labelled.items():
-            np.testing.assert_array_equal(values, unlabelled[name])
+        nsp_batch, pairs_batch = read_batch(nsp_task), read_batch(pairs_task)
+        assert (nsp_batch.pop("next_sentence_labels") >= 0).any()
+        assert (pairs_batch.pop("next_sentence_labels") == -1).all()
+        assert nsp_batch.keys() == pairs_batch.keys()
+        for name, values in nsp_batch.items():
+            np.testing.assert_array_equal(values, pairs_batch[name])
 
 
 def test_pairs_train_masked_lm_only(corpus, tmp_path):
-    given = overrides(None, steps=2, eval_every=2, checkpoint_every=2)
-    cli.main(["train", f"--config={config_of(corpus, 'pairs')}", f"--workdir={tmp_path}", *given])
+    flags = overrides(None, steps=2, eval_every=2, checkpoint_every=2)
+    cli.main(["train", f"--config={config_of(corpus, 'pairs')}", f"--workdir={tmp_path}", *flags])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     assert logged and all(line["loss"] == line["mlm_loss"] for line in logged)
@@ -48,6 +48,6 @@ def test_pairs_train_masked_lm_only(corpus, tmp_path):
 
 def test_pairs_need_two_segments(corpus, tmp_path, capfd):
     config = f"--config={config_of(corpus, 'pairs')}"
-    assert "sentence pairs have 2 segments" in refused(
+    assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(
         capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"
     )

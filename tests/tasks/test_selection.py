@@ -1,4 +1,4 @@
-"""Tests of checkpoint selection, early stopping and class reports."""
+"""Checkpoint selection, early stopping and class reports."""
 
 import json
 import shutil
@@ -9,16 +9,17 @@ from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import UsageError
-from bertjax.metrics.selection import is_out_of_patience, lower_is_better, score
+from bertjax.metrics.selection import check_metric, is_out_of_patience, lower_is_better, score
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.evaluation import add_loss
 from bertjax.training.sweep import summarize
 
 
 @pytest.mark.parametrize(
-    "metric, less_is_better",
+    "metric, expected",
     [
         ("loss", True),
         ("cross_entropy", True),
@@ -32,9 +33,9 @@ from bertjax.training.sweep import summarize
         ("null_threshold", False),
     ],
 )
-def test_lower_is_better_for_losses_and_errors(metric, less_is_better):
-    assert lower_is_better(metric) == less_is_better
-    assert score(metric, 2.0) == (-2.0 if less_is_better else 2.0)
+def test_lower_is_better_for_losses_and_errors(metric, expected):
+    assert lower_is_better(metric) == expected
+    assert score(metric, 2.0) == (-2.0 if expected else 2.0)
 
 
 def test_non_numeric_values_have_no_score():
@@ -42,7 +43,7 @@ def test_non_numeric_values_have_no_score():
 
 
 @pytest.mark.parametrize(
-    "scores, patience, ends",
+    "scores, patience, expected",
     [
         ([1.0, 0.5, 0.5], 2, True),
         ([1.0, 0.5, 1.0], 2, True),
@@ -54,8 +55,8 @@ def test_non_numeric_values_have_no_score():
         ([1.0] * 9, 0, False),
     ],
 )
-def test_patience_counts_evaluations_since_the_best(scores, patience, ends):
-    assert is_out_of_patience(scores, patience) == ends
+def test_patience_counts_evaluations_since_the_best(scores, patience, expected):
+    assert is_out_of_patience(scores, patience) == expected
 
 
 def test_sweep_selects_the_lowest_loss():
@@ -63,30 +64,30 @@ def test_sweep_selects_the_lowest_loss():
         {"trial": {"a": a, "seed": seed}, "score": value, "score_name": "loss"}
         for a, seed, value in ((1, 0, 0.5), (1, 1, 0.3), (2, 0, 0.9), (2, 1, 0.1))
     ]
-    found = summarize(outcomes)
-    assert found["best"]["score"] == 0.1
-    assert [(row["setting"], row["best"]) for row in found["settings"]] == [("a=1", 0.3), ("a=2", 0.1)]
+    by_loss = summarize(outcomes)
+    assert by_loss["best"]["score"] == 0.1
+    assert [(row["setting"], row["best"]) for row in by_loss["settings"]] == [("a=1", 0.3), ("a=2", 0.1)]
     assert summarize([{**outcome, "score_name": "f1"} for outcome in outcomes])["best"]["score"] == 0.9
 
 
-def made(glue, letters, **fields):
-    # A rate at which nothing ever gets better.
-    given = {"steps": 30, "log_every": 4, "eval_every": 2, "checkpoint_every": 2, "optimizer__learning_rate": 1e-12}
-    whole = {**given, "keep_checkpoints": 9, "patience": 2, **fields}
-    settings = parse_config(
+def make_task(glue, letters, **fields):
+    # With this learning rate, no evaluation improves on the first.
+    defaults = {"steps": 30, "log_every": 4, "eval_every": 2, "checkpoint_every": 2, "optimizer__learning_rate": 1e-12}
+    fields = {**defaults, "keep_checkpoints": 9, "patience": 2, **fields}
+    config = parse_config(
         experiment_config(
-            f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **whole)
+            f"{EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16,quick=true", overrides(letters, **fields)
         )
     )
-    return settings, build_task(settings, train=True)
+    return build_task(config, train=True)
 
 
-def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, capfd):
-    config, task = made(glue, letters)
-    result = loop.train(config, task, str(tmp_path / "whole"))
-    said = capfd.readouterr().err
+def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, log_lines):
+    task = make_task(glue, letters)
+    result = loop.train(task, str(tmp_path / "whole"))
     assert (result["step"], result["stopped"]) == (6, False)
-    assert "no better matthews in 2 evaluations: ended before step 30" in said and "done: 6 steps" in said
+    assert "stopped early at step 6 of 30: no better matthews in 2 evaluations" in log_lines
+    assert any(line.startswith("done: 6 steps") for line in log_lines)
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "eval_matthews" in line] == [2, 4, 6]
     assert [line["step"] for line in lines if "loss" in line] == [4, 6]
@@ -94,7 +95,7 @@ def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, capfd)
     assert results["last_step"] == 6
 
     def killed_before(step):
-        """Copies the workdir as a kill between the evaluation of step 6 and its checkpoint leaves it."""
+        """Copies the workdir without results and without the checkpoints of `step` and later."""
         folder = tmp_path / f"killed{step}"
         shutil.copytree(tmp_path / "whole", folder)
         (folder / "results.json").unlink()
@@ -104,21 +105,20 @@ def test_early_stopping_is_the_same_after_a_kill(glue, letters, tmp_path, capfd)
         return folder
 
     for folder in (killed_before(6), killed_before(7)):
-        assert loop.train(config, task, str(folder))["step"] == 6
+        assert loop.train(task, str(folder))["step"] == 6
         assert (folder / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
-        one, other = (find_checkpoint(path / "checkpoints" / "6") for path in (folder, tmp_path / "whole"))
-        assert saved_fingerprint(one) == saved_fingerprint(other)
-        again = json.loads((folder / "results.json").read_text())
-        assert again == results
+        last, expected = (find_checkpoint(path / "checkpoints" / "6") for path in (folder, tmp_path / "whole"))
+        assert saved_fingerprint(last) == saved_fingerprint(expected)
+        assert json.loads((folder / "results.json").read_text()) == results
 
 
 @pytest.mark.parametrize("checkpoint_every", [2, 14])
 def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_every):
-    # So high a rate that the loss comes and goes.
+    # With this learning rate, the loss rises and falls.
     fields = {"patience": 0, "select_by": "loss", "steps": 14, "optimizer__learning_rate": 0.05}
     fields["checkpoint_every"] = checkpoint_every
-    config, task = made(glue, letters, **fields)
-    loop.train(config, task, str(tmp_path / "run"))
+    task = make_task(glue, letters, **fields)
+    loop.train(task, str(tmp_path / "run"))
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
@@ -129,65 +129,73 @@ def test_best_checkpoint_follows_select_by(glue, letters, tmp_path, checkpoint_e
 
 def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, capfd):
     def command(config, *arguments):
-        whole = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
-        return "train", whole, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments
+        config_flag = f"--config={EXPERIMENTS}/{config},size=L1_H16,quick=true"
+        return "train", config_flag, f"--workdir={tmp_path / 'run'}", *overrides(letters), *arguments
 
-    known = "the metrics of this task are accuracy, cross_entropy, loss, matthews"
-    for arguments, says in (
-        (["--config.select_by=f1"], f"config.select_by is 'f1'; {known}"),
+    known = "known: accuracy, cross_entropy, loss, matthews"
+    for arguments, message in (
+        (["--config.select_by=f1"], f"unknown metric: config.select_by='f1'; {known}"),
         (["--config.patience=-1"], "config.patience is -1"),
-        (["--config.patience=2", "--config.data.eval_split=none"], "config.patience is 2, and there is no dev set"),
-        (["--config.select_by=loss", "--config.data.eval_split=none"], "config.select_by is 'loss', and there is no"),
-        (["--config.data.eval_split=test"], "CoLA/test.tsv is read without labels, so there are no metrics"),
+        (["--config.patience=2", "--config.data.eval_split=none"], "config.patience=2 needs a dev set"),
+        (["--config.select_by=loss", "--config.data.eval_split=none"], "config.select_by='loss' needs a dev set"),
+        (["--config.data.eval_split=test"], "CoLA/test.tsv has no labels, so there are no metrics"),
     ):
-        assert says in refused(capfd, *command(f"glue.py:task=cola,path={glue}", *arguments))
+        assert message in refused(capfd, *command(f"glue.py:task=cola,path={glue}", *arguments))
     squad = squad_files(tmp_path / "squad")
     error = refused(capfd, *command(f"squad.py:path={squad}", "--config.select_by=accuracy"))
-    assert "the metrics of this task are end_loss, exact_match, f1, loss, start_loss" in error
+    assert "known: end_loss, exact_match, f1, loss, start_loss" in error
     mnli = refused(capfd, *command(f"glue.py:task=mnli,path={glue}", "--config.select_by=f1"))
     assert "accuracy, accuracy_mismatched, cross_entropy, cross_entropy_mismatched, loss, loss_mismatched" in mnli
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    "experiment, arguments, says",
+    "experiment, arguments, message",
     [
-        ("squad.py:", ["--config.label_smoothing=0.1"], "squad has places in a passage, not classes"),
-        ("squad.py:", ["--config.data.class_weights=balanced"], "squad has places in a passage, not classes"),
+        ("squad.py:", ["--config.label_smoothing=0.1"], "squad predicts positions, not classes"),
+        ("squad.py:", ["--config.data.class_weights=balanced"], "squad predicts positions, not classes"),
         ("swag.py:", ["--config.data.class_weights=balanced"], "swag has choices, not classes"),
         ("glue.py:task=stsb,", ["--config.label_smoothing=0.1"], "stsb has numbers, not classes"),
         ("text.py:kind=number,", ["--config.data.class_weights=balanced"], "kind=number has no classes"),
-        ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "each label is told by itself"),
-        ("text.py:", ["--config.data.threshold=0.4"], "are for kind=multilabel, kind is classes"),
-        ("text.py:kind=multilabel,", ["--config.data.threshold=1.0"], "config.data.threshold is 1.0"),
-        ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator is ''"),
-        ("text.py:dev=a.csv,", ["--config.data.dev_share=0.1"], "dev_file names a dev set"),
-        ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share is 0.0"),
-        ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share is 1.0"),
-        ("ner.py:", ["--config.data.dev_seed=3"], "dev_seed is 3, and config.data.dev_share cuts off nothing"),
-        ("ner.py:", ["--config.data.dev_share=0.1", "--config.data.eval_split=none"], "evaluates nothing"),
+        ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "kind=multilabel has no classes"),
+        ("text.py:", ["--config.data.threshold=0.4"], "have no effect with kind=classes"),
+        ("text.py:kind=multilabel,", ["--config.data.threshold=1.0"], "config.data.threshold=1.0 is out of range"),
+        ("text.py:kind=multilabel,", ["--config.data.label_separator="], "label_separator='' is not valid"),
+        (
+            "text.py:dev=a.csv,",
+            ["--config.data.dev_share=0.1"],
+            "config.data.dev_share=0.1 and config.data.dev_file both give a dev set",
+        ),
+        ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share=0.0 is out of range"),
+        ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share=1.0 is out of range"),
+        ("ner.py:", ["--config.data.dev_seed=3"], "dev_seed=3 has no effect without config.data.dev_share"),
+        (
+            "ner.py:",
+            ["--config.data.dev_share=0.1", "--config.data.eval_split=none"],
+            "config.data.dev_share=0.1 has no effect with config.data.eval_split=none",
+        ),
         ("ner.py:", ["--config.data.eval_split=devel"], "config.data.eval_split is 'devel'; known: dev, test, none"),
-        ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing is 1.0"),
+        ("ner.py:", ["--config.label_smoothing=1.0"], "config.label_smoothing=1.0 is out of range"),
     ],
 )
-def test_invalid_setting_is_an_error_that_names_it(experiment, arguments, says, capfd):
+def test_invalid_setting_is_an_error_that_names_it(experiment, arguments, message, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}size=L1_H16,quick=true"
-    assert says in refused(capfd, "describe", config, *arguments)
+    assert message in refused(capfd, "describe", config, *arguments)
 
 
-def test_class_report_is_in_results_figure_and_evaluate_output(cola, capfd):
+def test_class_reports_are_saved_and_printed(cola, capfd):
     results = json.loads((cola / "results.json").read_text())
     assert (cola / "confusion.png").read_bytes().startswith(b"\x89PNG")
-    right = sum(row.get(name, 0) for name, row in results["confusion"].items())
-    assert right / 21 == pytest.approx(results["accuracy"])
+    num_correct = sum(row.get(name, 0) for name, row in results["confusion"].items())
+    assert num_correct / 21 == pytest.approx(results["accuracy"])
     assert {name: row["support"] for name, row in results["per_class"].items()} == {"0": 11, "1": 10}
     assert results["evaluated_on"].endswith("CoLA/dev.tsv")
     capfd.readouterr()
     cli.main(["evaluate", f"--checkpoint={cola}"])
-    said = capfd.readouterr().err
-    assert "by class:" in said and "label / predicted" in said
+    log = capfd.readouterr().err
+    assert "by class:" in log and "label / predicted" in log
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
-    assert "CoLA/test.tsv is read without labels" in error
+    assert "CoLA/test.tsv has no labels" in error
 
 
 def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
@@ -196,16 +204,14 @@ def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):
     assert "a sweep selects the best trial on dev, and this task has no dev set" in error
 
 
-def test_no_losses_give_no_total_loss():
+def test_metrics_without_a_loss_have_no_total_loss():
     class NoLabels:
         losses = ("cross_entropy",)
 
-    assert loop._with_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
-    assert loop._with_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
+    assert add_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
+    assert add_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
 
 
 def test_check_metric_rejects_unknown_metrics():
-    from bertjax.metrics.selection import check_metric
-
-    with pytest.raises(UsageError, match="metrics of this task are a, b"):
+    with pytest.raises(UsageError, match="unknown metric: config.select_by='c'; known: a, b"):
         check_metric("c", ["b", "a"])

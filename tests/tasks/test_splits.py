@@ -1,4 +1,4 @@
-"""Tests of training fractions, dev sets split off the training data, and runs without a dev set."""
+"""Training fractions, dev sets held out of the training data, and runs without a dev set."""
 
 import json
 import random
@@ -10,13 +10,14 @@ from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.model.heads import TokenModel
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.objectives import classification as objectives
 from bertjax.tasks.objectives.class_weighting import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
-# Of each task, the rows of its training file.
+# Experiment -> writer of its files, and number of rows of the training file.
 TASKS = {
     "glue.py:task=cola": (glue_files, 64),
     "glue.py:task=stsb": (glue_files, 32),
@@ -38,58 +39,60 @@ def text_files(folder: Path, count: int = 40, seed: int = 0) -> Path:
     return folder
 
 
-def task_of(experiment, files, letters, train=True, **fields):
+def make_task(experiment, files, letters, train=True, **fields):
     config = f"{EXPERIMENTS}/{experiment},size=L1_H16,quick=true".replace(":,", ":")
-    where = {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
-    given = overrides(letters, data__seq_len=256, **where, **fields)
-    return build_task(parse_config(experiment_config(config, given)), train=train)
+    file_fields = (
+        {"data__train_file": files / "train.jsonl"} if experiment.startswith("text") else {"data__path": files}
+    )
+    flags = overrides(letters, data__seq_len=256, **file_fields, **fields)
+    return build_task(parse_config(experiment_config(config, flags)), train=train)
 
 
-def rows(batches):
-    """Returns the set of texts in batches and the number of rows."""
-    found = []
+def read_rows(batches):
+    """Returns the set of texts in batches, and the number of rows."""
+    texts = []
     for batch in batches:
         ids = batch["input_ids"].reshape(len(batch["weights"]), -1)
-        found += [tuple(row[row > 0]) for row, weight in zip(ids, batch["weights"], strict=True) if weight]
-    return set(found), len(found)
+        texts += [tuple(row[row > 0]) for row, weight in zip(ids, batch["weights"], strict=True) if weight]
+    return set(texts), len(texts)
 
 
 @pytest.mark.parametrize("experiment", TASKS)
-def test_every_task_trains_on_a_fraction_and_splits_off_a_dev_set(experiment, letters, tmp_path):
-    make, count = TASKS[experiment]
-    files = (make or text_files)(tmp_path / "files")
+def test_every_task_has_a_training_fraction_and_a_held_out_dev_set(experiment, letters, tmp_path):
+    write_files, count = TASKS[experiment]
+    files = (write_files or text_files)(tmp_path / "files")
     fields = {"data__dev_share": 0.25, "steps": 0, "epochs": 1}
-    whole = task_of(experiment, files, letters, **fields)
-    dev, dev_count = rows(whole.eval_batches(SINGLE_SHARD))
-    trained, trained_count = rows(whole.train_batches(0, SINGLE_SHARD))
+    task = make_task(experiment, files, letters, **fields)
+    dev, dev_count = read_rows(task.eval_batches(SINGLE_SHARD))
+    trained, trained_count = read_rows(task.train_batches(0, SINGLE_SHARD))
     assert not dev & trained
-    assert "(dev: data.dev_share=0.25, dev_seed=0)" in whole.report["evaluated_on"]
-    files_read = whole.report["files"]
+    assert "(dev: data.dev_share=0.25, dev_seed=0)" in task.results["evaluated_on"]
+    files_read = task.results["files"]
     assert files_read[0]["used"] + files_read[1]["used"] == files_read[0]["read"] - sum(
         entry["rows"] for entry in files_read[0]["skipped"].values()
     )
     if experiment != "ner.py:context=sentence":
-        # Of sentences whole documents are cut off, whatever they come to.
+        # Sentences are held out by whole documents, so their number varies.
         assert dev_count == round(0.25 * count) + (0.25 * count > round(0.25 * count))
         assert dev_count + trained_count == count
-    half = task_of(experiment, files, letters, **fields, data__train_share=0.5)
-    some, some_count = rows(half.train_batches(0, SINGLE_SHARD))
-    assert some < trained and some_count == max(1, int(0.5 * trained_count))
-    assert rows(half.eval_batches(SINGLE_SHARD)) == (dev, dev_count)
-    # An evaluation alone finds the same rows.
-    assert rows(task_of(experiment, files, letters, train=False, **fields).eval_batches(SINGLE_SHARD)) == (
+    half = make_task(experiment, files, letters, **fields, data__train_share=0.5)
+    sampled, sampled_count = read_rows(half.train_batches(0, SINGLE_SHARD))
+    assert sampled < trained and sampled_count == max(1, int(0.5 * trained_count))
+    assert read_rows(half.eval_batches(SINGLE_SHARD)) == (dev, dev_count)
+    # A task without training data evaluates the same rows.
+    assert read_rows(make_task(experiment, files, letters, train=False, **fields).eval_batches(SINGLE_SHARD)) == (
         dev,
         dev_count,
     )
 
 
 def test_dev_set_depends_on_dev_seed_only(letters, tmp_path):
-    found = []
+    dev_sets = []
     for order, seed, dev_seed in ((0, 0, 0), (1, 5, 0), (1, 0, 1)):
         files = text_files(tmp_path / str(order), seed=order)
-        task = task_of("text.py:", files, letters, seed=seed, data__dev_share=0.2, data__dev_seed=dev_seed)
-        found.append(rows(task.eval_batches(SINGLE_SHARD))[0])
-    assert found[0] == found[1] != found[2]
+        task = make_task("text.py:", files, letters, seed=seed, data__dev_share=0.2, data__dev_seed=dev_seed)
+        dev_sets.append(read_rows(task.eval_batches(SINGLE_SHARD))[0])
+    assert dev_sets[0] == dev_sets[1] != dev_sets[2]
 
 
 def test_questions_on_a_passage_stay_on_one_side(letters, tmp_path):
@@ -105,21 +108,21 @@ def test_questions_on_a_passage_stay_on_one_side(letters, tmp_path):
         for i, passage in enumerate(passages)
     ]
     (tmp_path / "train-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    task = task_of("squad.py:", tmp_path, letters, data__dev_share=0.3, steps=0, epochs=1)
+    task = make_task("squad.py:", tmp_path, letters, data__dev_share=0.3, steps=0, epochs=1)
     (dev, dev_count), (trained, count) = (
-        rows(task.eval_batches(SINGLE_SHARD)),
-        rows(task.train_batches(0, SINGLE_SHARD)),
+        read_rows(task.eval_batches(SINGLE_SHARD)),
+        read_rows(task.train_batches(0, SINGLE_SHARD)),
     )
-    # The question is the same for all: what differs is the passage.
+    # All questions are equal, so texts differ by their passage only.
     assert (len(dev), dev_count, len(trained), count) == (3, 9, 5, 15) and not dev & trained
 
 
 def test_dev_share_of_identical_texts_is_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.csv").write_text("text,label\n" + "same,a\nsame,b\n" * 5)
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
-    given = overrides(letters, data__dev_share=0.2)
-    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *given)
-    assert "leaves nothing to train on: it has 1 different texts" in error
+    flags = overrides(letters, data__dev_share=0.2)
+    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *flags)
+    assert "train.csv, which has 1 different texts or documents" in error
 
 
 @pytest.mark.parametrize("experiment", TASKS)
@@ -128,8 +131,8 @@ def test_tasks_train_without_a_dev_set(experiment, letters, tmp_path):
     for name in ("dev", "val", "eng.testa"):
         for file in files.rglob(f"{name}*"):
             file.unlink()
-    given = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment[: experiment.index(".")])
-    task = task_of(experiment, files, letters, **({"data__eval_split": "none"} if given is None else given))
+    fields = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment.partition(".")[0], {"data__eval_split": "none"})
+    task = make_task(experiment, files, letters, **fields)
     assert task.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_metric == ""
     assert task.results["evaluated_on"] == "nothing: the checkpoint is the last one"
 
@@ -139,8 +142,7 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     config = f"glue.py:task=rte,path={glue_files(tmp_path)}"
     (tmp_path / "RTE" / "dev.tsv").unlink()
     results = train(config, tmp_path / "run", letters, **fields)
-    said = capfd.readouterr().err
-    assert "evaluated on nothing: the checkpoint is the last one" in said
+    assert "evaluated on nothing: the checkpoint is the last one" in capfd.readouterr().err
     assert results["evaluated_on"] == "nothing: the checkpoint is the last one"
     assert (results["step"], results["selected_by"], results["baseline"]) == (4, "", {})
     assert not {"loss", "accuracy", "f1", "per_class"} & results.keys()
@@ -148,26 +150,28 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     assert not any(name.startswith("eval_") for line in lines for name in line)
     assert (tmp_path / "run" / "curves.png").exists()
     assert [child.name for child in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]
-    assert "there is nothing to evaluate" in refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}")
+    assert "no evaluation data; name a dev or test file" in refused(
+        capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}"
+    )
     path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")
     assert len(path.read_text().splitlines()) == 8
 
 
 def test_class_weights_and_label_smoothing_reach_every_objective(letters, tmp_path):
-    given = {"label_smoothing": 0.25, "data__class_weights": '{"1": 4}'}
+    fields = {"label_smoothing": 0.25, "data__class_weights": '{"1": 4}'}
     files = glue_files(tmp_path / "glue")
-    task = task_of("glue.py:task=cola", files, letters, **given)
+    task = make_task("glue.py:task=cola", files, letters, **fields)
     weighting = ClassWeighting((1.0, 4.0), 0.25)
     model = task.objective.model.config
     assert task.objective == objectives.sequence_objective("01", model, weighting)
-    assert task_of("glue.py:task=cola", files, letters, train=False, **given).objective != task.objective
-    swag = task_of("swag.py:", swag_files(tmp_path / "swag"), letters, label_smoothing=0.25)
-    assert swag.objective.compute.weighting == ClassWeighting((), 0.25)
-    given["data__class_weights"] = "balanced"
-    ner = task_of("ner.py:", conll_files(tmp_path / "conll"), letters, **given)
-    tags = (tmp_path / "conll" / "eng.train").read_text().count
-    counts = np.array([tags(" O\n") - 6, tags(" I-PER\n")])
+    assert make_task("glue.py:task=cola", files, letters, train=False, **fields).objective != task.objective
+    swag = make_task("swag.py:", swag_files(tmp_path / "swag"), letters, label_smoothing=0.25)
+    assert swag.objective.weighting == ClassWeighting((), 0.25)
+    fields["data__class_weights"] = "balanced"
+    ner = make_task("ner.py:", conll_files(tmp_path / "conll"), letters, **fields)
+    count_of = (tmp_path / "conll" / "eng.train").read_text().count
+    counts = np.array([count_of(" O\n") - 6, count_of(" I-PER\n")])
     balanced = ClassWeighting(tuple((counts.sum() / 2 / counts).tolist()), 0.25)
-    assert ner.objective == tagging.objective(ner.objective.model.config, 2, balanced)
-    text = task_of("text.py:", text_files(tmp_path / "text"), letters, **given)
-    assert len(text.objective.compute.weighting.weights) == 2
+    assert ner.objective == tagging.TagObjective(TokenModel(ner.objective.model.config, 2, head_dropout=True), balanced)
+    text = make_task("text.py:", text_files(tmp_path / "text"), letters, **fields)
+    assert len(text.objective.weighting.weights) == 2

@@ -1,4 +1,4 @@
-"""Tests of SQuAD from official files to official predictions."""
+"""SQuAD: results and official predictions."""
 
 import json
 import math
@@ -33,24 +33,24 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
         odds = json.loads((tmp_path / "out" / "null_odds.json").read_text())
         threshold = results["null_threshold"]
         assert all((predictions[name] == "") == (odds[name] > threshold) for name in odds)
-        # What was chosen is what is written down: with it, the same predictions and scores.
-        given = [f"--config.data.null_threshold={threshold}", "--config.data.choose_null_threshold=false"]
-        again = predict(capfd, tmp_path / "run", tmp_path / "given", "--split=dev", *given)
-        assert json.loads(again[0].read_text()) == predictions
-    found = records(paths[-1])
-    assert {record["id"]: record["prediction"] for record in found} == predictions
-    for record in found:
-        told = {candidate["text"]: candidate for candidate in nbest[record["id"]]}[record["prediction"]]
-        assert record["probability"] == pytest.approx(told["probability"], rel=1e-4)
+        # The chosen threshold, set as a config field, gives the same predictions.
+        flags = [f"--config.data.null_threshold={threshold}", "--config.data.choose_null_threshold=false"]
+        other_paths = predict(capfd, tmp_path / "run", tmp_path / "fixed", "--split=dev", *flags)
+        assert json.loads(other_paths[0].read_text()) == predictions
+    answers = records(paths[-1])
+    assert {record["id"]: record["prediction"] for record in answers} == predictions
+    for record in answers:
+        candidate = next(each for each in nbest[record["id"]] if each["text"] == record["prediction"])
+        assert record["probability"] == pytest.approx(candidate["probability"], rel=1e-4)
         assert ("null_odds" in record) == (version == "2.0")
     for paragraph in data[:4]:
         question = paragraph["qas"][0]
         capfd.readouterr()
-        given = ["--json", f"--context={paragraph['context']}", question["question"]]
-        cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
+        arguments = ["--json", f"--context={paragraph['context']}", question["question"]]
+        cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *arguments])
         assert json.loads(capfd.readouterr().out)["prediction"] == predictions[question["id"]]
     if version == "2.0":
         (tmp_path / "run" / "results.json").write_text("{")
         with pytest.raises(SystemExit):
-            cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *given])
+            cli.main(["predict", f"--checkpoint={tmp_path / 'run'}", *arguments])
         assert "results.json: " in capfd.readouterr().err

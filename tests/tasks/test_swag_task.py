@@ -1,4 +1,4 @@
-"""Tests of SWAG from files and from TFDS."""
+"""SWAG from files and from TFDS."""
 
 import csv
 
@@ -15,12 +15,12 @@ def test_swag_trains_evaluates_and_predicts(letters, tmp_path, capfd):
     files = swag_files(tmp_path / "swag")
     results = train(f"swag.py:path={files}", tmp_path / "run", letters, data__eval_batch_size=8, steps=40)
     assert results["accuracy"] == 1 and results["baseline"]["accuracy"] < 0.6
-    path, beside = predict(capfd, tmp_path / "run", tmp_path / "out", "--columns=ending1", "--logits")
+    path, jsonl_path = predict(capfd, tmp_path / "run", tmp_path / "out", "--columns=ending1", "--logits")
     lines = path.read_text().split()
-    given = list(csv.DictReader((files / "test.csv").open()))
-    right = [[row[f"ending{place}"].startswith("zu") for place in range(4)].index(True) for row in given]
-    assert lines == ["pred", *map(str, right)]
-    for line, (choice, row, record) in enumerate(zip(lines[1:], given, records(beside), strict=True), 2):
+    test_rows = list(csv.DictReader((files / "test.csv").open()))
+    correct = [[row[f"ending{index}"].startswith("zu") for index in range(4)].index(True) for row in test_rows]
+    assert lines == ["pred", *map(str, correct)]
+    for line, (choice, row, record) in enumerate(zip(lines[1:], test_rows, records(jsonl_path), strict=True), 2):
         assert (record["line"], record["ending1"], record["prediction"]) == (line, row["ending1"], int(choice))
         assert int(np.argmax(record["probabilities"])) == int(np.argmax(record["logits"])) == int(choice)
 
@@ -40,11 +40,11 @@ def test_swag_from_tfds_equals_files(letters, tmp_path):
         split_datasets={"validation": [(i, {name: row[name] for name in features}) for i, row in enumerate(rows)]},
         features=tfds.features.FeaturesDict(features),
     )
-    found = []
+    sources = []
     for path in (files, f"tfds:{tmp_path / 'tfds'}:swag"):
-        given = overrides(letters, data__path=path)
-        config = experiment_config(f"{EXPERIMENTS}/swag.py:size=L1_H16,quick=true", given)
+        flags = overrides(letters, data__path=path)
+        config = experiment_config(f"{EXPERIMENTS}/swag.py:size=L1_H16,quick=true", flags)
         (batch,) = build_task(parse_config(config)).eval_batches(SINGLE_SHARD)
         rows = zip(batch["input_ids"], batch["labels"], strict=True)
-        found.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
-    assert found[0] == found[1] and len(found[0]) == 16
+        sources.append(sorted((ids.tolist(), int(label)) for ids, label in rows))
+    assert sources[0] == sources[1] and len(sources[0]) == 16

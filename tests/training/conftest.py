@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures of the training tests."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from bertjax.training import train as loop
 
 @pytest.fixture(scope="session")
 def whole(corpus, tmp_path_factory) -> Path:
-    """The workdir of a run that nothing disturbed; tests must not change it."""
+    """Returns the workdir of an uninterrupted run; tests must not change it."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    config, task = make(corpus)
+    _, task = make(corpus)
     loop.train(task, str(path))
     return path

@@ -1,4 +1,4 @@
-"""A run of fourteen steps, whole or disturbed."""
+"""A run of fourteen steps, and copies of its task that stop it or change its batches."""
 
 import copy
 import os
@@ -15,7 +15,7 @@ from bertjax.training.evaluation import abstract_params
 from bertjax.training.parameters import load_params
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
-# Logged every 3 steps and saved every 4: most checkpoints fall between two log lines.
+# Logging every 3 steps and saving every 4 puts most checkpoints between two log lines.
 SCHEDULE = {
     "steps": 14,
     "log_every": 3,
@@ -29,10 +29,11 @@ SCHEDULE = {
 
 
 def make(corpus: Path, **changes):
+    """Returns config and task of the run, with changed config fields such as `data__batch_size`."""
     fields = SCHEDULE | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    settings = parse_config(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
-    return settings, pretraining.Task(settings)
+    config = parse_config(load_config(f"{EXPERIMENT}:size=L1_H16,corpus={corpus},quick=true", overrides))
+    return config, pretraining.Task(config)
 
 
 def with_attributes(task: Task, **attributes) -> Task:
@@ -42,25 +43,26 @@ def with_attributes(task: Task, **attributes) -> Task:
     return changed
 
 
-def spoiled(task: Task, at: int, spoil) -> Task:
-    """The task with the batch of step `at` (counted from 0) passed through `spoil`."""
+def with_changed_batch(task: Task, at: int, change) -> Task:
+    """Returns a task that passes the batch of step `at` (counted from 0) through `change`."""
 
-    def batches(start, share):
-        for step, batch in enumerate(task.train_batches(start, share), start):
-            yield spoil(batch) if step == at else batch
+    def train_batches(start_step, shard):
+        for step, batch in enumerate(task.train_batches(start_step, shard), start_step):
+            yield change(batch) if step == at else batch
 
-    return with_attributes(task, train_batches=batches)
+    return with_attributes(task, train_batches=train_batches)
 
 
-def stopped(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
-    """The task in a process that is asked to stop while step `at` is prepared."""
+def with_signal(task: Task, at: int, number: int = signal.SIGTERM) -> Task:
+    """Returns a task that sends this process a signal before step `at` (counted from 0)."""
 
-    def send(batch):
+    def send_signal(batch):
         os.kill(os.getpid(), number)
         return batch
 
-    return spoiled(task, at, send)
+    return with_changed_batch(task, at, send_signal)
 
 
-def final_params(path: Path, config, task):
+def load_final_params(path: Path, task: Task):
+    """Loads the parameters of the last checkpoint of a workdir."""
     return jax.device_get(load_params(path, abstract_params(task.objective)))

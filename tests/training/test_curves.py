@@ -1,4 +1,4 @@
-"""What the picture of a run shows."""
+"""The figure of a run's training and evaluation curves."""
 
 import pytest
 from etils import epath
@@ -25,7 +25,7 @@ TAGGING = [
 
 
 @pytest.mark.parametrize(
-    ("lines", "score", "drawn"),
+    ("lines", "best_metric", "labels"),
     [
         (
             PRETRAINING,
@@ -38,14 +38,14 @@ TAGGING = [
         (TAGGING, "f1", [["loss, training", "loss, held out"], ["f1, held out"]]),
         ([{"step": 0, "tokens": 0}], "", [[], []]),
     ],
-    ids=["pre-training", "a task with a score", "nothing yet"],
+    ids=["pre-training", "task with a selection metric", "no metrics"],
 )
-def test_losses_are_drawn_beside_what_tells_how_good_a_model_is(lines, score, drawn, tmp_path, monkeypatch):
-    shown = []
+def test_curves_show_losses_and_the_selection_metric(lines, best_metric, labels, tmp_path, monkeypatch):
+    figures = []
     save = Figure.savefig
     monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **kwargs: (shown.append(self), save(self, *args, **kwargs))
+        Figure, "savefig", lambda self, *args, **kwargs: (figures.append(self), save(self, *args, **kwargs))
     )
-    draw_curves(lines, epath.Path(tmp_path / "curves.png"), score)
-    assert [[line.get_label() for line in axes.lines] for axes in shown[0].axes] == drawn
+    draw_curves(lines, epath.Path(tmp_path / "curves.png"), best_metric)
+    assert [[line.get_label() for line in axes.lines] for axes in figures[0].axes] == labels
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Runs the script that kills a training run, as a user would."""
+"""Random kills of a training run, by the script `tests/kill_and_resume.py`."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ SCRIPT = Path(__file__).parents[1] / "kill_and_resume.py"
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_twenty_random_moments_ends_in_the_same_bits():
-    # Two devices, not the eight of the other tests, which take turns on the cores of a small machine.
+def test_run_killed_twenty_times_equals_an_uninterrupted_run():
+    # Eight fake devices would be slow on a machine with few cores.
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     run = subprocess.run([sys.executable, SCRIPT, "--kills", "20"], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

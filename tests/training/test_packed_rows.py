@@ -1,4 +1,4 @@
-"""Packed rows compute what their pairs compute one a row: losses, gradients, and what a run counts."""
+"""Packed rows give the losses, gradients and counts of the same pairs in rows of their own."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ PHASE = Phase(
 
 
 def packed_batch() -> dict[str, np.ndarray]:
-    """Rows of three, two, one and no pairs, with one to three predictions a pair."""
+    """Returns rows of three, two, one and no pairs, with one to three predictions per pair."""
     batch = masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
     rng = np.random.default_rng(1)
     for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
@@ -41,16 +41,16 @@ def packed_batch() -> dict[str, np.ndarray]:
     for row, lengths in enumerate(([8, 7, 9], [13, 6], [21], [])):
         start = predicted = 0
         for number, length in enumerate(lengths, 1):
-            here = slice(start, start + length)
-            batch["sequence_ids"][row, here] = number
-            batch["position_ids"][row, here] = np.arange(length)
-            batch["segment_ids"][row, here] = np.arange(length) > length // 2
+            span = slice(start, start + length)
+            batch["sequence_ids"][row, span] = number
+            batch["position_ids"][row, span] = np.arange(length)
+            batch["segment_ids"][row, span] = np.arange(length) > length // 2
             batch["next_sentence_labels"][row, number - 1] = (row + number) % 2
             count = 1 if len(lengths) == 3 else 3 - number + 1
-            there = slice(predicted, predicted + count)
-            batch["masked_lm_positions"][row, there] = start + np.sort(rng.permutation(length)[:count])
-            batch["masked_lm_ids"][row, there] = rng.integers(1, 60, count)
-            batch["masked_lm_weights"][row, there] = 1
+            predictions = slice(predicted, predicted + count)
+            batch["masked_lm_positions"][row, predictions] = start + np.sort(rng.permutation(length)[:count])
+            batch["masked_lm_ids"][row, predictions] = rng.integers(1, 60, count)
+            batch["masked_lm_weights"][row, predictions] = 1
             start, predicted = start + length, predicted + count
     return batch
 
@@ -60,60 +60,61 @@ def losses_and_gradients(batch, config=CONFIG):
 
     def loss(params):
         sums, _ = objective.compute(params, batch, None)
-        parts = objective.denominators(batch)
-        return sum(sums[name][0] / parts[name] for name in objective.losses), sums
+        denominators = objective.denominators(batch)
+        return sum(sums[name][0] / denominators[name] for name in objective.losses), sums
 
-    params = jax.tree.map(np.asarray, initial(config))
+    params = jax.tree.map(np.asarray, init_params(config))
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-def initial(config):
+def init_params(config):
     return nn.unbox(masked_lm.MaskedLm.for_model(config, packing=True).init_params(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("direction", ["both", pytest.param("left", marks=pytest.mark.slow)])
-def test_losses_and_gradients_are_those_of_the_pairs_one_a_row(direction):
+def test_packed_rows_have_the_losses_and_gradients_of_unpacked_rows(direction):
     config = dataclasses.replace(CONFIG, attention_direction=direction)
     packed = packed_batch()
-    alone = unpacked(packed)
-    assert len(alone["input_ids"]) == 6
+    separate = unpacked(packed)
+    assert len(separate["input_ids"]) == 6
     (loss, sums), gradients = losses_and_gradients(packed, config)
-    (expected, expected_sums), expected_gradients = losses_and_gradients(alone, config)
+    (expected, expected_sums), expected_gradients = losses_and_gradients(separate, config)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     for name in expected_sums:
         np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-6, err_msg=name)
-    for (path, found), wanted in zip(
+    for (path, gradient), expected_gradient in zip(
         jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(expected_gradients), strict=True
     ):
-        np.testing.assert_allclose(found, wanted, atol=2e-6, err_msg=str(path))
-        # A bias of keys moves all of a query's logits alike, and changes nothing.
-        assert np.abs(wanted).max() > 1e-5 or "'key'" in str(path)
+        np.testing.assert_allclose(gradient, expected_gradient, atol=2e-6, err_msg=str(path))
+        # The key bias adds the same number to all logits of a query, so its gradient is zero.
+        assert np.abs(expected_gradient).max() > 1e-5 or "'key'" in str(path)
 
 
-def test_a_token_of_one_pair_moves_nothing_of_another():
+def test_pairs_of_a_packed_row_are_independent():
     batch = packed_batch()
     changed = {**batch, "input_ids": batch["input_ids"].copy()}
     changed["input_ids"][0, 10] += 1
-    model, params = masked_lm.MaskedLm.for_model(CONFIG, packing=True).model, initial(CONFIG)
+    model, params = masked_lm.MaskedLm.for_model(CONFIG, packing=True).model, init_params(CONFIG)
     (mlm, nsp), (other_mlm, other_nsp) = (model.apply({"params": params}, rows) for rows in (batch, changed))
-    moved = np.abs(nsp - other_nsp).max(-1) > 0
-    assert moved[0].tolist() == [False, True, False] and not moved[1:].any()
-    of_pair = (np.abs(mlm - other_mlm).max(-1) > 0)[0] == (batch["masked_lm_positions"][0] // 8 == 1)
-    assert of_pair[batch["masked_lm_weights"][0] > 0].all()
+    nsp_changed = np.abs(nsp - other_nsp).max(-1) > 0
+    assert nsp_changed[0].tolist() == [False, True, False] and not nsp_changed[1:].any()
+    mlm_changed = (np.abs(mlm - other_mlm).max(-1) > 0)[0]
+    in_changed_pair = batch["masked_lm_positions"][0] // 8 == 1
+    assert (mlm_changed == in_changed_pair)[batch["masked_lm_weights"][0] > 0].all()
 
 
-def test_fills_count_tokens_and_what_attends_to_what():
+def test_batch_fractions_of_packed_rows():
     batch = packed_batch()
     lengths = [8, 7, 9, 13, 6, 21]
     sums = batch_fractions(batch)
     np.testing.assert_allclose(sums["token_fraction"], [sum(lengths), 4 * 24])
     np.testing.assert_allclose(sums["attention_fraction"], [sum(n * n for n in lengths) / 24, 4 * 24], rtol=1e-6)
-    alone = batch_fractions(unpacked(batch))
-    np.testing.assert_allclose(alone["token_fraction"], [sum(lengths), 6 * 24])
-    np.testing.assert_allclose(alone["attention_fraction"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
+    separate = batch_fractions(unpacked(batch))
+    np.testing.assert_allclose(separate["token_fraction"], [sum(lengths), 6 * 24])
+    np.testing.assert_allclose(separate["attention_fraction"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
 
 
-def test_rows_to_time_a_step_with_are_full_and_of_one_sequence():
+def test_synthetic_packed_rows_have_no_padding():
     for total, positions in batch_fractions(
         masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
     ).values():

@@ -1,4 +1,4 @@
-"""The mesh: which devices lie where on it, and what does not fit."""
+"""The device mesh: positions of devices, and sizes that do not fit."""
 
 import types
 
@@ -14,61 +14,65 @@ from bertjax.training.sharding import make_mesh
 
 
 def chips(slices: int, size: tuple[int, int]) -> list[types.SimpleNamespace]:
-    """Stand-ins for the chips of TPU v5e slices, each a grid, in the order in which JAX lists them."""
+    """Returns stand-ins for the chips of TPU v5e slices, in JAX's order; each slice is a grid of this size."""
     columns, rows = size
     return [
         types.SimpleNamespace(
-            platform="tpu", device_kind="TPU v5 lite", coords=(x, y, 0), core_on_chip=0, slice_index=part,
+            platform="tpu", device_kind="TPU v5 lite", coords=(x, y, 0), core_on_chip=0, slice_index=slice_index,
             process_index=0, id=0,
         )
-        for part in range(slices)
+        for slice_index in range(slices)
         for y in range(rows)
         for x in range(columns)
     ]  # fmt: skip
 
 
-def arranged(config: MeshConfig, devices: list[types.SimpleNamespace], monkeypatch) -> np.ndarray:
+def device_grid(config: MeshConfig, devices: list[types.SimpleNamespace], monkeypatch) -> np.ndarray:
     monkeypatch.setattr(sharding, "Mesh", lambda grid, axes: grid)
     return make_mesh(config, devices)
 
 
-def test_an_axis_takes_neighbouring_chips(monkeypatch):
-    grid = arranged(MeshConfig(data=4, fsdp=1, tensor=4), chips(1, (4, 4)), monkeypatch)
+def test_mesh_axis_is_a_line_of_neighboring_chips(monkeypatch):
+    grid = device_grid(MeshConfig(data=4, fsdp=1, tensor=4), chips(1, (4, 4)), monkeypatch)
     for group in grid[:, 0]:
         columns, rows = ({device.coords[axis] for device in group} for axis in (0, 1))
-        # A line of the grid, which is a ring on the torus.
+        # A line of the grid is a ring of the torus.
         assert sorted((len(columns), len(rows))) == [1, 4]
 
 
-def test_slices_follow_each_other_along_data_and_hold_the_other_axes_whole(monkeypatch):
-    grid = arranged(MeshConfig(data=4, fsdp=4, tensor=2), chips(2, (4, 4)), monkeypatch)
+def test_slices_are_blocks_of_the_data_axis(monkeypatch):
+    grid = device_grid(MeshConfig(data=4, fsdp=4, tensor=2), chips(2, (4, 4)), monkeypatch)
     assert grid.shape == (4, 4, 2)
     assert [{device.slice_index for device in row.flat} for row in grid] == [{0}, {0}, {1}, {1}]
     assert len({id(device) for device in grid.flat}) == 32
 
 
-def test_options_of_the_compiler_are_for_tpus_and_some_for_several_slices(monkeypatch):
-    one, two = (compiler_options(types.SimpleNamespace(devices=np.array(chips(slices, (2, 2))))) for slices in (1, 2))
-    assert one.items() < two.items()
-    assert [name for name in two if name not in one] == [option.name for option in TPU_OPTIONS if option.multislice]
+def test_compiler_options_depend_on_platform_and_slices(monkeypatch):
+    single_slice, two_slices = (
+        compiler_options(types.SimpleNamespace(devices=np.array(chips(slices, (2, 2))))) for slices in (1, 2)
+    )
+    assert single_slice.items() < two_slices.items()
+    assert [name for name in two_slices if name not in single_slice] == [
+        option.name for option in TPU_OPTIONS if option.multislice
+    ]
     assert compiler_options(make_mesh(MeshConfig())) is None
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
+    ("config", "message"),
     [
         (MeshConfig(data=1, fsdp=8, tensor=4), "does not fit 2 slices of 16 devices: mesh.data, here 1"),
         (MeshConfig(data=3), "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 does not fit the 32 devices here"),
         (MeshConfig(slices=4), r"mesh.slices=4, but the 32 devices here are in 2 slice\(s\); set mesh.slices=2 or -1"),
     ],
 )
-def test_what_does_not_fit_the_chips_is_refused_with_its_numbers(config, named, monkeypatch):
-    with pytest.raises(UsageError, match=named):
-        arranged(config, chips(2, (4, 4)), monkeypatch)
+def test_mesh_that_does_not_fit_the_chips_is_an_error(config, message, monkeypatch):
+    with pytest.raises(UsageError, match=message):
+        device_grid(config, chips(2, (4, 4)), monkeypatch)
 
 
 @pytest.mark.devices
-def test_devices_that_are_no_tpus_are_cut_into_slices_in_order():
+def test_cpu_devices_form_slices_in_order():
     mesh = make_mesh(MeshConfig(fsdp=2, slices=2))
     assert [device.id for device in mesh.devices.flat] == [device.id for device in jax.devices()]
     with pytest.raises(UsageError, match="mesh.slices=3 does not fit the 8 devices here"):

@@ -1,4 +1,4 @@
-"""The train step: the same numbers on any mesh, for any number of micro-batches, scanned or not."""
+"""The train step: equal results on all meshes, with micro-batches, scanned or unrolled."""
 
 import dataclasses
 import functools
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.pretraining.config import Phase
+from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.training.optimizer import bert_schedule, make_optimizer
@@ -43,7 +44,7 @@ MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1),
 
 
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
-    """Rows with one to three predictions, so that parts of the batch have different weights; one row is padding."""
+    """Returns rows with one to three predictions, so that micro-batches differ in weight; the last row is padding."""
     batch = masked_lm.MaskedLm.for_model(CONFIG).synthetic_batch(PHASE, seed)
     batch["masked_lm_weights"] = (np.arange(3) < np.array([3, 1, 1, 1, 3, 3, 2, 0])[:, None]).astype(np.float32)
     batch["next_sentence_labels"][-1] = -1
@@ -60,7 +61,7 @@ def objective_of(config: ModelConfig):
 def compiled(
     mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig
 ) -> tuple[jax.stages.Compiled, Mesh]:
-    """The train step, and the mesh it is for."""
+    """Returns the compiled train step and its mesh."""
     objective = objective_of(config)
     mesh = make_mesh(MeshConfig(*mesh_sizes), jax.devices()[: math.prod(mesh_sizes)])
     step = make_train_step(objective, OPTIMIZER, mesh, grad_accum_steps)
@@ -78,7 +79,7 @@ def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelCo
 
 
 @pytest.fixture(scope="module")
-def alone():
+def single_device_state():
     return jax.device_get(run((1, 1, 1), 1, CONFIG))
 
 
@@ -93,9 +94,9 @@ def assert_states_close(a, b, atol: float = 2e-6):
 
 @pytest.mark.devices
 @pytest.mark.parametrize("mesh_sizes", MESHES)
-def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
+def test_meshes_train_equal_models_with_dropout(single_device_state, mesh_sizes):
     state = run(mesh_sizes, 1, CONFIG)
-    assert_states_close(alone, state)
+    assert_states_close(single_device_state, state)
     if mesh_sizes == (2, 2, 2):
         kernel = state.params["encoder"]["layers"]["mlp_in"]["kernel"]
         assert kernel.sharding.shard_shape(kernel.shape) == (2, 8, 20)
@@ -106,13 +107,13 @@ def test_any_mesh_computes_the_same_with_dropout_on(alone, mesh_sizes):
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh_sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4)])
 @pytest.mark.parametrize("config", LANGUAGE_MODELS, ids=["left", "lstm"])
-def test_any_mesh_trains_the_same_language_model(config, mesh_sizes):
+def test_meshes_train_equal_language_models(config, mesh_sizes):
     assert_states_close(jax.device_get(run((1, 1, 1), 1, config)), run(mesh_sizes, 1, config))
 
 
 @pytest.mark.devices
 @pytest.mark.parametrize("mesh_sizes", MESHES)
-def test_a_step_gathers_no_table_no_batch_and_weights_once_forwards_and_once_backwards(mesh_sizes):
+def test_step_gathers_each_kernel_twice_and_neither_embeddings_nor_batch(mesh_sizes):
     data, _, tensor = mesh_sizes
     step, _ = compiled(mesh_sizes, 1, CONFIG)
     gathered = [
@@ -125,20 +126,20 @@ def test_a_step_gathers_no_table_no_batch_and_weights_once_forwards_and_once_bac
     assert largest < CONFIG.padded_vocab_size * CONFIG.hidden_size // tensor
     assert largest < PHASE.batch_size * PHASE.seq_len * CONFIG.hidden_size // data
     layer = CONFIG.hidden_size * CONFIG.intermediate_size // tensor
-    # The feed-forward kernels of two layers, and nothing else of their size.
+    # Two feed-forward kernels in each of two layers, in the forward and the backward pass.
     assert sum(times for size, times in gathered if size == layer) == (8 if mesh_sizes[1] > 1 else 0)
 
 
 @pytest.mark.devices
 @pytest.mark.parametrize("grad_accum_steps", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_accumulated_gradients_are_those_of_the_whole_batch(grad_accum_steps):
+def test_accumulated_gradient_equals_the_gradient_of_the_batch(grad_accum_steps):
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    whole = jax.device_get(run((1, 1, 1), 1, config))
-    assert_states_close(whole, run((2, 1, 1), grad_accum_steps, config))
+    single_device_state = jax.device_get(run((1, 1, 1), 1, config))
+    assert_states_close(single_device_state, run((2, 1, 1), grad_accum_steps, config))
 
 
-def test_a_mean_of_micro_batch_means_would_be_something_else():
-    # Guards the test above: the batch is uneven enough for the wrong way of adding up to show.
+def test_micro_batches_of_the_test_batch_differ_in_weight():
+    # With equal weights, the test above would also pass for a mean of micro-batch means.
     batch = uneven_batch(0)
     weights = batch["masked_lm_weights"].sum(1)
     halves = [weights[i::2].sum() for i in range(2)]
@@ -146,7 +147,7 @@ def test_a_mean_of_micro_batch_means_would_be_something_else():
 
 
 @pytest.mark.devices
-def test_state_shapes_are_known_without_computing():
+def test_abstract_state_equals_the_initialized_state():
     mesh = make_mesh(MeshConfig(2, 2, 2))
     abstract = abstract_state(masked_lm.MaskedLm.for_model(CONFIG), OPTIMIZER, mesh)
     state = init_state(masked_lm.MaskedLm.for_model(CONFIG), OPTIMIZER, mesh, jax.random.key(0))
@@ -155,13 +156,13 @@ def test_state_shapes_are_known_without_computing():
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (shape.shape, shape.dtype, shape.sharding)
 
 
-def test_runs_that_differ_in_rate_and_length_share_one_compilation():
+def test_runs_with_different_schedules_share_one_compilation():
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     optimizers = [make_optimizer(OptimizerConfig(learning_rate=rate, warmup_steps=3)) for rate in (1e-3, 1e-4)]
-    step, again = (
+    step, other_step = (
         make_train_step(masked_lm.MaskedLm.for_model(CONFIG), optimizer, mesh, 1) for optimizer in optimizers
     )
-    assert step is again
+    assert step is other_step
     before = step._cache_size()
     for peak in (1e-3, 1e-4):
         state = init_state(masked_lm.MaskedLm.for_model(CONFIG), optimizers[0], mesh, jax.random.key(0))
@@ -169,7 +170,17 @@ def test_runs_that_differ_in_rate_and_length_share_one_compilation():
     assert step._cache_size() <= before + 1
 
 
-def test_a_gradient_that_is_not_finite_is_remembered_with_its_step():
+def test_loss_over_rows_cannot_use_micro_batches():
+    class InBatchNegatives(masked_lm.MaskedLm):
+        splits_into_micro_batches = False
+
+    objective, mesh = InBatchNegatives.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    make_train_step(objective, OPTIMIZER, mesh, 1)
+    with pytest.raises(UsageError, match="config.grad_accum_steps=2 is not possible: the loss of a row depends on"):
+        make_train_step(objective, OPTIMIZER, mesh, 2)
+
+
+def test_state_records_the_first_step_that_is_not_finite():
     objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     state = init_state(objective, OPTIMIZER, mesh, jax.random.key(0))
     step = make_train_step(objective, OPTIMIZER, mesh, 1)
@@ -181,16 +192,16 @@ def test_a_gradient_that_is_not_finite_is_remembered_with_its_step():
     assert int(state.bad_step) == 3
 
 
-def test_evaluation_counts_padding_rows_for_nothing():
+def test_padding_rows_do_not_change_evaluation_metrics():
     objective, mesh = masked_lm.MaskedLm.for_model(CONFIG), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     params = init_state(objective, OPTIMIZER, mesh, jax.random.key(0)).params
     evaluate = make_eval_step(objective, mesh)
     zeros = {name: jnp.zeros(2) for name in objective.metrics}
     batch = uneven_batch(0)
-    whole = compute_metrics(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0]))
+    metrics = compute_metrics(jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0]))
     other = {**batch, "input_ids": batch["input_ids"].copy(), "masked_lm_ids": batch["masked_lm_ids"].copy()}
     other["input_ids"][-1] = 5
     other["masked_lm_ids"][-1] = 5
-    again = compute_metrics(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)[0]))
-    assert whole == again
+    other_metrics = compute_metrics(jax.device_get(evaluate(params, put_batch(other, mesh), zeros)[0]))
+    assert metrics == other_metrics
     assert jax.device_get(evaluate(params, put_batch(batch, mesh), zeros)[0])["nsp_loss"][1] == 7

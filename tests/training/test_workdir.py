@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from small_run import final_params, make, spoiled
+from small_run import load_final_params, make, with_changed_batch
 
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.shard import SINGLE_SHARD
@@ -79,7 +79,7 @@ def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp
 def test_workdir_without_checkpoints_accepts_another_config(corpus, tmp_path):
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
-        loop.train(spoiled(task, 0, _fail_early), str(tmp_path))
+        loop.train(with_changed_batch(task, 0, _fail_early), str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["optimizer"]["learning_rate"] == 5e-3
     config, task = make(corpus, steps=4)
     loop.train(task, str(tmp_path))
@@ -140,8 +140,8 @@ def test_resume_accepts_other_scan_and_remat_settings(corpus, whole, tmp_path):
     loop.train(task, str(tmp_path / "run"))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
-        final_params(tmp_path / "run", config, task),
-        final_params(whole, config, task),
+        load_final_params(tmp_path / "run", task),
+        load_final_params(whole, task),
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs from start to end in one process: stopping, resuming, and what ends them early."""
+"""Runs of the training loop in one process: stopping, resuming, and errors that end a run."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
-from small_run import final_params, make, spoiled, stopped, with_attributes
+from small_run import load_final_params, make, with_attributes, with_changed_batch, with_signal
 
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.vocabulary import ENTRY
@@ -29,24 +29,27 @@ from bertjax.training.optimizer import bert_schedule
 from bertjax.training.sharding import make_mesh
 
 
-@pytest.mark.parametrize("found", [3, pytest.param(14, marks=pytest.mark.slow)])
-def test_damaged_data_ends_a_run_at_a_log_line_or_before_it_is_done(corpus, tmp_path, found):
-    config, task = make(corpus)
-    asked = []
+def read_metrics(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])
+def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path, detected_at):
+    _, task = make(corpus)
+    checked_steps = []
 
     def check_data(steps):
-        asked.append(steps)
-        if (found == 3 and len(asked) == 1) or steps == found:
+        checked_steps.append(steps)
+        if (detected_at == 3 and len(checked_steps) == 1) or steps == detected_at:
             raise BertjaxError("block 7 is damaged; prepare it again")
 
     with pytest.raises(
         BertjaxError, match="^block 7 is damaged; prepare it again; checkpoints of this run .* a new --workdir$"
     ):
         loop.train(with_attributes(task, check_data=check_data), str(tmp_path / "run"))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # Lines are logged at 3, 6, 9, 12 and 14.
-    assert asked == ([None] if found == 3 else [None] * 5 + [14])
-    assert max(line["step"] for line in lines) == (0 if found == 3 else 14)
+    # Logged steps are 3, 6, 9, 12 and 14.
+    assert checked_steps == ([None] if detected_at == 3 else [None] * 5 + [14])
+    assert max(line["step"] for line in read_metrics(tmp_path / "run")) == (0 if detected_at == 3 else 14)
     assert not (tmp_path / "run" / "results.json").exists()
 
 
@@ -61,18 +64,17 @@ def test_pretraining_checks_its_corpus(corpus, tmp_path):
             verify()
 
 
-def test_packed_rows_are_trained_on_and_counted_and_held_out_rows_stay_alone(corpus, whole, tmp_path):
+def test_packing_applies_to_training_rows_only(corpus, whole, tmp_path):
     config, task = make(corpus, data__packing=True, steps=3, eval_every=3)
     assert config.phases[0].spans_per_row > 1
     loop.train(task, str(tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    real = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
-    assert lines[-1]["tokens"] == real
-    (before, *_), (unpacked, *_) = lines, (json.loads(line) for line in (whole / "metrics.jsonl").open())
-    assert before["eval_mlm_loss"] == unpacked["eval_mlm_loss"]
+    packed, unpacked = read_metrics(tmp_path), read_metrics(whole)
+    num_tokens = sum((batch["sequence_ids"] > 0).sum() for batch in task.train_batches(0, SINGLE_SHARD))
+    assert packed[-1]["tokens"] == num_tokens
+    assert packed[0]["eval_mlm_loss"] == unpacked[0]["eval_mlm_loss"]
 
 
-def test_evaluation_takes_each_held_out_row_once(corpus):
+def test_evaluation_uses_each_held_out_row_once(corpus):
     rows = len(open_pair_index(open_corpus(corpus), "heldout", 16, 0, 1).records)
     _, task = make(corpus, data__batch_size=rows - 3)
     labels = [batch["next_sentence_labels"] for batch in task.eval_batches(SINGLE_SHARD)]
@@ -80,159 +82,163 @@ def test_evaluation_takes_each_held_out_row_once(corpus):
     assert (np.concatenate(labels) >= 0).sum() == rows
 
 
-def test_held_out_rows_are_traced_once_and_come_again(corpus, monkeypatch):
-    traced, made = [], batches.eval_dataset
-    monkeypatch.setattr(batches, "eval_dataset", lambda *args, **named: traced.append(1) or made(*args, **named))
+def test_evaluations_share_one_dataset(corpus, monkeypatch):
+    calls, eval_dataset = [], batches.eval_dataset
+    monkeypatch.setattr(
+        batches, "eval_dataset", lambda *args, **kwargs: calls.append(1) or eval_dataset(*args, **kwargs)
+    )
     _, task = make(corpus)
-    first, again = ([*task.eval_batches(SINGLE_SHARD)] for _ in range(2))
-    assert len(traced) == 1 and len(first) > 1
-    jax.tree.map(np.testing.assert_array_equal, first, again)
+    first, second = ([*task.eval_batches(SINGLE_SHARD)] for _ in range(2))
+    assert len(calls) == 1 and len(first) > 1
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-@pytest.mark.parametrize(("seconds", "drawings"), [(0, [2, 3]), (3600, [])])
-def test_curves_are_drawn_at_an_evaluation_where_they_are_old(corpus, tmp_path, monkeypatch, seconds, drawings):
-    drawn = []
+@pytest.mark.parametrize(("seconds", "lines_drawn"), [(0, [2, 3]), (3600, [])])
+def test_evaluations_redraw_curves_after_some_seconds(corpus, tmp_path, monkeypatch, seconds, lines_drawn):
+    num_lines = []
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
-    monkeypatch.setattr(progress, "draw_curves", lambda lines, path, score: drawn.append(len(lines)))
+    monkeypatch.setattr(progress, "draw_curves", lambda lines, path, metric: num_lines.append(len(lines)))
     schedule = bert_schedule(1e-2, 3, 14)
     with contextlib.closing(progress.Progress(make(corpus)[1], epath.Path(tmp_path), 0, schedule)) as run:
         for step in (0, 5, 10):
             run.log_evaluation(step, {"loss": 1.0, "mlm_loss": 1.0}, seconds=0.1, token_fraction=1.0)
-    assert drawn == drawings
+    assert num_lines == lines_drawn
 
 
 @pytest.mark.devices
 @pytest.mark.parametrize(
     ("at", "number"), [(2, signal.SIGTERM), (7, signal.SIGINT), pytest.param(9, signal.SIGHUP, marks=pytest.mark.slow)]
 )
-def test_a_stopped_run_goes_on_to_the_same_bits(corpus, whole, tmp_path, at, number, capfd):
-    config, task = make(corpus)
-    loop.train(stopped(task, at, number), str(tmp_path))
-    assert f"stopped by a signal; saved step {at + 1}" in capfd.readouterr().err
+def test_resumed_run_equals_an_uninterrupted_run(corpus, whole, tmp_path, at, number, log_lines):
+    _, task = make(corpus)
+    loop.train(with_signal(task, at, number), str(tmp_path))
+    assert log_lines[-1] == f"stopped by a signal; saved step {at + 1}; run the same command to resume"
     assert find_checkpoint(tmp_path).name == str(at + 1)
     loop.train(task, str(tmp_path))
-    assert f" at step {at + 1}" in capfd.readouterr().err
+    assert f"resumed {tmp_path} at step {at + 1}" in log_lines
     assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
-    jax.tree.map(np.testing.assert_array_equal, final_params(tmp_path, config, task), final_params(whole, config, task))
+    jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
 
 
-def test_lines_beyond_the_checkpoint_are_written_again_and_not_twice(corpus, whole, tmp_path):
+def test_resume_replaces_lines_after_the_checkpoint(corpus, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     for step in ("12", "14"):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": 14, "lo')
-    config, task = make(corpus)
+    _, task = make(corpus)
     loop.train(task, str(tmp_path / "run"))
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
 
 
-def test_metric_lines_that_are_torn_or_missing_before_the_checkpoint_are_told(corpus, whole, tmp_path, log_lines):
+def test_resume_reports_torn_or_missing_metric_lines(corpus, whole, tmp_path, log_lines):
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "14")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    config, task = make(corpus)
+    _, task = make(corpus)
     lines = metrics.read_text().splitlines(keepends=True)
-    before = sum(json.loads(line)["step"] <= 12 for line in lines)
-    # One torn, one nested deeper than JSON is read.
+    num_lines = sum(json.loads(line)["step"] <= 12 for line in lines)
+    # A torn line, and one nested too deeply for the JSON parser.
     metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
     loop.train(task, str(tmp_path / "run"))
-    assert f"metrics.jsonl has {before - 2} of {before:,} lines up to step 12: 2 are torn" in "\n".join(log_lines)
-    # Logged once: the next checkpoint counts the lines that are left.
+    assert f"metrics.jsonl has {num_lines - 2} of {num_lines:,} lines up to step 12: 2 are torn" in "\n".join(log_lines)
+    # The checkpoint at step 14 counts the remaining lines.
     log_lines.clear()
     loop.train(task, str(tmp_path / "run"))
-    assert "torn" not in "\n".join(log_lines)
+    assert "are torn or missing" not in "\n".join(log_lines)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
-    config, task = make(corpus)
+def test_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
+    _, task = make(corpus)
 
-    def poison(batch):
+    def with_infinite_weights(batch):
         return {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
 
     with pytest.raises(BertjaxError, match=r"of step 6 is not finite; the last good checkpoint is .*/checkpoints/4\b"):
-        loop.train(spoiled(task, 5, poison), str(tmp_path))
+        loop.train(with_changed_batch(task, 5, with_infinite_weights), str(tmp_path))
     assert find_checkpoint(tmp_path).name == "4"
 
 
-def test_an_evaluation_that_is_not_finite_stops_the_run_with_step_and_last_good_checkpoint(corpus, tmp_path):
-    config, task = make(corpus, eval_every=5)
+def test_evaluation_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
+    _, task = make(corpus, eval_every=5)
 
-    def poisoned(share):
-        for batch in task.eval_batches(share):
+    def infinite_batches(shard):
+        for batch in task.eval_batches(shard):
             yield {**batch, "masked_lm_weights": np.full_like(batch["masked_lm_weights"], np.inf)}
 
-    evaluations = iter([task.eval_batches, poisoned])
-    spoiled_later = with_attributes(task, eval_batches=lambda share: next(evaluations)(share))
+    evaluations = iter([task.eval_batches, infinite_batches])
+    changed = with_attributes(task, eval_batches=lambda shard: next(evaluations)(shard))
     with pytest.raises(BertjaxError, match=r"evaluation loss at step 5 is not finite; .* is .*/checkpoints/4\b"):
-        loop.train(spoiled_later, str(tmp_path))
+        loop.train(changed, str(tmp_path))
 
 
-def test_a_diverging_loss_stops_the_run(corpus, tmp_path):
-    config, task = make(corpus, divergence_factor=0.9)
+def test_diverging_loss_ends_the_run(corpus, tmp_path):
+    _, task = make(corpus, divergence_factor=0.9)
     with pytest.raises(BertjaxError, match=r"diverged at step 3.*no checkpoint was saved yet"):
         loop.train(task, str(tmp_path))
 
 
-def test_init_from_takes_parameters_alone(corpus, whole, tmp_path, log_lines):
-    config, task = make(corpus, steps=1)
-    # The first update of BERT's schedule has learning rate 0: what is saved after it is what was loaded.
+def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
+    _, task = make(corpus, steps=1)
+    # The learning rate of the first step is 0, so the saved parameters are the loaded ones.
     loop.train(task, str(tmp_path), init_from=str(whole))
     assert any("starting at step 0 with the parameters of" in line for line in log_lines)
-    jax.tree.map(np.testing.assert_array_equal, final_params(tmp_path, config, task), final_params(whole, config, task))
+    jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
 
 
-@pytest.mark.parametrize(("warmup_steps", "told"), [(1, False), (2, True)])
-def test_a_learning_rate_that_is_never_reached_is_told(corpus, tmp_path, log_lines, warmup_steps, told):
-    config, task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
+@pytest.mark.parametrize(("warmup_steps", "is_logged"), [(1, False), (2, True)])
+def test_warm_up_longer_than_the_run_is_logged(corpus, tmp_path, log_lines, warmup_steps, is_logged):
+    _, task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
     loop.train(task, str(tmp_path))
     warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
-    assert any(warning in line for line in log_lines) == told
+    assert any(warning in line for line in log_lines) == is_logged
 
 
-def test_a_run_of_its_own_comes_before_init_from(corpus, whole, tmp_path, log_lines):
-    config, task = make(corpus)
-    loop.train(stopped(task, 4), str(tmp_path))
+def test_resume_ignores_init_from(corpus, whole, tmp_path, log_lines):
+    _, task = make(corpus)
+    loop.train(with_signal(task, 4), str(tmp_path))
     loop.train(task, str(tmp_path), init_from=str(whole))
-    assert any("at step 5; --init_from is ignored" in line for line in log_lines)
+    assert any(
+        "at step 5; --init_from is ignored, and the run started from other parameters" in line for line in log_lines
+    )
     assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
 
 
-def test_a_disk_that_fills_up_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):
-    config, task = make(corpus)
+def test_full_disk_error_names_the_last_good_checkpoint(corpus, tmp_path, monkeypatch):
+    _, task = make(corpus)
     save = ocp.CheckpointManager.save
 
-    def full(self, step, **items):
+    def save_until_full(self, step, **items):
         if step >= 8:
             raise OSError(errno.ENOSPC, "No space left on device")
         return save(self, step, **items)
 
-    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", save_until_full)
     with pytest.raises(BertjaxError, match=r"No space left on device.*the last good one is .*/checkpoints/4"):
         loop.train(task, str(tmp_path))
 
 
-def test_two_phases_run_under_one_schedule(corpus, tmp_path):
+def test_two_phases_share_one_schedule(corpus, tmp_path):
     config, task = make(corpus, long_phase__share=0.5, long_phase__seq_len=32, data__batch_size=16)
     assert [(phase.seq_len, phase.batch_size, phase.stop_step) for phase in config.phases] == [
         (16, 16, 7),
         (32, 8, 14),
     ]
     loop.train(task, str(tmp_path))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     rates = [line["learning_rate"] for line in lines if "loss" in line]
     np.testing.assert_allclose(rates[2:], [1e-2 * (1 - step / 14) for step in (8, 11, 13)], rtol=1e-5)
     assert lines[-1]["positions"] == 14 * 256
 
 
-def test_outputs_of_an_evaluation_do_not_pile_up_on_the_devices(corpus):
+def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):
     config, task = make(corpus, data__batch_size=8)
     mesh = make_mesh(config.mesh)
-    held = []
+    num_arrays = []
 
-    def batches(share):
-        for batch in [*task.eval_batches(share)] * 4:
-            held.append(len(jax.live_arrays()))
+    def eval_batches(shard):
+        for batch in [*task.eval_batches(shard)] * 4:
+            num_arrays.append(len(jax.live_arrays()))
             yield batch
 
     class LogitsOnly(MaskedLm):
@@ -242,27 +248,27 @@ def test_outputs_of_an_evaluation_do_not_pile_up_on_the_devices(corpus):
             return {}, {"logits": batch["input_ids"] + 0.5}
 
     objective = LogitsOnly(task.objective.model)
-    watched = with_attributes(task, objective=objective, eval_batches=batches)
-    _, outputs = predict(watched, mesh, {})
-    assert len(outputs) == len(held) > 5 and all(isinstance(output["logits"], np.ndarray) for output in outputs)
-    assert held[3:] == [held[3]] * (len(held) - 3)
+    changed = with_attributes(task, objective=objective, eval_batches=eval_batches)
+    _, outputs = predict(changed, mesh, {})
+    assert len(outputs) == len(num_arrays) > 5 and all(isinstance(output["logits"], np.ndarray) for output in outputs)
+    assert num_arrays[3:] == [num_arrays[3]] * (len(num_arrays) - 3)
 
 
-def test_processes_are_compared_by_what_they_learn_and_not_by_where_it_lies(corpus, tmp_path, monkeypatch):
+def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypatch):
     config, task = make(corpus)
     labels = json.dumps({"kind": "classes", "labels": ["b", "a"]}).encode()
-    told = {}
+    compared = {}
 
-    def take(given):
-        told.update(given)
-        raise UsageError("enough")
+    def record(values):
+        compared.update(values)
+        raise UsageError("end of test")
 
-    monkeypatch.setattr(loop, "check_same_run", take)
-    with pytest.raises(UsageError, match="enough"):
+    monkeypatch.setattr(loop, "check_same_run", record)
+    with pytest.raises(UsageError, match="end of test"):
         loop.train(
             with_attributes(task, workdir_files={**task.workdir_files, OUTPUT_LAYER: labels}), str(tmp_path / "run")
         )
-    # The paths of both files may be others on each machine.
-    assert told["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in told["files"]
-    assert told["config"]["seed"] == config.seed and told["data"] == task.data_hash
+    # Contents are compared, since paths may differ between hosts.
+    assert compared["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in compared["files"]
+    assert compared["config"]["seed"] == config.seed and compared["data"] == task.data_hash
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Frozen parameters: the same bits after training, no optimizer state, no gradient."""
+"""Frozen parameters: unchanged bits, no optimizer state, no gradient."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ MODEL = ModelConfig(
 )
 PHASE = Phase(seq_len=16, batch_size=8, max_predictions=3, start_step=0, stop_step=10)
 RATE = bert_schedule(1e-2, 0, 10)
-WITHOUT_EMBEDDINGS = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
+FREEZE = {"freeze": ("encoder/embeddings", "encoder/layers/mlp_norm"), "freeze_layers": 2}
 
 
 def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, model=MODEL, **fields):
@@ -63,42 +63,39 @@ def is_frozen(path: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["bert_adam", pytest.param("lamb", marks=pytest.mark.slow)])
-def test_frozen_parameters_are_the_same_bits_and_have_no_state(name):
-    before, state = train(name=name, weight_decay=0.1, **WITHOUT_EMBEDDINGS)
+def test_frozen_parameters_keep_their_bits_and_have_no_optimizer_state(name):
+    before, state = train(name=name, weight_decay=0.1, **FREEZE)
     trained = 0
     for path, after in flatten_dict(state.params).items():
         frozen = after if is_frozen(path) else after[:2] if is_stacked(path) else after[:0]
         np.testing.assert_array_equal(frozen, before[path][: len(frozen)], err_msg=str(path))
         if not is_frozen(path):
-            feature_head = slice(2, None) if is_stacked(path) else slice(None)
-            assert (after[feature_head] != before[path][feature_head]).any(), path
-            trained += after[feature_head].size
-    # Two moments, the learning rate and its count of updates, and AdamW's and LAMB's count.
+            layers = slice(2, None) if is_stacked(path) else slice(None)
+            assert (after[layers] != before[path][layers]).any(), path
+            trained += after[layers].size
+    # Two moments per parameter, the learning rate and its step count, and a step count of LAMB.
     sizes = [leaf.size for leaf in jax.tree.leaves(state.opt_state)]
     assert sum(sizes) == 2 * trained + 2 + (name != "bert_adam")
 
 
 @pytest.mark.slow
-def test_what_is_left_is_trained_as_it_would_be_with_the_others_at_rate_zero():
-    """One step of Adam from zero moments: an update looks at its own gradient alone, but for the clipping."""
-    before, whole = train(steps=1, clip_norm=0.0)
-    # Over devices and in micro-batches, too.
-    _, part = train((2, 2, 2), 1, 2, clip_norm=0.0, **WITHOUT_EMBEDDINGS)
-    for path, after in flatten_dict(part.params).items():
-        wanted = np.array(before[path])
+def test_trainable_parameters_get_the_updates_of_a_fully_trained_model():
+    """One Adam step without clipping: the update of a parameter depends on its own gradient alone."""
+    before, fully_trained = train(steps=1, clip_norm=0.0)
+    _, partly_trained = train((2, 2, 2), 1, 2, clip_norm=0.0, **FREEZE)
+    for path, after in flatten_dict(partly_trained.params).items():
+        expected = np.array(before[path])
         if not is_frozen(path):
-            feature_head = slice(2, None) if is_stacked(path) else slice(None)
-            wanted[feature_head] = flatten_dict(whole.params)[path][feature_head]
-        np.testing.assert_allclose(after, wanted, atol=2e-6, err_msg=str(path))
+            layers = slice(2, None) if is_stacked(path) else slice(None)
+            expected[layers] = flatten_dict(fully_trained.params)[path][layers]
+        np.testing.assert_allclose(after, expected, atol=2e-6, err_msg=str(path))
 
 
 @pytest.mark.slow
-def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_path):
-    _, state = train(**WITHOUT_EMBEDDINGS)
+def test_checkpoint_of_a_partly_frozen_model_restores_on_another_mesh(tmp_path):
+    _, state = train(**FREEZE)
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    abstract = abstract_state(
-        masked_lm.MaskedLm.for_model(MODEL), make_optimizer(OptimizerConfig(**WITHOUT_EMBEDDINGS)), mesh
-    )
+    abstract = abstract_state(masked_lm.MaskedLm.for_model(MODEL), make_optimizer(OptimizerConfig(**FREEZE)), mesh)
     checkpoints = Checkpoints(epath.Path(tmp_path), 1, masked_lm.MaskedLm.for_model(MODEL).model)
     checkpoints.save(jax.tree.map(jax.numpy.asarray, state))
     checkpoints.wait()
@@ -107,14 +104,14 @@ def test_a_checkpoint_holds_the_smaller_state_and_is_restored_on_any_mesh(tmp_pa
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), state)
 
 
-def test_all_layers_may_be_frozen():
+def test_all_layers_can_be_frozen():
     before, state = train(freeze_layers=LAYERS, freeze=("encoder/embeddings",))
     for path, after in flatten_dict(state.params).items():
         assert (after == before[path]).all() == (path[0] == "encoder"), path
 
 
 @pytest.mark.parametrize("scan_layers", ["true", "false"])
-def test_nothing_is_differentiated_through_frozen_layers(scan_layers):
+def test_backward_pass_skips_frozen_layers(scan_layers):
     model = dataclasses.replace(MODEL, scan_layers=scan_layers)
     objective, mesh = masked_lm.MaskedLm.for_model(model), make_mesh(MeshConfig(1), jax.devices()[:1])
 
@@ -127,7 +124,7 @@ def test_nothing_is_differentiated_through_frozen_layers(scan_layers):
         return {eqn.params["length"] for eqn in _equations(jaxpr.jaxpr) if _is_backward_scan(eqn)}
 
     assert backward_lengths() == {LAYERS}
-    assert backward_lengths(**WITHOUT_EMBEDDINGS) == {1}
+    assert backward_lengths(**FREEZE) == {1}
     assert backward_lengths(freeze_layers=LAYERS, freeze=("encoder/embeddings",)) == set()
 
 
@@ -145,7 +142,7 @@ def _is_backward_scan(eqn) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "message"),
     [
         ({"freeze_layers": 4}, "freeze_layers=4 exceeds the 3 layers of the model"),
         (
@@ -158,17 +155,17 @@ def _is_backward_scan(eqn) -> bool:
         ),
     ],
 )
-def test_what_is_not_there_cannot_be_frozen(fields, named):
+def test_unknown_or_all_parameters_cannot_be_frozen(fields, message):
     optimizer = make_optimizer(OptimizerConfig(**fields))
-    with pytest.raises(UsageError, match=named):
+    with pytest.raises(UsageError, match=message):
         abstract_state(masked_lm.MaskedLm.for_model(MODEL), optimizer, make_mesh(MeshConfig(1), jax.devices()[:1]))
 
 
-def test_names_survive_the_file_of_a_workdir(tmp_path):
+def test_frozen_names_are_read_back_from_config_file(tmp_path):
     config = {"task": "text", "data": {}, "model": {}, "optimizer": {"freeze": ("pooler", "encoder/embeddings")}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     saved = json.loads((tmp_path / "config.json").read_text())
     assert result_differences(saved, config) == ""
     assert load_saved_config(tmp_path / "config.json", []).optimizer.freeze == ("pooler", "encoder/embeddings")
-    given = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
-    assert load_saved_config(tmp_path / "config.json", given).optimizer.freeze == ("pooler", "classifier")
+    overrides = ["--config.optimizer.freeze=pooler", "--config.optimizer.freeze=classifier"]
+    assert load_saved_config(tmp_path / "config.json", overrides).optimizer.freeze == ("pooler", "classifier")

@@ -1,0 +1,144 @@
+"""The feature head: a BiLSTM, and cached features of a frozen encoder."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from finetuning_data import conll_files, glue_files, squad_files, swag_files
+from running import EXPERIMENTS, overrides, predict, refused, train
+
+from bertjax.tasks.build import build_task, parse_config
+from bertjax.training import train as loop
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.parameters import load_params_on_host
+from bertjax.utils.io import CACHE_DIR_VARIABLE, temporary_name
+
+FROZEN = [
+    "--config.optimizer.freeze=encoder",
+    "--config.feature_head.lstm_layers=2",
+    "--config.feature_head.lstm_size=12",
+]
+FAST = ["--config.optimizer.learning_rate=0.01", "--config.optimizer.warmup_steps=0"]
+FEATURES = ["embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"]
+
+
+@pytest.fixture(scope="module")
+def ner(tmp_path_factory, letters):
+    """Returns CoNLL files and the checkpoint of a tagger trained on them for one step."""
+    folder = tmp_path_factory.mktemp("ner")
+    files = conll_files(folder / "conll")
+    train(f"ner.py:path={files}", folder / "start", letters, steps=1, eval_every=1)
+    return files, folder / "start"
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def params_of(workdir):
+    return load_params_on_host(find_checkpoint(workdir))
+
+
+@pytest.mark.parametrize(
+    "features",
+    ["sum_last_four", *(pytest.param(name, marks=pytest.mark.slow) for name in FEATURES if name != "sum_last_four")],
+)
+def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, features, tmp_path, cache_dir, capfd):
+    files, start = ner
+    flags = [*FROZEN, *FAST, f"--config.feature_head.features={features}"]
+    schedule = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
+    cached, uncached = tmp_path / "cached", tmp_path / "uncached"
+    results = train(f"ner.py:path={files}", cached, None, f"--init_from={start}", *flags, **schedule)
+    assert [path.suffix for path in sorted(cache_dir.glob("features-*"))] == [".bin", ".json"] * 2
+    # Without cached features, as in runs of several processes, each step computes the encoder.
+    experiment = f"{EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
+    all_flags = [*overrides(None, **schedule), *flags]
+    config = parse_config(experiment_config(experiment, all_flags, find_checkpoint(start)))
+    assert loop.train(build_task(config, train=True), str(uncached), str(start))["f1"] == results["f1"]
+    initial, trained, other = (params_of(path) for path in (start, cached, uncached))
+    for name, array in initial.items():
+        if name.startswith("encoder/"):
+            np.testing.assert_array_equal(trained[name], array)
+    head = {name for name in trained if not name.startswith("encoder/")}
+    assert {name.split("/")[0] for name in head} == {
+        "classifier",
+        *(f"lstm_{layer}_{side}" for layer in range(2) for side in ("left", "right")),
+        *(["mix"] if features.startswith("sum") else []),
+    }
+    for name in head:
+        np.testing.assert_allclose(trained[name], other[name], rtol=1e-3, atol=1e-5)
+    saved_config = json.loads((cached / "config.json").read_text())
+    assert saved_config["feature_head"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
+    # Resuming with another --init_from would mix features of two encoders.
+    command = ["train", f"--config={experiment}", f"--workdir={cached}", f"--init_from={uncached}"]
+    error = refused(capfd, *command, *all_flags)
+    assert "started from other parameters than --init_from, so its features differ" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["swag", "squad", "glue"])
+def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
+    _, start = ner
+    write_files, arguments = {
+        "swag": (swag_files, ""),
+        "squad": (squad_files, ""),
+        "glue": (glue_files, "task=cola,"),
+    }[task]
+    flags = [*FROZEN, *FAST, "--config.feature_head.features=concat_last_four", f"--init_from={start}"]
+    path = write_files(tmp_path / "data")
+    train(f"{task}.py:{arguments}path={path}", tmp_path / "run", None, *flags, steps=2, eval_every=2)
+    # Prediction computes the features, since the cache holds training and dev rows only.
+    assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
+    assert "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which is not converted" in refused(
+        capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
+    )
+
+
+@pytest.mark.slow
+def test_cached_features_use_the_dtype_of_the_run(ner, tmp_path, cache_dir):
+    files, start = ner
+    flags = [f"--init_from={start}", *FROZEN, "--config.feature_head.features=last", "--config.model.dtype=bfloat16"]
+    train(f"ner.py:path={files}", tmp_path / "run", None, *flags, steps=1)
+    for path in cache_dir.glob("*.bin"):
+        states = np.fromfile(path, np.float32)
+        np.testing.assert_array_equal(states, states.astype(jnp.bfloat16).astype(np.float32))
+
+
+def test_damaged_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
+    files, start = ner
+    arguments = [None, f"--init_from={start}", *FROZEN, "--config.feature_head.features=last"]
+    train(f"ner.py:path={files}", tmp_path / "first", *arguments, steps=1, eval_every=1)
+    intact, damaged = sorted(cache_dir.glob("*.bin"))
+    modified_at, content = intact.stat().st_mtime_ns, damaged.read_bytes()
+    damaged.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    # A killed run leaves a temporary file.
+    abandoned = cache_dir / temporary_name(damaged.name)
+    abandoned.write_bytes(b"half")
+    train(f"ner.py:path={files}", tmp_path / "second", *arguments, steps=1, eval_every=1)
+    assert damaged.read_bytes() == content and intact.stat().st_mtime_ns == modified_at
+    assert not abandoned.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--config.feature_head.features=last"],
+            "config.feature_head.features=last needs a frozen encoder; add --config.optimizer.freeze=encoder",
+        ),
+        (
+            ["--config.feature_head.features=first"],
+            "feature_head.features is 'first'; known: embeddings, second_to_last",
+        ),
+        (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers is -1"),
+    ],
+)
+def test_invalid_feature_settings_are_an_error(ner, flags, message, tmp_path, capfd):
+    files, start = ner
+    config = f"--config={EXPERIMENTS}/ner.py:path={files}"
+    command = ["train", config, f"--workdir={tmp_path / 'run'}", f"--init_from={start}"]
+    assert message in refused(capfd, *command, *flags)

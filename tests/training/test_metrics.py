@@ -1,0 +1,87 @@
+"""Writers of metrics: JSON Lines, TensorBoard and experiment trackers."""
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+from etils import epath
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bertjax.errors import UsageError
+from bertjax.training.metrics import METRICS, TIMING, JsonlWriter, TensorBoardWriter, TrackerWriter
+
+
+def tensorboard_scalars(workdir) -> dict[str, list[tuple[int, float]]]:
+    """Returns the steps and values that TensorBoard shows, by tag."""
+    events = EventAccumulator(str(workdir)).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def jsonl_scalars(workdir) -> dict[str, list[tuple[int, float]]]:
+    """Returns the steps and values of the JSON Lines files, by name."""
+    scalars: dict[str, list[tuple[int, float]]] = {}
+    for name in (METRICS, TIMING):
+        for line in map(json.loads, (workdir / name).read_text().splitlines()):
+            for tag in line.keys() - {"step"}:
+                scalars.setdefault(tag, []).append((line["step"], line[tag]))
+    return scalars
+
+
+def test_tensorboard_shows_each_step_once_after_kills(tmp_path):
+    boards = []
+    for attempt, resumed_after, steps in ((1, -1, (0, 1, 2, 3)), (2, -1, (0, 1, 2, 3, 4)), (3, 2, (3, 4, 5))):
+        workdir = epath.Path(tmp_path)
+        board = TensorBoardWriter(workdir, resumed_after)
+        metrics, timing = (JsonlWriter(workdir / name, resumed_after) for name in (METRICS, TIMING))
+        for step in steps:
+            # Multiples of 0.5 are exact in float32.
+            lines = [(metrics, {"loss": attempt + step / 2}), (timing, {"tokens_per_second": attempt * 100.0})]
+            if step == 3:
+                lines.append((metrics, {"eval_loss": attempt + 0.5}))
+            for jsonl, values in lines:
+                jsonl.write(step, values)
+                board.write(step, values)
+        # A killed run does not close its writer.
+        boards.append(board)
+        assert tensorboard_scalars(tmp_path) == jsonl_scalars(tmp_path)
+    assert jsonl_scalars(tmp_path)["loss"] == [(0, 2.0), (1, 2.5), (2, 3.0), (3, 4.5), (4, 5.0), (5, 5.5)]
+    for board in boards:
+        board.close()
+
+
+def test_local_event_files_do_not_import_tensorflow(tmp_path):
+    program = f"""
+import sys
+from etils import epath
+from bertjax.training.metrics import TensorBoardWriter
+TensorBoardWriter(epath.Path({str(tmp_path)!r}), -1).close()
+assert "tensorflow" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    assert len([*tmp_path.glob("events.out.tfevents.*")]) == 1
+
+
+def test_tracker_receives_config_and_metrics(tmp_path, monkeypatch):
+    calls = []
+    tracker = types.SimpleNamespace(
+        init=lambda **arguments: calls.append(("init", arguments)),
+        log=lambda values, step: calls.append(("log", values, step)),
+        finish=lambda: calls.append(("finish",)),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
+    writer = TrackerWriter("wandb", epath.Path(tmp_path / "run"), {"seed": 3})
+    writer.write(5, {"loss": 1.5})
+    writer.flush()
+    writer.close()
+    arguments = {"project": "bertjax", "name": "run", "config": {"seed": 3}, "resume": "allow"}
+    assert calls == [("init", arguments), ("log", {"loss": 1.5}, 5), ("finish",)]
+
+
+def test_unknown_or_missing_tracker_is_an_error(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="unknown tracker: 'mlflow'; known: wandb, trackio"):
+        TrackerWriter("mlflow", epath.Path(tmp_path), {})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"--tracker wandb needs a package; run: pip install 'bertjax\[wandb\]'"):
+        TrackerWriter("wandb", epath.Path(tmp_path), {})
