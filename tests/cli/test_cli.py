@@ -263,8 +263,7 @@ def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
     damaged.write_bytes(data)
     for command in (["train", "--workdir", tmp_path / "run"], ["inspect"], ["bench", "input"]):
         code, error = ends(capfd, *command, "--config", f"{TINY},corpus={tmp_path}/corpus")
-        assert code == 1 and f"train.tokens.bin, block 0 (bytes 0 to {len(data) - 1:,}) does not match" in error
-        assert len(error.splitlines()) == 1
+        assert code == 1 and "train.tokens.bin is damaged" in error.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 
