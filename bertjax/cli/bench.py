@@ -57,7 +57,7 @@ def bench_input(args: argparse.Namespace) -> None:
     """Runs `bertjax bench input`."""
     from bertjax.data.corpus.local_copy import open_anywhere
     from bertjax.data.pretraining.bench import bench_input as run
-    from bertjax.tasks.build import parse_config
+    from bertjax.tasks.build import build_task, parse_config
     from bertjax.tasks.pretraining import Config
 
     config = parse_config(load_config_dict(args))
@@ -69,7 +69,7 @@ def bench_input(args: argparse.Namespace) -> None:
     result = run(
         open_anywhere(config.data.corpus),
         config.phases[0],
-        source=config.source,
+        source=build_task(config).objective.row_source(),
         masking=config.data.masking,
         seed=config.seed,
         dupe_factor=config.data.dupe_factor,
