@@ -1,6 +1,5 @@
 """Tests of the feature head: a BiLSTM, and cached features of a frozen encoder."""
 
-import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -9,8 +8,7 @@ import pytest
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
 from running import EXPERIMENTS, overrides, predict, refused, train
 
-from bertjax.inference import cached_features as frozen
-from bertjax.tasks.build import build_task
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.parameters import load_params_on_host
 from bertjax.utils.io import CACHE_DIR_VARIABLE, temporary_name
@@ -49,17 +47,17 @@ def params_of(workdir):
 )
 def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, features, tmp_path, staging, capfd):
     files, start = ner
-    given = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.feature_head.features={features}"]
+    flags = [f"--init_from={start}", *FROZEN, *QUICK, f"--config.feature_head.features={features}"]
     sizes = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
-    kept = train(f"ner.py:path={files}", tmp_path / "kept", None, *given, **sizes)
+    cached = train(f"ner.py:path={files}", tmp_path / "cached", None, *flags, **sizes)
     assert [path.suffix for path in sorted(staging.glob("features-*"))] == [".bin", ".json"] * 2
-    through = tmp_path / "through"
+    uncached_workdir = tmp_path / "uncached"
     with pytest.MonkeyPatch.context() as patch:
-        # As of several processes, or of a run that has no checkpoint to start from.
-        patch.setattr(frozen, "build_task", lambda *_, **__: dataclasses.replace(build_task(*_, **__), featured=None))
-        computed = train(f"ner.py:path={files}", through, None, *given, **sizes)
-    assert kept["f1"] == computed["f1"]
-    before, after, other = (params_of(path) for path in (start, tmp_path / "kept", through))
+        # Runs of several processes compute the encoder in each step.
+        patch.setattr(FinetuningTask, "with_cached_features", lambda self, *_: self)
+        uncached = train(f"ner.py:path={files}", uncached_workdir, None, *flags, **sizes)
+    assert cached["f1"] == uncached["f1"]
+    before, after, other = (params_of(path) for path in (start, tmp_path / "cached", uncached_workdir))
     for name, array in before.items():
         if name.startswith("encoder/"):
             np.testing.assert_array_equal(after[name], array)
@@ -71,14 +69,14 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     }
     for name in new:
         np.testing.assert_allclose(after[name], other[name], rtol=1e-3, atol=1e-5)
-    saved = json.loads((find_checkpoint(tmp_path / "kept").parents[1] / "config.json").read_text())
+    saved = json.loads((find_checkpoint(tmp_path / "cached").parents[1] / "config.json").read_text())
     assert saved["feature_head"] == {"features": features, "lstm_layers": 2, "lstm_size": 12}
-    # Its features are of the parameters that it began with.
-    given[0] = f"--init_from={through}"
+    # A resumed run needs features of the same initial checkpoint.
+    flags[0] = f"--init_from={uncached_workdir}"
     fields = overrides(None, **sizes)
     config = f"--config={EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
-    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'kept'}", *fields, *given)
-    assert "began with other parameters than --init_from has, so its features are others" in error
+    error = refused(capfd, "train", config, f"--workdir={tmp_path / 'cached'}", *fields, *flags)
+    assert "started from other parameters than --init_from, so its features differ" in error
 
 
 @pytest.mark.slow
@@ -90,7 +88,7 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     given = [*FROZEN, *QUICK, "--config.feature_head.features=concat_last_four", f"--init_from={start}"]
     path = files(tmp_path / "data")
     train(f"{task}.py:{more}path={path}", tmp_path / "run", None, *given, steps=2, eval_every=2)
-    # Of new rows there are no states on disk.
+    # Prediction computes the features of new rows.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     assert (
         "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"
@@ -137,7 +135,7 @@ def test_damaged_cached_features_are_recomputed(ner, tmp_path, staging, capfd):
     [
         (
             ["--config.feature_head.features=last"],
-            "config.feature_head.features is last, of an encoder that is not trained; give",
+            "config.feature_head.features=last needs a frozen encoder; add --config.optimizer.freeze=encoder",
         ),
         (
             ["--config.feature_head.features=first"],
