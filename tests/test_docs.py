@@ -22,7 +22,7 @@ from bertjax.tasks.finetuning.output_layer import CLASSES
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")
-DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted(file.stem for file in (ROOT / "experiments").glob("*.py"))
 every_document = pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
 
