@@ -5,6 +5,7 @@ import errno
 import json
 import shutil
 import signal
+import zlib
 
 import jax
 import numpy as np
@@ -272,3 +273,12 @@ def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypat
     assert compared["files"][OUTPUT_LAYER] == json.loads(labels) and ENTRY in compared["files"]
     assert compared["config"]["seed"] == config.seed and compared["data"] == task.data_hash
     assert not (tmp_path / "run").exists()
+
+
+def test_random_keys_of_anagrams_differ():
+    first, anagram, other_seed = (
+        jax.random.key_data(loop.random_key(*pair)) for pair in ((0, "listen"), (0, "silent"), (1, "listen"))
+    )
+    assert (first != anagram).any() and (first != other_seed).any()
+    expected = jax.random.fold_in(jax.random.key(0), zlib.crc32(b"listen"))
+    np.testing.assert_array_equal(first, jax.random.key_data(expected))
