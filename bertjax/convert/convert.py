@@ -32,11 +32,7 @@ _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_
 
 
 def detect_format(path: str | epath.Path) -> str:
-    """Returns the format of the checkpoint at a path.
-
-    Raises:
-      UsageError: no checkpoint of a known format.
-    """
+    """Returns the format of the checkpoint at a path."""
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
@@ -77,11 +73,7 @@ def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Reads the vocabulary of a foreign checkpoint without its arrays.
-
-    Raises:
-      UsageError: no vocabulary.
-    """
+    """Reads the vocabulary of a foreign checkpoint without its arrays."""
     prefix = tensorflow.find_prefix(path)
     vocabulary = read_tokenizer(path if prefix is None else prefix.parent)[0]
     if vocabulary is None:

@@ -74,12 +74,7 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def read(folder: Path) -> PortableCheckpoint:
-    """Reads a Hugging Face folder.
-
-    Raises:
-      UsageError: not a BERT model, unsupported options, or arrays that do not fit the config.
-      BertjaxError: a file cannot be read.
-    """
+    """Reads a Hugging Face folder."""
     hf_config = _read_supported_config(folder)
     output_kind = _output_kind(hf_config)
     kind = OUTPUT_KINDS.get(output_kind)
@@ -127,11 +122,7 @@ def read(folder: Path) -> PortableCheckpoint:
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a Hugging Face folder, removing the arrays from `checkpoint.params`; returns notes for the user.
-
-    Raises:
-      UsageError: transformers has no such architecture or output layer.
-    """
+    """Writes a Hugging Face folder, removing the arrays from `checkpoint.params`; returns notes for the user."""
     from safetensors.numpy import save_file
 
     class_name = _closest_class(checkpoint)

@@ -20,9 +20,6 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
 
     Returns:
       The vocabulary, or None if the folder has none, and notes for the user.
-
-    Raises:
-      UsageError: a file cannot be read, or the tokenizer has options that bertjax does not support.
     """
     config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
     normalizer = tokenizer.get("normalizer") or {}

@@ -29,10 +29,6 @@ def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, 
 
     Returns:
       The shape of each array, and a function that reads one array by name.
-
-    Raises:
-      UsageError: no weights, or only pickles.
-      BertjaxError: a file cannot be read.
     """
     from safetensors import safe_open
 

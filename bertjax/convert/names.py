@@ -256,11 +256,7 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
 def export_params(
     table: list[Parameter], num_layers: int, fmt: str, params: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and arrays in a foreign format, removing each parameter from `params` to save memory.
-
-    Raises:
-      UsageError: BERT has no such parameters.
-    """
+    """Yields names and arrays in a foreign format, removing each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
         raise UsageError(f"the format {fmt} has no parameters {listed(unknown)}; only bertjax can load this checkpoint")
     for parameter in table:

@@ -102,9 +102,6 @@ def parse_foreign_config(
       file: path of the config, for messages.
       defaults: the format's defaults of `SHARED_FIELDS`.
       **format_fields: fields that the format expresses in its own way.
-
-    Raises:
-      UsageError: a field is missing or invalid.
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in foreign_config]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add what the checkpoint was trained with")
@@ -120,11 +117,7 @@ def parse_foreign_config(
 
 
 def foreign_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
-    """Returns the config fields that all formats share.
-
-    Raises:
-      UsageError: an architecture field that `fmt` cannot express differs from BERT's value.
-    """
+    """Returns the config fields that all formats share."""
     bert = Architecture()
     for name in ARCHITECTURE_FIELDS:
         value = getattr(config, name)

@@ -52,11 +52,7 @@ _PART_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the prefix of a checkpoint, such as `DIR/bert_model.ckpt`, in a folder or by its name; None if not found.
-
-    Raises:
-      UsageError: the folder has several checkpoints and does not name the latest.
-    """
+    """Finds the prefix of a checkpoint, such as `DIR/bert_model.ckpt`, in a folder or by its name; None if not found."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
@@ -78,12 +74,7 @@ def _latest_prefix(folder: Path) -> str:
 
 
 def read(path: Path) -> PortableCheckpoint:
-    """Reads the checkpoint of a folder or prefix.
-
-    Raises:
-      UsageError: the arrays do not fit the config.
-      BertjaxError: a file cannot be read.
-    """
+    """Reads the checkpoint of a folder or prefix."""
     import tensorflow as tf
 
     prefix = find_prefix(path)
@@ -150,11 +141,7 @@ def _read_labels(tf_config: dict[str, Any], num_outputs: int, config_file: Path)
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a folder, removing the arrays from `checkpoint.params`; returns notes for the user.
-
-    Raises:
-      UsageError: google-research/bert has no such architecture or output layer.
-    """
+    """Writes a folder, removing the arrays from `checkpoint.params`; returns notes for the user."""
     kind = OUTPUT_KINDS.get(checkpoint.output_kind)
     if kind and not kind.tensorflow_kernel:
         raise UsageError(

@@ -26,12 +26,7 @@ FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.val
 
 
 def read(path: Path | epath.Path) -> PortableCheckpoint:
-    """Reads the best (else newest) checkpoint of a workdir, or a step in it.
-
-    Raises:
-      UsageError: no checkpoint, or a kind of model that cannot be converted.
-      BertjaxError: the checkpoint is damaged.
-    """
+    """Reads the best (else newest) checkpoint of a workdir, or a step in it."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
     kind, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
@@ -57,11 +52,7 @@ def read(path: Path | epath.Path) -> PortableCheckpoint:
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a workdir, for example for `--init_from`; returns notes for the user.
-
-    Raises:
-      UsageError: the checkpoint has no vocabulary.
-    """
+    """Writes a workdir, for example for `--init_from`; returns notes for the user."""
     if checkpoint.vocabulary is None:
         raise UsageError("the source has no vocab.txt; copy the vocabulary it was trained with there")
     kind = checkpoint.output_kind

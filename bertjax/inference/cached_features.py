@@ -46,10 +46,6 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
     Args:
       config: config of the run.
       init_from: initial checkpoint, or None.
-
-    Raises:
-      UsageError: the data or the checkpoint cannot be used.
-      BertjaxError: the checkpoint is damaged, or the disk is too small for the features.
     """
     task = build_task(config, train=True)
     if not isinstance(task, FinetuningTask) or not config.feature_head.features:

@@ -79,9 +79,6 @@ class FeatureExtractor:
               the numbers of the first; -1 for [CLS] and [SEP].
             `characters`: int32 [K, 2], start and end of the token in the text; -1 for [CLS] and [SEP].
             `texts_sha256`: str, hash of the texts.
-
-        Raises:
-          UsageError: a text is a pair, but the model has one segment.
         """
         hidden_states_of = make_hidden_states_fn(self.model, self.layers, self.seq_len)
         for rows, texts_hash in self._group(texts):

@@ -45,11 +45,7 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, or of standard input for `-`, holding one line in memory.
-
-    Raises:
-      UsageError: the file cannot be read or is empty (raised by the call), or a line is not text (raised on iteration).
-    """
+    """Yields the lines of a UTF-8 file, or of standard input for `-`, holding one line in memory."""
     name = "standard input" if path == STDIN else path
     try:
         file = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")

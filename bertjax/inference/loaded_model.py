@@ -135,10 +135,6 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
     Args:
       path: a workdir, whose best (else newest) checkpoint is loaded, or a step in it.
       mesh: device mesh (default: all devices, parameters replicated).
-
-    Raises:
-      UsageError: no checkpoint at `path`.
-      BertjaxError: the checkpoint is damaged.
     """
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
@@ -171,7 +167,11 @@ def put_on_mesh(
 ) -> LoadedModel:
     """Puts a model from the host on a mesh; `params` maps paths to float32 arrays, otherwise see `LoadedModel`."""
     mesh = mesh or make_mesh(MeshConfig())
-    shardings = _Shardings(_build_known_model(model_kind, config), mesh)
+    # Tracing the model for its shardings takes 0.3 s, which one device can save.
+    if mesh.size == 1:
+        shardings = dict.fromkeys(params, replicated(mesh))
+    else:
+        shardings = _Shardings(_build_known_model(model_kind, config), mesh)
     arrays = {name: jax.device_put(array, shardings[name]) for name, array in params.items()}
     return LoadedModel(config, nested(arrays), vocabulary, output_layer, model_kind, InferenceDefaults(), mesh, path)
 

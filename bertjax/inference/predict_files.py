@@ -36,10 +36,6 @@ def write_predictions(
 
     Returns:
       Paths of the files.
-
-    Raises:
-      UsageError: the task has no prediction files, the data lacks a column, or the checkpoint does not fit `config`.
-      BertjaxError: the folder cannot be written.
     """
     check_output(task, config.task, folder, columns)
     mesh, params = mesh_and_params(task, checkpoint)
