@@ -13,7 +13,7 @@ TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 DTYPES = (AUTO, "float32", "bfloat16")
 SCAN_LAYERS = (AUTO, "true", "false")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Dropout draws 16 bits per element, so a rate of 1 - 2^-16 or more would drop everything.
+# Dropout rounds rates to multiples of 2^-16; a rate rounded to 1 would drop everything.
 _MAX_DROPOUT = 0.9999
 # Far beyond any trained model; without limits a mistyped size fails minutes later, inside a library.
 _LIMITS = {

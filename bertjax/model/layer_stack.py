@@ -23,18 +23,18 @@ def run_layers(
     arguments: tuple[Any, ...],
     saved_names: Mapping[str, tuple[str, ...]],
     x: jax.Array,
-    sequence_ids: jax.Array,
+    *inputs: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Applies a stack of layers inside the calling module.
 
     Args:
       parent: the calling module, which owns the parameters; it has a `config`.
-      layer: module class that maps (x, sequence_ids) to (x, x or None).
+      layer: module class that maps (x, *inputs) to (x, x or None).
       arguments: constructor arguments of the layer; the last says whether to collect all states.
       saved_names: remat policy to the `checkpoint_name`s of the activations that the layer keeps for the backward pass;
         everything else is recomputed. Layers are not rematerialized under a policy that is missing.
       x: [B, L, ...] input of the lowest layer.
-      sequence_ids: [B, L] int32.
+      *inputs: further inputs, the same for every layer, such as `sequence_ids`.
 
     Returns:
       The last layer's output, and the input and outputs of all layers [N + 1, B, L, ...] if they are collected.
@@ -60,6 +60,6 @@ def run_layers(
                 unroll=1 if scan_layers else length,
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
-            x, states = stack(*arguments, name=name)(x, sequence_ids)
+            x, states = stack(*arguments, name=name)(x, *inputs)
             outputs.append(states)
     return x, jnp.concatenate(outputs) if arguments[-1] else None
