@@ -63,5 +63,5 @@ class OptimizerConfig:
             )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(
-                f"optimizer.freeze contains encoder and optimizer.freeze_layers is {self.freeze_layers}; set one of them"
+                f"optimizer.freeze contains encoder and freeze_layers is {self.freeze_layers}; set one of them"
             )

@@ -75,8 +75,8 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         return [folder / name for name in names]
     if pickles := [name for name in _PICKLES if (folder / name).is_file()]:
         raise UsageError(
-            f"{folder} has {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run any code. If you "
-            f'trust it: python -c "import sys; from transformers import {architecture} as M; '
+            f"{folder} has {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run any code. If "
+            f'you trust it: python -c "import sys; from transformers import {architecture} as M; '
             f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(str(folder))} '
             f"{shlex.quote(f'{folder}-safetensors')}, and copy {VOCABULARY} there"
         )

@@ -52,7 +52,7 @@ _PART_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the prefix of a checkpoint, such as `DIR/bert_model.ckpt`, in a folder or by its name; None if not found."""
+    """Finds the prefix of a checkpoint, such as `DIR/bert_model.ckpt`, in a folder or by its name, or None."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]

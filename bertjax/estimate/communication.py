@@ -1,8 +1,8 @@
 """Bytes that the devices of a mesh exchange in one train step, from parameter shapes and the mesh.
 
 The counts are those of ring algorithms: in an all-gather or reduce-scatter over n devices each sends (n - 1) / n of an
-array, and twice that in an all-reduce. Small arrays, such as token ids and metrics, are left out. The compiler may choose
-other collectives.
+array, and twice that in an all-reduce. Small arrays, such as token ids and metrics, are left out. The compiler may
+choose other collectives.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ def step_communication(
 ) -> list[Communication]:
     """Returns what each device sends in one train step.
 
-    Gradients are all-reduced over `data` in the model's dtype, except the token table's, which are float32; with several
-    slices all are float32, and are summed within a slice first. Parameters sharded over `fsdp`, except the token table,
-    are all-gathered in the forward and the backward pass, and their gradients are reduce-scattered. With `tensor`, each
-    layer all-reduces two outputs in the forward pass, and the gradients of the inputs of query, key, value and
-    feed-forward in the backward pass.
+    Gradients are all-reduced over `data` in the model's dtype, except the token table's, which are float32. With
+    several slices all are float32, and are summed within a slice first. Parameters sharded over `fsdp`, except the
+    token table, are all-gathered in the forward and the backward pass, and their gradients are reduce-scattered. With
+    `tensor`, each layer all-reduces two outputs in the forward pass, and the gradients of the inputs of query, key,
+    value and feed-forward in the backward pass.
 
     Args:
       params: tree of `jax.ShapeDtypeStruct` with shardings.

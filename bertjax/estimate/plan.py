@@ -35,8 +35,8 @@ def plan_run(
 ) -> dict[str, Any]:
     """Compiles the train step of each phase for a TPU and estimates the run.
 
-    A step takes as long as its model FLOPs at the stated MFU, or as its communication at the published bandwidth if that
-    is longer. Evaluation, checkpoints and restarts are not included.
+    A step takes as long as its model FLOPs at the stated MFU, or as its communication at the published bandwidth if
+    that is longer. Evaluation, checkpoints and restarts are not included.
 
     Args:
       settings: config of the run.

@@ -83,7 +83,8 @@ class Architecture:
                 raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {limit:,}")
         if self.hidden_size % self.num_attention_heads:
             raise UsageError(
-                f"model.hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+                f"model.hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
             )
         if not 0 <= self.layer_norm_eps < math.inf:
             raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")

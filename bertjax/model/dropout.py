@@ -1,8 +1,8 @@
 """Dropout whose random bits are a hash of the key and an element's position, instead of a generated mask.
 
 The bits are recomputed where they are needed, forwards and backwards, fused into the surrounding operations, so no mask
-is stored or moved through memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random` generators.
-Because the bits depend only on positions in the global array, every mesh and every attention kernel draws the same mask.
+is stored or moved through memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random`'s generators.
+Since the bits depend only on positions in the global array, every mesh and every attention kernel draws the same mask.
 """
 
 import jax

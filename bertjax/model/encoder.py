@@ -106,7 +106,7 @@ class Encoder(nn.Module):
           collect_layers: also returns the output of the embeddings and of every layer.
 
         Returns:
-          Hidden states [B, L, D] of the last layer, and [N + 1, B, L, D] of all layers (or None), in the config's dtype.
+          Hidden states [B, L, D] of the last layer, and [N + 1, B, L, D] of all layers or None, in the config's dtype.
         """
         config = self.config
         if config.encoder == LSTM:

@@ -47,7 +47,7 @@ def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] 
 def predict(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Returns the means of the metric sums, with their total loss, and the outputs of the evaluation batches in order."""
+    """Returns the means of the metric sums, with their total loss, and the outputs of the batches in order."""
     eval_step = make_eval_step(task.objective, mesh)
     names = task.objective.metrics
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
@@ -125,8 +125,8 @@ def check_labeled(task: Task) -> None:
     """Raises a UsageError if the evaluation examples have no labels."""
     if task.unlabeled_source:
         raise UsageError(
-            f"{task.unlabeled_source} has no labels, so there are no metrics; use `bertjax predict`, or evaluate the dev "
-            "set with --config.data.eval_split=dev"
+            f"{task.unlabeled_source} has no labels, so there are no metrics; use `bertjax predict`, or evaluate the "
+            "dev set with --config.data.eval_split=dev"
         )
 
 

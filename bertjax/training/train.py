@@ -204,8 +204,8 @@ def _restore_or_init(
         started_from = workdirs.saved_init_fingerprint(workdir)
         if task.features_fingerprint and task.features_fingerprint != started_from:
             raise UsageError(
-                f"the run of {workdir} started from other parameters than --init_from, so its features differ; give the "
-                "checkpoint it started from, or another --workdir"
+                f"the run of {workdir} started from other parameters than --init_from, so its features differ; give "
+                "the checkpoint it started from, or another --workdir"
             )
         ignored = "; --init_from is ignored" if init_from else ""
         if init_from and saved_fingerprint(find_checkpoint(init_from)) != started_from:

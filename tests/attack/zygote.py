@@ -1,7 +1,7 @@
 """Commands in processes forked from one that has imported everything: a third of the time of starting each anew.
 
-A child runs `bertjax.cli.main.main()` as the program does, in a process group of its own, with files for its output. What is
-different from the program:
+A child runs `bertjax.cli.main.main()` as the program does, in a process group of its own, with files for its output.
+What is different from the program:
 
 - nothing can be hit while modules are imported, since they are there already;
 - glibc's huge pages are not asked for, which the program does by starting over (`process.with_huge_pages`);

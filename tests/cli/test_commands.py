@@ -97,7 +97,8 @@ def test_bench_step_needs_no_tensorflow_and_ends_with_json():
 
 @pytest.mark.slow
 def test_keras_is_not_imported(corpus):
-    code = "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); print(*{'tensorflow', 'keras'} & {*sys.modules})"
+    code = "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); "
+    code += "print(*{'tensorflow', 'keras'} & {*sys.modules})"
     arguments = ["inspect", "--config", f"{TINY},corpus={corpus},seq_len=16", "--rows=1"]
     env = {name: value for name, value in ONE_DEVICE.items() if name != "TF_USE_LEGACY_KERAS"}
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)

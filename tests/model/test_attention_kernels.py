@@ -1,4 +1,4 @@
-"""Attention kernels compared with `plain_attention`: values, gradients and dropout masks, on one device and on meshes."""
+"""Attention kernels compared with `plain_attention`: values, gradients and dropout masks, on one device and meshes."""
 
 import functools
 

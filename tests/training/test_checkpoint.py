@@ -96,7 +96,7 @@ def truncate(folder):
 
 
 def flip_bits(folder):
-    """Flips a bit in every 256 bytes; Orbax never reads some bytes of its files, so a single flip may have no effect."""
+    """Flips a bit in every 256 bytes; Orbax never reads some bytes of its files, so one flip may do nothing."""
     file = data_files(folder)[0]
     content = bytearray(file.read_bytes())
     for position in range(0, len(content), 256):

@@ -90,8 +90,8 @@ def bench_input(
     corpus.checksums.wait()
 
     count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
-    # Measured by turns, so that other load affects both orders equally. Never at the same time, since prefetching of one
-    # would disturb the other.
+    # Measured by turns, so that other load affects both orders equally. Never at the same time, since prefetching of
+    # one would disturb the other.
     for shuffle in [True, False] * _ROUNDS:
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
         count[shuffle] += batch_count

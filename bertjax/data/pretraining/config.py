@@ -12,8 +12,8 @@ MIN_ROW_TOKENS = 8
 MIN_PAIR_TOKENS = 5
 # Special tokens of [CLS] A [SEP] B [SEP] and of [CLS] A [SEP].
 PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
-# Maximum sentence pairs of a packed row. On Wikipedia at length 512, four fill 99.3 % of the positions, eight 99.9 %. At
-# 128, more than two make no difference, since most pairs are longer than half a row.
+# Maximum sentence pairs of a packed row. On Wikipedia at length 512, four fill 99.3 % of the positions, eight 99.9 %.
+# At 128, more than two make no difference, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
 # Masked positions, with weight 0 for unused ones.
 PREDICTIONS: Schema = (
@@ -105,7 +105,7 @@ class Masking:
         if not math.isclose(sum(probs.values()), 1, abs_tol=1e-6):
             values = " + ".join(f"{prob:g}" for prob in probs.values())
             raise UsageError(
-                f"probabilities of config.data.masking add up to {sum(probs.values()):g}: {values}; they must add up to 1"
+                f"probabilities of config.data.masking must add up to 1, not {sum(probs.values()):g}: {values}"
             )
 
 

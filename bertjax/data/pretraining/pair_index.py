@@ -1,8 +1,8 @@
 """Index of sentence pairs on disk: the corpus spans of every row, for several passes over a split.
 
 The index is a pure function of (corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and
-memory-mapped, so that any row of any epoch is one lookup. It is written block by block, so that neither corpus nor index
-has to fit into memory.
+memory-mapped, so that any row of any epoch is one lookup. It is written block by block, so that neither corpus nor
+index has to fit into memory.
 """
 
 import dataclasses

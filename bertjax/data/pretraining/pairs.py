@@ -83,9 +83,9 @@ def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: n
     """Draws the target lengths of documents for one pass.
 
     A target is `max_tokens`, or with probability 0.1 uniform in 2..max_tokens, as in the script. With independent
-    draws, the mean row length of a small corpus would vary by several percent, since a long document with a short target
-    yields many rows. Therefore, each of ten documents of similar length has a short target in one of ten passes, and the short
-    targets are a golden-ratio sequence, which covers the range evenly.
+    draws, the mean row length of a small corpus would vary by several percent, since a long document with a short
+    target yields many rows. Therefore, each of ten documents of similar length has a short target in one of ten passes,
+    and the short targets are a golden-ratio sequence, which covers the range evenly.
 
     Args:
       lengths: tokens of each document, [documents].

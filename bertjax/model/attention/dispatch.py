@@ -15,7 +15,7 @@ from bertjax.model.partitioning import platform
 
 
 class AttentionFn(Protocol):
-    """Self-attention from `query, key, value` [B, L, H, K] to a context [B, L, H, K], on the mesh of the traced step."""
+    """Self-attention of `query, key, value` [B, L, H, K]; returns a context [B, L, H, K], on the traced step's mesh."""
 
     def __call__(
         self,
@@ -174,7 +174,8 @@ def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arr
         raise
     except Exception as error:  # A user's function may raise anything.
         raise UsageError(
-            f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; --log_level=debug prints the traceback"
+            f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; "
+            "--log_level=debug prints the traceback"
         ) from error
     is_array = isinstance(context, jax.Array)
     if not is_array or (context.shape, context.dtype) != (query.shape, query.dtype):

@@ -60,7 +60,7 @@ def fused_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Other platforms interpret it slowly."""
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Slow on other platforms."""
     rows, length, heads, size = query.shape
     rate = dropout_rate if dropout_key is not None else 0.0
     seeds = dropout_seeds(dropout_key, (rows, heads)) if rate else (jnp.zeros((rows, heads), jnp.uint32),) * 2

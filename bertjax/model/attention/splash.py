@@ -29,7 +29,7 @@ def splash_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Other platforms interpret it slowly.
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Slow on other platforms.
 
     Raises:
       ValueError: dropout is requested.
