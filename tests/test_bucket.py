@@ -236,7 +236,7 @@ def test_a_second_run_in_a_workdir_at_an_address_has_it_and_the_first_ends(store
         first()
 
 
-def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with_each(stored):
+def test_metric_lines_are_uploaded_by_flush(stored):
     place = workdir.create(RUN)
     writer = JsonlWriter(place / "metrics.jsonl", -1)
     for step in range(1, 21):
@@ -246,12 +246,12 @@ def test_lines_are_at_an_address_after_a_flush_and_an_object_is_not_written_with
     writer.flush()
     writer.write(21, {"loss": 1.0})
     writer.close()
-    # Empty at first, with 20 lines, with 21.
+    # One upload of the empty file, one with 20 lines, one with 21.
     uploads = [path for method, path in stored.requests if method == "PUT" and "name=runs/a/metrics.jsonl&" in path]
     assert len(uploads) == 3
-    again = JsonlWriter(place / "metrics.jsonl", 20)
-    assert again.num_lines == 20
-    again.close()
+    resumed = JsonlWriter(place / "metrics.jsonl", 20)
+    assert resumed.num_lines == 20
+    resumed.close()
 
 
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):

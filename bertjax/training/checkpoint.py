@@ -6,11 +6,9 @@ complete; at a `gs://` address it is complete when its commit file exists. Finge
 """
 
 import dataclasses
-import errno
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,13 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config.fields import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.training.checkpoint_metadata import CheckpointMetadata, model_metadata, read_metadata
+from bertjax.training.checkpoint_metadata import (
+    CheckpointMetadata,
+    check_fingerprint,
+    model_metadata,
+    raise_unless_damage,
+    read_metadata,
+)
 from bertjax.training.fingerprint import fingerprint
 from bertjax.training.multihost import is_collective_error
 from bertjax.training.step import TrainState
@@ -38,19 +42,6 @@ _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # TensorStore reads these as a glob pattern and would not find the checkpoint.
 _GLOB_CHARACTERS = frozenset("[]*?\\")
-# Errors of memory, storage or network, which say nothing about the checkpoint's files.
-_UNAVAILABLE = re.compile(
-    "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
-)
-_UNAVAILABLE_ERRNO = {
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ETIMEDOUT,
-    errno.ECONNRESET,
-}
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
@@ -270,33 +261,6 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
 
 def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
-
-
-def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
-    """Raises if an error while reading a checkpoint has another cause than damaged files.
-
-    Raises:
-      BertjaxError: memory, storage or network is unavailable.
-      Exception: `error` itself, if another process of the run is lost.
-    """
-    if is_collective_error(error):
-        raise error
-    cause: BaseException | None = error
-    while cause is not None:
-        is_errno = isinstance(cause, OSError) and cause.errno in _UNAVAILABLE_ERRNO
-        if is_errno or isinstance(cause, MemoryError) or _UNAVAILABLE.search(str(cause)):
-            raise BertjaxError(
-                f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged; fix the cause, "
-                "then run the same command again"
-            ) from error
-        cause = cause.__cause__ or cause.__context__
-
-
-def check_fingerprint(name: str, computed: str, metadata: CheckpointMetadata) -> None:
-    """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
-    saved = metadata.fingerprints[name]
-    if computed != saved:
-        raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")
 
 
 def resolve_path(path: str | Path) -> epath.Path:

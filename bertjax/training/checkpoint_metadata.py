@@ -1,6 +1,8 @@
-"""Checkpoint metadata: the kind of model, its architecture, and fingerprints of the arrays."""
+"""Checkpoint metadata (kind of model, architecture, fingerprints), and the distinction of damage from other errors."""
 
 import dataclasses
+import errno
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +12,22 @@ from etils import epath
 from bertjax.errors import BertjaxError, first_line
 from bertjax.model.config import Architecture
 from bertjax.model.heads import model_kind
+from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
+
+# Errors of memory, storage or network, which say nothing about the checkpoint's files.
+_UNAVAILABLE = re.compile(
+    "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
+)
+_UNAVAILABLE_ERRNO = {
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,3 +99,30 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
         return Architecture(**fields)
     except TypeError as error:
         raise BertjaxError(f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}") from error
+
+
+def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
+    """Raises if an error while reading a checkpoint has another cause than damaged files.
+
+    Raises:
+      BertjaxError: memory, storage or network is unavailable.
+      Exception: `error` itself, if another process of the run is lost.
+    """
+    if is_collective_error(error):
+        raise error
+    cause: BaseException | None = error
+    while cause is not None:
+        is_errno = isinstance(cause, OSError) and cause.errno in _UNAVAILABLE_ERRNO
+        if is_errno or isinstance(cause, MemoryError) or _UNAVAILABLE.search(str(cause)):
+            raise BertjaxError(
+                f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged; fix the cause, "
+                "then run the same command again"
+            ) from error
+        cause = cause.__cause__ or cause.__context__
+
+
+def check_fingerprint(name: str, computed: str, metadata: CheckpointMetadata) -> None:
+    """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
+    saved = metadata.fingerprints[name]
+    if computed != saved:
+        raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")

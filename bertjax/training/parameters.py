@@ -16,8 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
-from bertjax.training.checkpoint import CHECKPOINTS, check_fingerprint, find_checkpoint, raise_unless_damage
-from bertjax.training.checkpoint_metadata import CheckpointMetadata, read_metadata
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint
+from bertjax.training.checkpoint_metadata import (
+    CheckpointMetadata,
+    check_fingerprint,
+    raise_unless_damage,
+    read_metadata,
+)
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 
 logger = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from small_corpora import random_documents
 
 from bertjax.data.corpus.store import open_corpus
-from bertjax.data.pretraining import pair_index as plan
-from bertjax.data.pretraining import pairs
+from bertjax.data.pretraining import pair_index, pairs
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import temporary_name
@@ -76,7 +76,7 @@ def test_damaged_index_is_rebuilt(corpus, damage):
 
 
 def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
-    monkeypatch.setattr(plan, "_BLOCK_SENTENCES", 20)
+    monkeypatch.setattr(pair_index, "_BLOCK_SENTENCES", 20)
     monkeypatch.setattr(pairs, "_MAX_ROWS", 7)
     records = open_pair_index(corpus, "train", 64, 0, 1).records
     spans = [(r["a_start"], r["a_length"]) for r in records]
@@ -102,7 +102,7 @@ def test_full_disk_is_one_error_and_leaves_no_file(corpus, tmp_path, monkeypatch
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(plan, "_write_all", full)
+    monkeypatch.setattr(pair_index, "_write_all", full)
     with pytest.raises(BertjaxError, match="No space left on device") as error:
         open_pair_index(corpus, "train", 64, 0, 1)
     assert "\n" not in str(error.value)
@@ -111,7 +111,9 @@ def test_full_disk_is_one_error_and_leaves_no_file(corpus, tmp_path, monkeypatch
 
 def test_index_is_not_started_without_disk_space(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with pytest.raises(BertjaxError, match="the plan of 1,000,000,000,000 passes: .*lower config.data.dupe_factor"):
+    with pytest.raises(
+        BertjaxError, match="the pair index of 1,000,000,000,000 passes: .*lower config.data.dupe_factor"
+    ):
         open_pair_index(corpus, "train", 64, 0, 10**12)
     assert not files(corpus)
 
@@ -131,8 +133,10 @@ def test_temporary_directory_of_other_users_is_not_trusted(corpus, tmp_path, mon
     elif planted == "open to others":
         folder.chmod(0o770)
     else:
-        monkeypatch.setattr(plan, "is_ours", lambda found: False)
-    with pytest.raises(BertjaxError, match=f"{folder}: it is no folder of this user alone .mode 700., remove it"):
+        status = folder.lstat()
+        other_user = SimpleNamespace(st_mode=status.st_mode, st_uid=status.st_uid + 1)
+        monkeypatch.setattr(pair_index.os, "lstat", lambda path: other_user)
+    with pytest.raises(BertjaxError, match=f"{folder} is not private to this user .mode 700.; remove it"):
         open_pair_index(corpus, "train", 64, 0, 1)
 
 

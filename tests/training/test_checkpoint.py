@@ -18,6 +18,7 @@ from bertjax.model.heads import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint, parameters
 from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, resolve_checkpoint_path
+from bertjax.training.checkpoint_metadata import raise_unless_damage
 from bertjax.training.parameters import load_all_params, load_params
 from bertjax.training.sharding import make_mesh
 from bertjax.training.step import abstract_state, init_state
@@ -153,7 +154,7 @@ def test_other_errors_than_damage_are_reported_and_move_no_checkpoint(tmp_path, 
     monkeypatch.setattr(parameters, "fingerprint", fail)
     with monkeypatch.context() as patch, pytest.raises(raised, match=message):
         patch.setattr(jax, "process_count", lambda: 2)
-        checkpoint.raise_unless_damage(error, tmp_path / "checkpoints/3")
+        raise_unless_damage(error, tmp_path / "checkpoints/3")
     if raised is BertjaxError:
         abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
         for read in (

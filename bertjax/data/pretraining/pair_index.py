@@ -78,34 +78,36 @@ def open_pair_index(
             + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
         )
     settings = _settings(corpus, split, seq_len, seed, passes, pairs_per_row)
-    places = _places(corpus, settings)
-    shared = places[-1].parent
-    for place in places:
-        if place.parent != shared or _is_private(shared):
-            plan = _read(place, settings, corpus)
-            if plan is not None:
-                return plan
+    paths = _index_paths(corpus, settings)
+    temporary = paths[-1].parent
+    for path in paths:
+        if path.parent != temporary or _is_private(temporary):
+            index = _read(path, settings, corpus)
+            if index is not None:
+                return index
     # An index of damaged offsets would outlive the repair of the corpus.
     corpus.checksums.wait()
     # About one row per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
-    for place in places:
-        folder = place.parent
+    for path in paths:
+        folder = path.parent
         try:
-            folder.mkdir(mode=0o700 if folder == shared else 0o777, parents=True, exist_ok=True)
-            if folder == shared and not _is_private(folder):
-                problems.append(f"{folder}: it is no folder of this user alone (mode 700), remove it")
+            folder.mkdir(mode=0o700 if folder == temporary else 0o777, parents=True, exist_ok=True)
+            if folder == temporary and not _is_private(folder):
+                problems.append(f"{folder} is not private to this user (mode 700); remove it")
                 continue
-            check_free_space(folder, needed_bytes, f"the plan of {passes:,} passes", "lower config.data.dupe_factor")
-            _write(place, settings, data)
+            check_free_space(
+                folder, needed_bytes, f"the pair index of {passes:,} passes", "lower config.data.dupe_factor"
+            )
+            _write(path, settings, data)
         except (OSError, BertjaxError) as error:
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
             continue
-        plan = _read(place, settings, corpus)
-        if plan is not None:
-            return plan
-        problems.append(f"{folder}: the file does not read back as written")
+        index = _read(path, settings, corpus)
+        if index is not None:
+            return index
+        problems.append(f"{folder}: the index differs when read back")
     raise BertjaxError(f"cannot store the pair index: {'; '.join(problems)}; free some space or set TMPDIR")
 
 
@@ -121,7 +123,7 @@ def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
     }
 
 
-def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
+def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
     """Returns the possible paths of an index without suffix: beside the corpus, and in a temporary directory."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
@@ -131,10 +133,10 @@ def _places(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
 def _is_private(folder: Path) -> bool:
     """Returns whether a path is a directory, not a link, that only this user can write to."""
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | None:
