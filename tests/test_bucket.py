@@ -16,7 +16,6 @@ from attack.oracle import checkpoint_arrays
 from commanding import ends, printed
 from finetuning_data import glue_files
 
-from bertjax.cli.main import main
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import EncoderModel

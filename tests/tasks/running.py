@@ -20,7 +20,7 @@ MODEL = {
 
 
 def overrides(vocabulary: Path | None, **fields) -> list[str]:
-    """Returns `--config` flags of a small model, a vocabulary (None: the checkpoint's) and fields as `data__path`."""
+    """Returns `--config` flags for a small model, a vocabulary (default: the checkpoint's) and further fields."""
     values = {**MODEL, **{name.replace("__", "."): value for name, value in fields.items()}}
     if vocabulary:
         values["data.vocabulary"] = vocabulary
@@ -63,7 +63,7 @@ def records(path: Path) -> list[dict]:
 
 
 def refused(capfd, *arguments: str) -> str:
-    """Runs a command, checks that it is an error of its user, and returns the message."""
+    """Runs a command, checks for a one-line usage error, and returns its message."""
     capfd.readouterr()
     with pytest.raises(SystemExit) as end:
         cli.main(list(arguments))

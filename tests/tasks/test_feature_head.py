@@ -93,8 +93,9 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     train(f"{task}.py:{arguments}path={path}", tmp_path / "run", None, *flags, steps=2, eval_every=2)
     # Prediction computes the features, since the cache holds training and dev rows only.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
-    assert "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which is not converted" in refused(
-        capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface"
+    assert (
+        "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"
+        in refused(capfd, "convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--format=huggingface")
     )
 
 

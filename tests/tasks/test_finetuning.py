@@ -78,7 +78,7 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
         assert "has output 'glue/cola', but the config has 'glue/rte'" in error
-    assert "has no masked_lm, it has classifier" in refused(capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]")
+    assert "has no masked_lm, only classifier" in refused(capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]")
     assert "times pre-training input, not task glue" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
     )

@@ -27,7 +27,7 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
         columns = (record[key] for key in ("prediction", "probabilities", "logits"))
         for tag, probabilities, logits in zip(*columns, strict=True):
             assert tag == max(probabilities, key=probabilities.get) == max(logits, key=logits.get)
-    assert "--columns is for data in columns" in refused(
+    assert "--columns needs data with named columns" in refused(
         capfd, "predict", f"--checkpoint={workdir}", f"--output={tmp_path / 'out'}", "--columns=word"
     )
     # The tags come from the workdir, so prediction does not need the training file.

@@ -77,7 +77,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
 def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
     kind, workdir = pretrained
     heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
-    assert f"has no masked_lm, it has encoder, {heads}" in refused(
+    assert f"has no masked_lm, only encoder, {heads}" in refused(
         capfd, "fill_mask", f"--checkpoint={workdir}", "a [MASK]"
     )
     encoder = {"left": "transformer", "lstm": "lstm"}[kind]

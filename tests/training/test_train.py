@@ -48,7 +48,7 @@ def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path
         BertjaxError, match="^block 7 is damaged; prepare it again; checkpoints of this run .* a new --workdir$"
     ):
         loop.train(with_attributes(task, check_data=check_data), str(tmp_path / "run"))
-    # Logged steps are 3, 6, 9, 12 and 14.
+    # The run logs at steps 3, 6, 9, 12 and 14.
     assert checked_steps == ([None] if detected_at == 3 else [None] * 5 + [14])
     assert max(line["step"] for line in read_metrics(tmp_path / "run")) == (0 if detected_at == 3 else 14)
     assert not (tmp_path / "run" / "results.json").exists()
@@ -264,7 +264,7 @@ def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypat
         compared.update(values)
         raise UsageError("end of test")
 
-    monkeypatch.setattr(loop, "check_same_run", record)
+    monkeypatch.setattr(loop, "assert_same_run", record)
     with pytest.raises(UsageError, match="end of test"):
         loop.train(
             with_attributes(task, workdir_files={**task.workdir_files, OUTPUT_LAYER: labels}), str(tmp_path / "run")
