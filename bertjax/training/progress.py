@@ -18,7 +18,6 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS
 from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.curves import HELD_OUT, draw_curves
 from bertjax.training.metrics import (
     METRICS,
     TIMING,
@@ -29,6 +28,7 @@ from bertjax.training.metrics import (
     read_lines,
     round_digits,
 )
+from bertjax.training.plots import HELD_OUT, plot_curves
 from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
@@ -167,14 +167,14 @@ class Progress:
         self._write(self._metric_writers, step, {**prefixed, **self._sizes(step, token_fraction)})
         self.flush()
         if self._jsonl and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
-            self.draw_curves()
+            self.plot_curves()
             self._drawn_at = time.monotonic()
 
-    def draw_curves(self) -> None:
+    def plot_curves(self) -> None:
         """Draws `curves.png` from all lines; one line is a point, not a curve."""
         lines = read_lines(self._workdir / METRICS)
         if self._jsonl and len(lines) > 1:
-            draw_curves(lines, self._workdir / CURVES, self._task.best_metric)
+            plot_curves(lines, self._workdir / CURVES, self._task.best_metric)
 
     def evaluation_at(self, step: int) -> dict[str, float]:
         """Returns the metrics of the evaluation after `step` ({}: none)."""

@@ -11,7 +11,7 @@ from bertjax.errors import BertjaxError, first_line
 from bertjax.metrics.report import ClassReport
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
-from bertjax.training.confusion import draw_confusion
+from bertjax.training.plots import plot_confusion
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object, write_atomic
 
@@ -70,7 +70,7 @@ def write_results(
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     with_confusion = {suffix: report for suffix, report in reports.items() if report.confusion is not None}
     if with_confusion:
-        draw_confusion(with_confusion, workdir / CONFUSION)
+        plot_confusion(with_confusion, workdir / CONFUSION)
     return baseline
 
 

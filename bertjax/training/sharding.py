@@ -1,4 +1,4 @@
-"""The device mesh, and the one table that maps logical axis names to it."""
+"""The device mesh, and the table that maps logical axis names to its axes."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from bertjax.model.partitioning import divisible_spec
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Logical axis of a parameter -> mesh axis. Parameters are spread over `fsdp` along the hidden size and over `tensor`
+# Logical axis of a parameter -> mesh axis. Parameters are sharded over `fsdp` along the hidden size and over `tensor`
 # along heads, feed-forward width and vocabulary.
 RULES = (
     ("embed", "fsdp"),
@@ -25,7 +25,8 @@ RULES = (
     ("mlp", "tensor"),
     ("vocab", "tensor"),
     ("vocab_part", ("tensor", "fsdp")),
-    # Whole: a LayerNorm over an axis that `tensor` splits gets a wrong gradient from XLA 0.10 on some meshes.
+    # Not sharded: on some meshes, XLA of JAX 0.10 computes a wrong gradient of a LayerNorm over an axis that `tensor`
+    # shards.
     ("pooled", None),
     ("head", None),
     ("layers", None),
@@ -34,10 +35,10 @@ RULES = (
     ("position", None),
     ("segment", None),
 )
-# Logical axis of an array that is computed with -> mesh axis. A batch is spread over `data` and `fsdp`, so that the
-# hidden size is whole, of weights too: they are gathered for a layer, forwards and again backwards. The vocabulary's
-# table is larger than what goes in and comes out of it. It is never gathered; the rows of the devices that share it,
-# `shared_batch`, are.
+# Logical axis of an activation -> mesh axis. A batch is sharded over `data` and `fsdp`, so the hidden size is not, and
+# the weights of a layer are all-gathered for its forward and again for its backward pass. The token table is larger
+# than its inputs and outputs, so it stays sharded, and the rows of the devices that share it (`shared_batch`) are
+# gathered.
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", None),
@@ -48,9 +49,13 @@ ACTIVATION_RULES = (
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh with axes `data`, `fsdp` and `tensor` over all devices.
+    """Returns a mesh with axes `data`, `fsdp` and `tensor` over all devices.
 
-    Neighbours on it are neighbours on the network that connects the devices; slices follow each other along `data`.
+    Neighbors on the mesh are neighbors on the network between the devices. Slices follow each other along `data`.
+
+    Args:
+      config: sizes of the axes; -1 takes the remaining devices.
+      devices: devices of all processes (default: JAX's).
 
     Raises:
       UsageError: the sizes do not multiply to the number of devices, or do not fit into its slices.
@@ -61,12 +66,14 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
-        raise UsageError(f"{shown} does not fit the {len(devices)} devices here")
+        raise UsageError(
+            f"{shown} does not fit {len(devices)} devices; make their product {len(devices)}, or one of them -1"
+        )
     data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
     if data % len(slices):
         raise UsageError(
-            f"{shown} does not fit {len(slices)} slices of {len(slices[0])} devices: mesh.data, here {data}, is spread "
-            f"over the slices; make it a multiple of {len(slices)}"
+            f"{shown} does not fit {len(slices)} slices of {len(slices[0])} devices; make mesh.data={data} a multiple "
+            f"of {len(slices)}"
         )
     try:
         parts = [
@@ -74,7 +81,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             for part in slices
         ]
     except (NotImplementedError, ValueError) as error:
-        raise UsageError(f"{shown} does not fit the network of the devices here ({first_line(error)})") from error
+        raise UsageError(f"{shown} does not fit the devices' network ({first_line(error)}); use other sizes") from error
     return Mesh(np.concatenate(parts), MESH_AXES)
 
 
@@ -87,7 +94,7 @@ def _devices() -> list[jax.Device]:
 
 
 def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
-    """The devices of each TPU slice; of devices that are none, those of equal parts of the list."""
+    # The devices of each TPU slice. On other platforms, slices are equal parts of the list.
     if devices[0].platform == "tpu":
         by_slice: dict[int, list[jax.Device]] = {}
         for device in devices:
@@ -95,20 +102,24 @@ def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
         found = [by_slice[index] for index in sorted(by_slice)]
         if wanted not in (-1, len(found)):
             raise UsageError(
-                f"mesh.slices={wanted}, but the {len(devices)} devices here are in {len(found)} slice(s); set "
+                f"mesh.slices={wanted}, but the {len(devices)} devices are in {len(found)} slice(s); set "
                 f"mesh.slices={len(found)} or -1"
             )
         return found
     size, rest = divmod(len(devices), max(wanted, 1))
     if rest:
-        raise UsageError(f"mesh.slices={wanted} does not fit the {len(devices)} devices here")
+        raise UsageError(f"mesh.slices={wanted} does not divide the {len(devices)} devices; use a divisor, or -1")
     return [devices[start : start + size] for start in range(0, len(devices), size)]
 
 
 def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
-    """NamedShardings for a tree of shapes whose leaves carry logical axis names (`jax.eval_shape` of an init).
+    """Returns a NamedSharding for each parameter.
 
-    An axis that its mesh axis does not divide is left whole, so that any model runs on any mesh.
+    An axis that is not divisible by the size of its mesh axis is not sharded, so that any model runs on any mesh.
+
+    Args:
+      abstract_boxed: shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.
+      mesh: the device mesh.
     """
     specs = nn.logical_to_mesh(nn.get_partition_spec(abstract_boxed), RULES)
     shapes = nn.unbox(abstract_boxed)
@@ -122,35 +133,35 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same whole array on every device."""
+    """Returns the sharding of an array that is the same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows spread over `data` and `fsdp`."""
+    """Returns the sharding of batches: rows over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts a batch is split."""
+    """Returns the number of parts into which the rows of a batch are sharded."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 @functools.cache
 def data_shard(mesh: Mesh) -> DataShard:
-    """The rows of every global batch that this process's devices hold, wherever in the mesh these are."""
+    """Returns the parts of every global batch that the devices of this process hold."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
     return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Rows of this process's share of a global batch to its devices."""
-    sharding, share = batch_sharding(mesh), data_shard(mesh)
+    """Puts this process's rows of a global batch on its devices; returns global arrays."""
+    sharding, shard = batch_sharding(mesh), data_shard(mesh)
 
     def put(rows: np.ndarray) -> jax.Array:
-        # Given, since it cannot be told from the rows alone where processes hold parts in common.
-        whole = (len(rows) // len(share.parts) * share.count, *rows.shape[1:])
-        return jax.make_array_from_process_local_data(sharding, rows, whole)
+        # JAX cannot infer the global shape from local rows if several processes hold the same part.
+        global_shape = (len(rows) // len(shard.parts) * shard.count, *rows.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, rows, global_shape)
 
     return {name: put(rows) for name, rows in batch.items()}

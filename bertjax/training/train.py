@@ -244,7 +244,7 @@ def _finish(
         baseline = write_results(workdir, task, best, step, values, reports)
         log_results(values, progress.first_evaluation if task.eval_first else {}, baseline)
         log_reports(reports)
-        progress.draw_curves()
+        progress.plot_curves()
         if step < task.total_steps:
             logger.info(
                 f"stopped early at step {step:,} of {task.total_steps:,}: no better {task.best_metric} in "

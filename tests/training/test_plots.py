@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 from matplotlib.figure import Figure
 
-from bertjax.training.curves import draw_curves
+from bertjax.training.plots import plot_curves
 
 PRETRAINING = [
     {
@@ -46,6 +46,6 @@ def test_curves_show_losses_and_the_selection_metric(lines, best_metric, labels,
     monkeypatch.setattr(
         Figure, "savefig", lambda self, *args, **kwargs: (figures.append(self), save(self, *args, **kwargs))
     )
-    draw_curves(lines, epath.Path(tmp_path / "curves.png"), best_metric)
+    plot_curves(lines, epath.Path(tmp_path / "curves.png"), best_metric)
     assert [[line.get_label() for line in axes.lines] for axes in figures[0].axes] == labels
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
