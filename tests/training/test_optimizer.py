@@ -222,7 +222,5 @@ def test_invalid_freezing_and_layer_decay_are_errors(field, value, message):
 
 
 def test_freezing_the_encoder_and_its_layers_is_an_error():
-    with pytest.raises(
-        UsageError, match="optimizer.freeze contains encoder and optimizer.freeze_layers is 1; set one of them"
-    ):
+    with pytest.raises(UsageError, match="optimizer.freeze contains encoder and freeze_layers is 1; set one of them"):
         OptimizerConfig(freeze=("encoder",), freeze_layers=1)
