@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         use_huge_pages()
         faulthandler.enable()
+        # Orbax abandons its other reads when one fails; Python would print a traceback of each after the error.
+        sys.unraisablehook = _log_unraisable
         # SIGTERM unwinds the stack as Ctrl-C does, so that temporary files are removed. Training handles both itself.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -123,6 +125,10 @@ def _run(argv: list[str]) -> None:
     args.run(args)
     # Raises BrokenPipeError here instead of at interpreter exit.
     sys.stdout.flush()
+
+
+def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    logger.debug("exception ignored in %r", unraisable.object, exc_info=unraisable.exc_value)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
