@@ -57,8 +57,8 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
     """Returns the default fine-tuning config of a task (section A.3 of the paper).
 
     Args:
-      task: Module of `bertjax.tasks`.
-      size: Size of a randomly initialized model (default: "", the architecture of the initial checkpoint).
+      task: module of `bertjax.tasks`.
+      size: size of a randomly initialized model (default: "", the architecture of the initial checkpoint).
     """
     config = to_config_dict(config_class(task)())
     if size:
@@ -104,8 +104,8 @@ def trials_of(get_config: Callable[..., ConfigDict], text: str) -> list[dict[str
     """Returns the trials of an experiment's argument `grid`, or None if it has no such argument.
 
     Args:
-      get_config: Function of the experiment, decorated by `arguments` or not.
-      text: Arguments after the colon of `--config`.
+      get_config: function of the experiment, decorated by `arguments` or not.
+      text: arguments after the colon of `--config`.
     """
     parse = getattr(get_config, _PARSER, None)
     args = parse(text) if parse else {}

@@ -30,8 +30,8 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
     """Returns the ConfigDict of `--config` and its overrides.
 
     Args:
-      args: Parsed arguments.
-      checkpoint: Checkpoint that supplies the fields that the config leaves unset.
+      args: parsed arguments.
+      checkpoint: checkpoint that supplies the fields that the config leaves unset.
     """
     from bertjax.training.checkpoint_config import experiment_config
 
@@ -67,8 +67,8 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
     """Yields the path of `--init_from`, converted to bertjax's format if needed.
 
     Args:
-      args: Parsed arguments.
-      distributed: Whether several processes run the command. Each of them converts the checkpoint for itself;
+      args: parsed arguments.
+      distributed: whether several processes run the command. Each of them converts the checkpoint for itself;
         a single process keeps the converted checkpoint in its workdir.
     """
     from bertjax.convert.convert import bertjax_checkpoint

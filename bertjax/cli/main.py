@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     An unexpected exception is not caught: Python prints its traceback and exits with code 1.
 
     Args:
-      argv: Arguments of the command (default: those of this process).
+      argv: arguments of the command (default: those of this process).
     """
     if argv is None:
         use_huge_pages()

@@ -76,12 +76,12 @@ def add_command(
     """Adds a command and returns its parser.
 
     Args:
-      commands: Subparsers of `bertjax` or of `bertjax bench`.
-      name: Name of the command.
-      run: Function of the command; receives the parsed arguments.
-      description: One sentence for the help.
-      example: Command lines that show typical use.
-      config: Whether the command takes `--config` and overrides of config fields.
+      commands: subparsers of `bertjax` or of `bertjax bench`.
+      name: name of the command.
+      run: function of the command; receives the parsed arguments.
+      description: one sentence for the help.
+      example: command lines that show typical use.
+      config: whether the command takes `--config` and overrides of config fields.
     """
     parser = commands.add_parser(
         name,

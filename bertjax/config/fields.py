@@ -37,9 +37,9 @@ class Field(NamedTuple):
     """A field of a config.
 
     Attributes:
-      path: Path such as `data.seq_len`.
-      value: Value of the field.
-      meaning: Documentation of the field.
+      path: path such as `data.seq_len`.
+      value: value of the field.
+      meaning: documentation of the field.
     """
 
     path: str
@@ -67,9 +67,9 @@ def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str 
     """Returns the config for a ConfigDict; fields that it lacks get their default.
 
     Args:
-      config_class: Class of the config or section.
-      values: Values of its fields.
-      path: Path of the section for messages.
+      config_class: class of the config or section.
+      values: values of its fields.
+      path: path of the section for messages.
 
     Raises:
       UsageError: A field is unknown, or its value has the wrong type or is out of range.

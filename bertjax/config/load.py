@@ -51,7 +51,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     """Loads `FILE[:ARGUMENTS]` and applies overrides.
 
     Args:
-      config: Experiment, as of `--config`.
+      config: experiment, as of `--config`.
       overrides: `--config.FIELD=VALUE` flags.
 
     Raises:

@@ -88,8 +88,8 @@ class RunConfig:
         """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
 
         Args:
-          seq_len: Tokens per row.
-          several_sequences: Whether several sequences share a row.
+          seq_len: tokens per row.
+          several_sequences: whether several sequences share a row.
         """
         max_positions = self.model["max_position_embeddings"]
         if seq_len > max_positions:

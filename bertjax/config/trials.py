@@ -20,7 +20,7 @@ def load_trials(
 
     Args:
       config: `FILE[:ARGUMENTS]`.
-      grid_trials: Returns the trials for `get_config` and the arguments of an experiment without `sweep()`, or None.
+      grid_trials: returns the trials for `get_config` and the arguments of an experiment without `sweep()`, or None.
 
     Raises:
       UsageError: The experiment defines no trials, or invalid ones.
@@ -56,8 +56,8 @@ def grid_values(
 
     Args:
       items: `FIELD=VALUE,VALUE` of each option.
-      overrides: Other `--config.FIELD=VALUE` flags, which must not set a field of the grid.
-      load: Returns the config with the given overrides.
+      overrides: other `--config.FIELD=VALUE` flags, which must not set a field of the grid.
+      load: returns the config with the given overrides.
 
     Raises:
       UsageError: A field or value is invalid or repeated.

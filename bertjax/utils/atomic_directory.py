@@ -23,11 +23,11 @@ def atomic_directory(
     one and `last_file` at the end.
 
     Args:
-      path: Directory to create, with its parents.
-      overwrite: Whether to replace an existing directory of this kind.
-      kind: Name of the kind of directory for messages, such as `corpus`.
-      is_kind: Returns whether a directory is of this kind and holds nothing else.
-      last_file: Name of the file that marks a `gs://` directory as complete.
+      path: directory to create, with its parents.
+      overwrite: whether to replace an existing directory of this kind.
+      kind: name of the kind of directory for messages, such as `corpus`.
+      is_kind: returns whether a directory is of this kind and holds nothing else.
+      last_file: name of the file that marks a `gs://` directory as complete.
 
     Raises:
       UsageError: `path` exists, or another process is writing it.

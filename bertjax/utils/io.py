@@ -162,10 +162,10 @@ def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: st
     """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` free.
 
     Args:
-      directory: Directory to write to; if it does not exist, its nearest existing parent counts.
-      needed_bytes: Size of the files to write.
-      what: Name of the files for the message.
-      remedy: Alternative to freeing space for the message (default: choose another path).
+      directory: directory to write to; if it does not exist, its nearest existing parent counts.
+      needed_bytes: size of the files to write.
+      what: name of the files for the message.
+      remedy: alternative to freeing space for the message (default: choose another path).
     """
     if is_remote(directory):
         return
@@ -185,8 +185,8 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
     """Raises a UsageError if a text file is UTF-16 or UTF-32, with or without a byte-order mark.
 
     Args:
-      path: File name for the message.
-      data: First bytes of the file, or all of them.
+      path: file name for the message.
+      data: first bytes of the file, or all of them.
     """
     start, encoding = data[:4096], ""
     if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):

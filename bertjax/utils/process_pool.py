@@ -22,9 +22,9 @@ def process_pool(
     """Yields a process pool whose workers ignore Ctrl-C and end with their parent.
 
     Args:
-      workers: Number of processes.
-      worker_died: Returns the error to raise if a worker crashes or is killed.
-      initializer: Called with `initargs` in each new worker.
+      workers: number of processes.
+      worker_died: returns the error to raise if a worker crashes or is killed.
+      initializer: called with `initargs` in each new worker.
     """
     # A forked child of a process with TensorFlow's threads can deadlock.
     context = multiprocessing.get_context("spawn")

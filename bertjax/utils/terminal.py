@@ -50,12 +50,12 @@ def progress_bar(
     """Returns a progress bar on standard error of host 0; outside a terminal, it logs a line every 30 seconds.
 
     Args:
-      description: Text before the numbers.
-      total: Total number of units (None: unknown, without remaining time).
-      unit: Unit of the rate, such as `B` or ` modules`.
-      shown: Whether to display the bar.
-      after_seconds: Delay before the bar appears.
-      done: Units that are done at the start.
+      description: text before the numbers.
+      total: total number of units (None: unknown, without remaining time).
+      unit: unit of the rate, such as `B` or ` modules`.
+      shown: whether to display the bar.
+      after_seconds: delay before the bar appears.
+      done: units that are done at the start.
     """
     shown = shown and is_first()
     if shown and not sys.stderr.isatty():
