@@ -81,9 +81,6 @@ def named_grid(name: str) -> list[dict[str, Any]]:
     Args:
       name: `one`: a single trial without changes, for several seeds. `glue`: learning rates of section 4.1. `a3`: grid
         of section A.3. `small`: grid for the small models of google-research/bert.
-
-    Raises:
-      UsageError: The name is unknown.
     """
     learning_rates = {"glue": (5e-5, 4e-5, 3e-5, 2e-5), "a3": (5e-5, 3e-5, 2e-5), "small": (3e-4, 1e-4, 5e-5, 3e-5)}
     batch_sizes = {"a3": (16, 32), "small": (8, 16, 32, 64, 128)}

@@ -70,9 +70,6 @@ def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str 
       config_class: class of the config or section.
       values: values of its fields.
       path: path of the section for messages.
-
-    Raises:
-      UsageError: A field is unknown, or its value has the wrong type or is out of range.
     """
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     _check_section(values, fields, path)

@@ -22,7 +22,7 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
       **defaults: Default of every argument; a value is converted to the type of its default.
 
     Raises:
-      UsageError: A name is unknown or repeated, or a value has the wrong type.
+      UsageError: a name is unknown or repeated, or a value has the wrong type.
     """
     arguments, names = ConfigDict(defaults), set()
     for item in filter(None, (text or "").split(",")):
@@ -55,7 +55,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
       overrides: `--config.FIELD=VALUE` flags.
 
     Raises:
-      UsageError: The file, a field or a value is invalid.
+      UsageError: the file, a field or a value is invalid.
     """
     name, colon, arguments = config.partition(":")
     file = experiment_file(name)
@@ -69,11 +69,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
 
 
 def experiment_file(name: str) -> str:
-    """Returns the path of a config file, or of an experiment that ships with the package, such as `pretrain`.
-
-    Raises:
-      UsageError: The file does not exist.
-    """
+    """Returns the path of a config file, or of an experiment that ships with the package, such as `pretrain`."""
     if os.path.isfile(name):
         return name
     package = Path(__file__).parents[1]
@@ -91,11 +87,7 @@ def experiment_file(name: str) -> str:
 
 
 def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict:
-    """Reads the `config.json` of a workdir and applies overrides.
-
-    Raises:
-      UsageError: The file, a field or a value is invalid.
-    """
+    """Reads the `config.json` of a workdir and applies overrides."""
     try:
         values = read_json_object(file)
         if not {"task", "data", "model"} <= values.keys():
@@ -116,7 +108,7 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
     """Returns a config with `--config.FIELD=VALUE` flags applied.
 
     Raises:
-      UsageError: A field is unknown, or a value has the wrong type.
+      UsageError: a field is unknown, or a value has the wrong type.
     """
     for item in overrides:
         if item.startswith("--config."):

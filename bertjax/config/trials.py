@@ -21,9 +21,6 @@ def load_trials(
     Args:
       config: `FILE[:ARGUMENTS]`.
       grid_trials: returns the trials for `get_config` and the arguments of an experiment without `sweep()`, or None.
-
-    Raises:
-      UsageError: The experiment defines no trials, or invalid ones.
     """
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
@@ -58,9 +55,6 @@ def grid_values(
       items: `FIELD=VALUE,VALUE` of each option.
       overrides: other `--config.FIELD=VALUE` flags, which must not set a field of the grid.
       load: returns the config with the given overrides.
-
-    Raises:
-      UsageError: A field or value is invalid or repeated.
     """
     grid: dict[str, list[Any]] = {}
     for item in items:

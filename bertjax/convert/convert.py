@@ -130,10 +130,6 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
       path: checkpoint of any format.
       cache_dir: workdir for the converted checkpoint, reused if the source has not changed (default: None, a temporary
         folder).
-
-    Raises:
-      UsageError: no checkpoint, or one that bertjax does not support.
-      BertjaxError: reading or writing failed.
     """
     if cache_dir:
         recover_directory(cache_dir)

@@ -30,10 +30,6 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
 
     Batches are stacked to arrays [N, ...]. If their shapes change between phases, the arrays of each phase have a
     prefix: `phase_0/input_ids`, `phase_1/input_ids` and so on.
-
-    Raises:
-      UsageError: there are no batches, or the directory does not exist.
-      BertjaxError: the file cannot be written.
     """
     path = Path(path)
     if path.exists() and not path.is_file():

@@ -50,10 +50,6 @@ def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidat
       config_with: function from overrides to the config of the run.
       topology: topology of one slice.
       slices: number of slices.
-
-    Raises:
-      UsageError: the run has several phases.
-      BertjaxError: no batch fits.
     """
     chip, devices = chip_of(topology), tpu_devices(topology, slices)
     settings = config_with([])

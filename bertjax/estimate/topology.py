@@ -12,11 +12,7 @@ from bertjax.estimate.chips import CHIPS, Chip
 
 
 def use_tpu_compiler() -> None:
-    """Configures JAX for the TPU compiler without a TPU. Call it before JAX initializes its backends.
-
-    Raises:
-      UsageError: libtpu is not installed.
-    """
+    """Configures JAX for the TPU compiler without a TPU. Call it before JAX initializes its backends."""
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError("`bertjax plan` needs the TPU compiler; install it with pip install 'bertjax[tpu]'")
     # Without a TPU there is no metadata server, and several processes may load libtpu.

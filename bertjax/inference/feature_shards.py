@@ -38,10 +38,6 @@ def write_shards(
 
     Yields:
       The number of texts before each new shard, and the shard.
-
-    Raises:
-      UsageError: the folder belongs to another command, or to other features or texts.
-      BertjaxError: the folder cannot be written, or a shard in it is damaged.
     """
     with _locked_folder(folder, metadata):
         remaining = iter(texts)

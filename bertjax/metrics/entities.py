@@ -37,11 +37,7 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns whether a tag set marks entities: O plus at least one tag of IOB, BIOES or BILOU.
-
-    Raises:
-      UsageError: the tags mix schemes, or mix entity tags with other tags.
-    """
+    """Returns whether a tag set marks entities: O plus at least one tag of IOB, BIOES or BILOU."""
     inside = {tag for tag in tags if tag != "O"}
     prefixes = {tag: prefix for tag in inside for prefix, _, type_ in [tag.partition("-")] if type_}
     if inside and len(prefixes) == len(inside) and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES):

@@ -57,9 +57,6 @@ class Architecture:
         on that side).
       pad_vocab_to_multiple_of: rows of the token embedding table are padded to a multiple of this number for the matrix
         unit; padding rows have probability zero.
-
-    Raises:
-      UsageError: a value is out of range.
     """
 
     encoder: str = TRANSFORMER
@@ -131,9 +128,6 @@ class Layout:
         no dropout, rows of a multiple of 128 tokens), `cudnn` (GPU, bfloat16, no dropout), `auto` (the fastest of the
         first three that supports the model on the devices in use), or `package.module.function`, an `AttentionFn` of
         your own. The built-in ones compute the same values and draw the same dropout masks.
-
-    Raises:
-      UsageError: a value is unknown.
     """
 
     dtype: str = AUTO
@@ -153,9 +147,6 @@ class ModelConfig(Architecture, Layout):
       hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
       attention_probs_dropout_prob: dropout rate of the attention probabilities.
       initializer_range: standard deviation of the truncated normal that initializes all matrices.
-
-    Raises:
-      UsageError: a value is out of range.
     """
 
     hidden_dropout_prob: float = 0.1
@@ -199,9 +190,6 @@ def size_fields(size: str) -> dict[str, int]:
     Args:
       size: `tiny`, `mini`, `small`, `medium`, `base` or `large`; `L4_H512` with H / 64 heads (the 24 small models of
         google-research/bert); or `L6_H768_A3` with an explicit number of heads (Table 6 of the paper).
-
-    Raises:
-      UsageError: the size is unknown.
     """
     if size in _NAMED_SIZES:
         num_layers, hidden_size = _NAMED_SIZES[size]

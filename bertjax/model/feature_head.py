@@ -35,9 +35,6 @@ class FeatureHead:
         softmax weights and a learned scale. Empty (default): the encoder is fine-tuned.
       lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0); 2 in Table 7.
       lstm_size: units of the BiLSTM in each direction.
-
-    Raises:
-      UsageError: a value is out of range.
     """
 
     features: str = NONE

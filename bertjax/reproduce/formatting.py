@@ -159,11 +159,7 @@ def _footer(table: FormattedTable) -> list[str]:
 
 
 def plot_figure5(table: Table, results: Results, path: Path) -> None:
-    """Plots fine-tuning metrics over pre-training steps as a PNG: the paper's on the left, ours on the right.
-
-    Raises:
-      UsageError: no run of the figure is finished.
-    """
+    """Plots fine-tuning metrics over pre-training steps as a PNG: the paper's on the left, ours on the right."""
     from matplotlib.figure import Figure
 
     paper = paper_table(table.name)

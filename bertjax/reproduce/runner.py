@@ -155,9 +155,6 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     Returns:
       `done` (names of all finished runs), `failed` and `missing_data` (name to reason), and `stopped` (whether a signal
       ended it early).
-
-    Raises:
-      UsageError: no run can start because its data is missing.
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending

@@ -20,11 +20,7 @@ def task_names() -> list[str]:
 
 
 def config_class(task: str) -> type[RunConfig]:
-    """Returns the config dataclass of a task.
-
-    Raises:
-      UsageError: unknown task.
-    """
+    """Returns the config dataclass of a task."""
     return _module(task).Config
 
 
@@ -45,9 +41,6 @@ def build_task(config: RunConfig, train: bool | None = False) -> Task:
     Args:
       config: config of the run.
       train: read training data; None reads it if the config names data.
-
-    Raises:
-      UsageError: the data cannot be used.
     """
     return _module(config.task).Task(config, config.has_data if train is None else train)
 

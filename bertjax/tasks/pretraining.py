@@ -172,9 +172,6 @@ class Task(task.Task):
         Args:
           config: config of the run.
           train: require a corpus.
-
-        Raises:
-          UsageError: no corpus, or one that does not fit the config.
         """
         super().__init__(config)
         self.config: Config

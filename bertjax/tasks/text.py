@@ -67,11 +67,7 @@ class TableData(FinetuningData):
         return bool(self.train_file or self.dev_file or self.test_file)
 
     def file_of(self, split: str) -> str:
-        """Returns the file of "train", "dev" or "test".
-
-        Raises:
-          UsageError: it is not set.
-        """
+        """Returns the file of "train", "dev" or "test"."""
         file = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}[split]
         if not file:
             raise UsageError(f"no file for the {split} set; name it with --config.data.{split}_file=FILE")

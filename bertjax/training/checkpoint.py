@@ -161,11 +161,7 @@ class Checkpoints:
         return find_checkpoint(self._workdir)
 
     def wait(self) -> None:
-        """Waits until the last save is complete.
-
-        Raises:
-          BertjaxError: the save failed.
-        """
+        """Waits until the last save is complete."""
         self._report_failure(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -327,11 +323,7 @@ def _score_or_minus_infinity(checkpoint: epath.Path) -> float:
 
 
 def saved_fingerprint(checkpoint: epath.Path) -> str:
-    """Returns the fingerprint of a checkpoint's parameters: 16 hexadecimal digits that change with any bit.
-
-    Raises:
-      BertjaxError: the metadata is damaged.
-    """
+    """Returns the fingerprint of a checkpoint's parameters: 16 hexadecimal digits that change with any bit."""
     return read_metadata(checkpoint).fingerprints["params"]
 
 

@@ -73,11 +73,7 @@ def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def choose_split(config: ConfigDict, split: str) -> ConfigDict:
-    """Sets the split whose examples are predicted, and returns the config.
-
-    Raises:
-      UsageError: unknown split, or a task without predictions.
-    """
+    """Sets the split whose examples are predicted, and returns the config."""
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
     if "eval_split" not in config.data:
@@ -90,10 +86,6 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     """Returns the model config of a checkpoint: its saved architecture, with the layout of its workdir's config.
 
     The attention implementation is chosen anew for the local devices and for rows of any length.
-
-    Raises:
-      UsageError: the config of the workdir has an unknown field of the model.
-      BertjaxError: the checkpoint is damaged.
     """
     config = checkpoint_config(checkpoint, [])
     try:

@@ -56,11 +56,7 @@ class CheckpointMetadata:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Parses what `as_json` returns.
-
-        Raises:
-          BertjaxError: a field is missing or unknown.
-        """
+        """Parses what `as_json` returns."""
         try:
             metadata = cls(**content)
             if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
@@ -89,11 +85,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
 
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:
-    """Reads the architecture of a checkpoint; fields that its metadata lacks have their defaults.
-
-    Raises:
-      BertjaxError: the metadata is damaged, or has a field that this version does not know.
-    """
+    """Reads the architecture of a checkpoint; fields that its metadata lacks have their defaults."""
     fields = read_metadata(checkpoint).architecture
     try:
         return Architecture(**fields)

@@ -90,11 +90,7 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
 
 
 def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
-    """Loads the parameters of a checkpoint that was trained for the task.
-
-    Raises:
-      UsageError: the checkpoint is of another model or task.
-    """
+    """Loads the parameters of a checkpoint that was trained for the task."""
     mesh = make_mesh(task.config.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)

@@ -87,9 +87,6 @@ def check_frozen(params: Any, frozen: Frozen) -> None:
     Args:
       params: arrays or shapes, boxed or not.
       frozen: parameters to freeze.
-
-    Raises:
-      UsageError: unknown or too many parameters.
     """
     flat = flatten_dict(nn.unbox(params))
     num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)

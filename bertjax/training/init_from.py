@@ -43,11 +43,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
-    """Raises if a checkpoint was trained with another vocabulary than the task's data.
-
-    Raises:
-      UsageError: the vocabularies differ.
-    """
+    """Raises if a checkpoint was trained with another vocabulary than the task's data."""
     file = workdir_of(checkpoint) / ENTRY
     if ENTRY not in task.workdir_files or not file.exists():
         return
@@ -69,9 +65,6 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
     Returns:
       The index of the output of each label of the task, or [] if outputs and labels have the same order.
-
-    Raises:
-      UsageError: the checkpoint was trained for another task or other labels.
     """
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if OUTPUT_LAYER not in task.workdir_files or not file.exists():

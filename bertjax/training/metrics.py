@@ -163,9 +163,6 @@ class TrackerWriter:
           name: one of TRACKERS.
           workdir: its name is that of the run.
           config: config of the run.
-
-        Raises:
-          UsageError: unknown tracker, or its package is not installed.
         """
         if name not in TRACKERS:
             raise UsageError(f"unknown tracker: {name!r}; known: {', '.join(TRACKERS)}")

@@ -128,9 +128,6 @@ def broadcast_from_host0(read: Callable[[], T]) -> T:
 
     Args:
       read: returns a JSON value.
-
-    Raises:
-      BertjaxError: `read` raised it, on all processes.
     """
     if jax.process_count() == 1:
         return read()

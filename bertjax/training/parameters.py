@@ -91,11 +91,7 @@ def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -
 
 
 def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
-    """Restores all parameters of a checkpoint by path, as NumPy arrays.
-
-    Raises:
-      BertjaxError: the checkpoint is damaged or cannot be read.
-    """
+    """Restores all parameters of a checkpoint by path, as NumPy arrays."""
     params = {}
     with _open_params(checkpoint) as (checkpointer, saved):
         # One array at a time: Orbax holds two copies of everything that it restores in one call.

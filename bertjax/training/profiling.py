@@ -17,11 +17,7 @@ _PROFILES = "plugins/profile"
 
 
 def parse_steps(text: str) -> range:
-    """Parses `START:STOP`, the steps START to STOP - 1, counted from 0 ("": no steps).
-
-    Raises:
-      UsageError: not of this form, or no steps.
-    """
+    """Parses `START:STOP`, the steps START to STOP - 1, counted from 0 ("": no steps)."""
     if not text:
         return range(0)
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)

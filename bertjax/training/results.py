@@ -19,11 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_results(workdir: epath.Path) -> dict[str, Any]:
-    """Reads the `results.json` of a finished run.
-
-    Raises:
-      BertjaxError: the file is damaged.
-    """
+    """Reads the `results.json` of a finished run."""
     file = workdir / RESULTS
     try:
         return read_json_object(file)

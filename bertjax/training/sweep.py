@@ -85,9 +85,6 @@ def sweep(
       path: workdir.
       init_from: checkpoint that initializes each trial.
       make_task: function from a trial's config and `init_from` to its task.
-
-    Raises:
-      UsageError: the grid or `seeds` is invalid, or as `run_sweep`.
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")

@@ -59,11 +59,7 @@ _ALLOWED_FILES = (".*", CONVERTED, "*.log", "*.out", "*.err")
 
 
 def resolve(path: str) -> epath.Path:
-    """Resolves the path of a workdir.
-
-    Raises:
-      UsageError: checkpoints cannot be saved at this path.
-    """
+    """Resolves the path of a workdir."""
     workdir = resolve_checkpoint_path(path)
     if workdir == workdir.parent:
         raise UsageError(
@@ -100,9 +96,6 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     Args:
       workdir: directory that may not exist yet.
       marker: file whose presence shows that the directory is a workdir; then additional files are allowed.
-
-    Raises:
-      UsageError: the directory holds unrelated files.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
@@ -175,9 +168,6 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
       workdir: workdir of the run.
       config: config of the run as nested dictionaries.
       data_hash: hash of the training data.
-
-    Raises:
-      UsageError: the config or the data differs.
     """
     if not has_checkpoints(workdir):
         return

@@ -31,7 +31,7 @@ def atomic_directory(
 
     Raises:
       UsageError: `path` exists, or another process is writing it.
-      BertjaxError: The disk is full or not writable.
+      BertjaxError: the disk is full or not writable.
     """
     make = _remote_directory(path, last_file) if is_remote(path) else _local_directory(path)
     try:

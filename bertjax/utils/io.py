@@ -41,12 +41,7 @@ def check_bucket(path: AnyPath) -> None:
 
 
 def read_json(path: os.PathLike | str) -> Any:
-    """Returns the content of a JSON file.
-
-    Raises:
-      OSError: The file cannot be read.
-      ValueError: The file is not JSON in UTF-8.
-    """
+    """Returns the content of a JSON file."""
     try:
         return json.loads(as_path(path).read_bytes().decode("utf-8"))
     except RecursionError as error:
@@ -106,7 +101,7 @@ def write_atomic(path: AnyPath, content: str | bytes) -> AnyPath:
     """Writes a file atomically, text as UTF-8, and returns its path.
 
     Raises:
-      BertjaxError: The file cannot be written.
+      BertjaxError: the file cannot be written.
     """
     try:
         with atomic_file(path) as file:
@@ -144,11 +139,7 @@ def fsync(path: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Returns the directory of machine-wide caches, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`).
-
-    Raises:
-      BertjaxError: The directory cannot be created.
-    """
+    """Returns the directory of machine-wide caches, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
     default = f"{tempfile.gettempdir()}/bertjax-{os.getuid()}"
     path = Path(os.environ.get(CACHE_DIR_VARIABLE) or default).expanduser().absolute()
     try:

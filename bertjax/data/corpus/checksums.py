@@ -54,17 +54,13 @@ class Checksums:
         """Raises the error of the background thread, if it has found a damaged file.
 
         Raises:
-          BertjaxError: A file is damaged or cannot be read.
+          BertjaxError: a file is damaged or cannot be read.
         """
         if self._error:
             raise self._error
 
     def wait(self) -> None:
-        """Verifies all files that are left and waits for the result.
-
-        Raises:
-          BertjaxError: A file is damaged or cannot be read.
-        """
+        """Verifies all files that are left and waits for the result."""
         self.check()
         while self._pending or (self._thread and self._thread.is_alive()):
             self.verify_in_background()

@@ -36,8 +36,8 @@ def texts(
     """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
 
     Raises:
-      UsageError: The dataset or split does not exist, or it is unclear which feature is the text.
-      BertjaxError: The dataset cannot be downloaded or read.
+      UsageError: the dataset or split does not exist, or it is unclear which feature is the text.
+      BertjaxError: the dataset cannot be downloaded or read.
     """
     builder = open_builder(name, data_dir)
     with read_errors(name, split):
@@ -53,12 +53,7 @@ def texts(
 
 @contextlib.contextmanager
 def read_errors(name: str, split: str) -> Iterator[None]:
-    """Turns exceptions of reading a dataset into one-line errors.
-
-    Raises:
-      UsageError: The split does not exist.
-      BertjaxError: The dataset cannot be downloaded or read.
-    """
+    """Turns exceptions of reading a dataset into one-line errors."""
     try:
         yield
     except BertjaxError:
@@ -74,12 +69,7 @@ def read_errors(name: str, split: str) -> Iterator[None]:
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
-    """Returns the builder of a dataset.
-
-    Raises:
-      UsageError: The dataset does not exist.
-      BertjaxError: TensorFlow Datasets cannot be imported.
-    """
+    """Returns the builder of a dataset."""
     try:
         import tensorflow_datasets as tfds
 

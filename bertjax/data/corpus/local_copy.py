@@ -27,8 +27,8 @@ def open_anywhere(path: str) -> Corpus:
     """Opens a corpus on a local disk, or a local copy of one at an address such as `gs://bucket/corpus`.
 
     Raises:
-      UsageError: The path has no corpus.
-      BertjaxError: The corpus is damaged, the disk is too small for a copy, or storage fails.
+      UsageError: the path has no corpus.
+      BertjaxError: the corpus is damaged, the disk is too small for a copy, or storage fails.
     """
     return open_corpus(_local_copy(path) if is_remote(path) else path)
 

@@ -70,9 +70,6 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
       shards: in the order of the text.
       heldout_fraction: fraction of documents that were held out, in [0, 1).
       problems: problem to its count, besides the problems of the shards.
-
-    Raises:
-      BertjaxError: The shards hold no document.
     """
     all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
     runs = {split: [_whole_split(shard, split) for shard in shards] for split in store.SPLITS}

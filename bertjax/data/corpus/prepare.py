@@ -82,7 +82,7 @@ def prepare(
       The manifest of the corpus.
 
     Raises:
-      UsageError: An argument, spec or vocabulary cannot be used.
+      UsageError: an argument, spec or vocabulary cannot be used.
       BertjaxError: Reading, writing or a worker failed, or the inputs hold no text.
     """
     output = _resolve_output(output)

@@ -66,7 +66,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
       The sources, in the order of the specs and sorted by path within each, and the number of duplicates left out.
 
     Raises:
-      UsageError: A spec is malformed, matches nothing, or names a file that cannot be read.
+      UsageError: a spec is malformed, matches nothing, or names a file that cannot be read.
     """
     sources: dict[tuple[str, str, str], Source] = {}
     duplicates = 0
@@ -170,9 +170,6 @@ def read(
       source: what to read.
       problems: counts of problems, to be increased.
       advance: called with the number of bytes that were read since the last call.
-
-    Raises:
-      BertjaxError: The source cannot be read.
     """
     if source.kind == "docs":
         return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))

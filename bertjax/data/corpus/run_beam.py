@@ -94,10 +94,6 @@ def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, worker
       options: from `pipeline_options`.
       workers: processes of this machine, for docstrings.
       progress: whether to log the pipeline's start and retries.
-
-    Raises:
-      UsageError: A stage cannot use an input.
-      BertjaxError: A stage or the pipeline failed.
     """
     # Errors are reported in one line at the end.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)

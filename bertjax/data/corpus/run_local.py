@@ -22,13 +22,7 @@ _BATCHES_PER_WORKER = 2
 
 
 def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) -> JobResult:
-    """Writes the arrays of a corpus. Their bytes do not depend on the number of workers.
-
-    Raises:
-      UsageError: A source cannot be used.
-      BertjaxError: Reading failed, a worker died, or the inputs hold no text.
-      OSError: The disk is full.
-    """
+    """Writes the arrays of a corpus. Their bytes do not depend on the number of workers."""
     problems = Counter(job.problems)
     with tempfile.TemporaryDirectory(dir=None if is_remote(directory) else directory) as folder:
         work = Path(folder)

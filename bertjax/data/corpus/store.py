@@ -112,7 +112,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Reads the manifest of a corpus.
 
     Raises:
-      UsageError: The directory is not a corpus, or one of another format.
+      UsageError: the directory is not a corpus, or one of another format.
     """
     file = path / MANIFEST
     if not file.is_file():
@@ -149,7 +149,7 @@ def open_corpus(path: str | Path) -> Corpus:
     Checks sizes and the vocabulary; `Corpus.checksums` verifies the arrays.
 
     Raises:
-      UsageError: The directory is not a corpus, a file is missing, or a file has another size.
+      UsageError: the directory is not a corpus, a file is missing, or a file has another size.
     """
     path = Path(path)
     manifest = read_manifest(path)

@@ -238,11 +238,7 @@ class Tokenizer:
         return text.lower() if self.vocabulary.lower_case else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Returns the pieces of token ids.
-
-        Raises:
-          UsageError: An id is outside the vocabulary.
-        """
+        """Returns the pieces of token ids."""
         ids = [int(index) for index in ids]
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
             raise UsageError(

@@ -85,7 +85,7 @@ def load_vocabulary(
       content: bytes of the file (default: None, read from `path`).
 
     Raises:
-      UsageError: The file is missing, is not a vocabulary, or lacks a special piece.
+      UsageError: the file is missing, is not a vocabulary, or lacks a special piece.
     """
     path = as_path(path)
     if content is None:
@@ -132,11 +132,7 @@ def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
 
 
 def load_sentencepiece(path: os.PathLike, content: bytes):
-    """Returns the `SentencePieceProcessor` of a model file.
-
-    Raises:
-      UsageError: The content is not a SentencePiece model.
-    """
+    """Returns the `SentencePieceProcessor` of a model file."""
     import sentencepiece
 
     try:
@@ -155,22 +151,14 @@ def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
 
 
 def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
-    """Loads the vocabulary of a workdir.
-
-    Raises:
-      UsageError: The workdir has no vocabulary.
-    """
+    """Loads the vocabulary of a workdir."""
     if not (workdir / ENTRY).exists():
         raise UsageError(f"{workdir} has no {ENTRY}; give the workdir of a run, or a checkpoint inside it")
     return open_vocabulary(workdir / ENTRY)
 
 
 def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Loads a `vocab.txt`, a SentencePiece `.model`, or the vocabulary that a workdir's `vocabulary.json` names.
-
-    Raises:
-      UsageError: The file is not one of these.
-    """
+    """Loads a `vocab.txt`, a SentencePiece `.model`, or the vocabulary that a workdir's `vocabulary.json` names."""
     path = as_path(path)
     if path.name != ENTRY:
         return load_vocabulary(path)

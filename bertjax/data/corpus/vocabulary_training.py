@@ -59,7 +59,7 @@ def train_vocabulary(
       progress: whether to show a progress bar on standard error.
 
     Raises:
-      BertjaxError: The sources hold no text, or SentencePiece fails.
+      BertjaxError: the sources hold no text, or SentencePiece fails.
     """
     sample = batches(_sample(sources, kind, progress))
     results = ordered_map(pool, statistics, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
@@ -126,11 +126,7 @@ def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[st
 def vocabulary_content(
     results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
 ) -> bytes:
-    """Trains a vocabulary on the results of `statistics`, in order, and returns its file's content.
-
-    Raises:
-      BertjaxError: The sample holds no text, or SentencePiece fails.
-    """
+    """Trains a vocabulary on the results of `statistics`, in order, and returns its file's content."""
     if kind == WORDPIECE:
         words: Counter[str] = Counter()
         for counts in results:
@@ -145,11 +141,7 @@ def vocabulary_content(
 
 
 def wordpieces(counts: Counter[str], size: int) -> list[str]:
-    """Trains a WordPiece vocabulary on word counts and returns its pieces, special pieces first.
-
-    Raises:
-      BertjaxError: There are no words.
-    """
+    """Trains a WordPiece vocabulary on word counts and returns its pieces, special pieces first."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     if not counts:
@@ -186,11 +178,7 @@ def _lines(words: Iterator[str]) -> Iterator[str]:
 
 
 def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -> bytes:
-    """Trains a SentencePiece unigram model whose ids 0 to 4 are BERT's special pieces, and returns its file's content.
-
-    Raises:
-      BertjaxError: SentencePiece fails, for example because the text is too small.
-    """
+    """Returns the content of a SentencePiece unigram model whose ids 0 to 4 are BERT's special pieces."""
     import sentencepiece
 
     pad, unk, *control = SPECIAL_PIECES

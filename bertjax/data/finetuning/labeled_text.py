@@ -43,11 +43,7 @@ class Target:
         return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
     def read(self, row: Row, stats: ReadStats) -> Any:
-        """Returns a row's class id, 0/1 list of K labels or number; None if it has no label.
-
-        Raises:
-          UsageError: the label is not a known class or not a number.
-        """
+        """Returns a row's class id, 0/1 list of K labels or number; None if it has no label."""
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)
             ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}

@@ -211,9 +211,6 @@ def encode_tagged(
       Examples with `token_labels`: the label id at first pieces of words, -1 elsewhere and for words without a tag.
       Index of the example in which each word is labeled, int64 [words].
       For each example, the token positions of the words labeled in it, int64 [labeled words].
-
-    Raises:
-      UsageError: a tag is not in `labels`.
     """
     vocabulary = tokenizer.vocabulary
     max_pieces = seq_len - 2

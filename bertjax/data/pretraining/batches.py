@@ -165,7 +165,7 @@ def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str
     """Yields the batches of a dataset as NumPy arrays, and verifies the corpus's checksums in the background.
 
     Raises:
-      BertjaxError: A batch cannot be made; names the damaged file if that is the reason.
+      BertjaxError: a batch cannot be made; names the damaged file if that is the reason.
     """
     corpus.checksums.verify_in_background()
     try:

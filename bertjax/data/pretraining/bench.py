@@ -54,10 +54,6 @@ def bench_input(
       token_fraction: fraction of positions that are not padding, in the first batches.
       seq_len: tokens per row.
       batch_size: rows per batch.
-
-    Raises:
-      UsageError: an argument is out of range, or the corpus is too small.
-      BertjaxError: the corpus is damaged, or the pair index cannot be stored.
     """
     # More steps than any measurement reaches.
     phase = dataclasses.replace(phase, start_step=0, stop_step=1 << 40)

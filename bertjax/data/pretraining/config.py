@@ -47,9 +47,6 @@ class Phase:
       stop_step: step after the last one.
       spans_per_row: maximum pairs of a packed row (default: 1, not packed).
       packed_row_predictions: maximum predictions of a packed row.
-
-    Raises:
-      UsageError: a value is out of range.
     """
 
     seq_len: int
@@ -84,9 +81,6 @@ class Masking:
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
       whole_word: mask all pieces of a word or none.
-
-    Raises:
-      UsageError: a value is out of range, or the probabilities do not add up to 1.
     """
 
     rate: float = 0.15

@@ -45,9 +45,6 @@ def document_pairs(
 
     Yields:
       Arrays of RECORD, each sorted by `a_start`.
-
-    Raises:
-      BertjaxError: a document has no sentences, or a sentence has no tokens.
     """
     last = first + targets.size
     cursor, end = documents[first:last].copy(), documents[first + 1 : last + 1]

@@ -26,9 +26,6 @@ def cudnn_attention(
 
     Args:
       implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same on any platform.
-
-    Raises:
-      ValueError: dropout is requested.
     """
     if dropout_rate and dropout_key is not None:
         raise ValueError("cudnn attention has no dropout")

@@ -131,9 +131,6 @@ def check_attention(config: ModelConfig, length: int, several_sequences: bool = 
     """Returns the configured implementation, or None for `auto`, without initializing any device.
 
     Configs are checked before `jax.distributed.initialize`, which must precede the first use of devices.
-
-    Raises:
-      UsageError: the implementation is unknown or does not support the model.
     """
     if config.attention == AUTO:
         return None

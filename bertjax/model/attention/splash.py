@@ -29,11 +29,7 @@ def splash_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Slow on other platforms.
-
-    Raises:
-      ValueError: dropout is requested.
-    """
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Slow on other platforms."""
     if dropout_rate and dropout_key is not None:
         raise ValueError("splash attention has no dropout")
     rows, _, heads, size = query.shape

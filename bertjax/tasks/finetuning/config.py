@@ -108,9 +108,6 @@ class FinetuningConfig(RunConfig):
       feature_head: layers between encoder and output layer.
       model: fields of `ModelConfig`; unset architecture fields are those of the `--init_from` checkpoint.
       data: see the task.
-
-    Raises:
-      UsageError: a value is out of its range.
     """
 
     zero_allowed: ClassVar[tuple[str, ...]] = ("steps", "eval_every", "checkpoint_every")

@@ -113,11 +113,7 @@ class EvaluationSet:
 def read_split(
     data: FinetuningData, tokenizer: Tokenizer, read_stats: list[ReadStats], spec: GlueSpec, split: str
 ) -> EvaluationSet:
-    """Reads and encodes the rows of a split such as `train` or `dev_matched`, and appends to `read_stats`.
-
-    Raises:
-      UsageError: no such file, or one of another task.
-    """
+    """Reads and encodes the rows of a split such as `train` or `dev_matched`, and appends to `read_stats`."""
     has_labels = not split.startswith("test") and spec.folder != _DIAGNOSTIC
     training = split == "train"
     if data.path.startswith(PREFIX):

@@ -58,11 +58,7 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
 
 
 def saved_labels(path: str) -> list[str] | None:
-    """Reads the labels of a file of this kind, in the order of their ids ("": None).
-
-    Raises:
-      UsageError: the file has no list of labels.
-    """
+    """Reads the labels of a file of this kind, in the order of their ids ("": None)."""
     if not path:
         return None
     try:

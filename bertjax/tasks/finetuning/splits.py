@@ -15,11 +15,7 @@ HELD_OUT = "held_out"
 
 
 def evaluated_split(data: FinetuningData, train: bool) -> str:
-    """Returns the evaluated data: "dev" or "test" of the task's files, HELD_OUT, or NO_SPLIT.
-
-    Raises:
-      UsageError: nothing to evaluate, and no training either.
-    """
+    """Returns the evaluated data: "dev" or "test" of the task's files, HELD_OUT, or NO_SPLIT."""
     split = data.eval_split
     if split == "dev" and data.dev_share:
         split = HELD_OUT
@@ -53,11 +49,7 @@ def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
 
 
 def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
-    """Returns a bool mask of the training rows that are held out for dev.
-
-    Raises:
-      UsageError: no training rows are left.
-    """
+    """Returns a bool mask of the training rows that are held out for dev."""
     mask = select_dev_rows(contents, data.dev_share, data.dev_seed)
     if mask.all():
         raise UsageError(

@@ -69,9 +69,6 @@ class FinetuningTask(task.Task):
         Args:
           config: config of the run.
           train: require training data.
-
-        Raises:
-          UsageError: the data is missing or does not fit the config.
         """
         super().__init__(config)
         self.read_stats: list[ReadStats] = []

@@ -54,9 +54,6 @@ def make_class_weighting(
       smoothing: label smoothing.
       names: names of the classes by id.
       labels: label of each training row or word, -1 if unlabeled.
-
-    Raises:
-      UsageError: a weight for an unknown class.
     """
     if class_weights == BALANCED:
         counts = np.bincount(labels[labels >= 0], minlength=len(names))
