@@ -19,7 +19,7 @@ _LM = "--config.data.objective=lm"
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
 LSTMS = (_LM, f"--config.model.encoder={LSTM}")
 # BERT's rows without the next-sentence loss. With `objective=none`, whose rows start in the middle of sentences, a
-# small model learns much more slowly (RESULTS.md).
+# small model learns much more slowly (docs/results/tables.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
 # The paper gives no learning rate for the feature-based approach.
 _FEATURE_LEARNING_RATE = "--config.optimizer.learning_rate=1e-3"

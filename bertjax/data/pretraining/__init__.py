@@ -1,1 +1,1 @@
-"""Pre-training batches: sentence pairs, the plan on disk, rows, masking; online, in tf.data."""
+"""Pre-training batches: sentence pairs, the pair index, rows and masking, in tf.data."""
