@@ -17,16 +17,16 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FAILING_ON_ONE_HOST = """
 import jax
 from bertjax.cli import main as cli
-from bertjax.inference import cached_features
+from bertjax.training import train
 
-training_task = cached_features.training_task
+train_all = train.train
 
 def fail_on_process1(*args):
     if jax.process_index():
         raise OSError("no such disk")
-    return training_task(*args)
+    return train_all(*args)
 
-cached_features.training_task = fail_on_process1
+train.train = fail_on_process1
 cli.main()
 """
 
