@@ -20,7 +20,6 @@ from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, SPECS, EvaluationSet
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.records import PredictionRecords, Record, class_record, number_record
 from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
-from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, make_class_weighting
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.utils.io import write_atomic
 
@@ -78,15 +77,7 @@ class Task(FinetuningTask):
         super().__init__(config, train)
 
     def make_objective(self, model: ModelConfig) -> Classification | Regression:
-        weighting = UNWEIGHTED
-        if self.labels and self.train_examples is not None:
-            weighting = make_class_weighting(
-                self.config.data.class_weight_map,
-                self.config.label_smoothing,
-                self.labels,
-                self.train_examples.rows["labels"],
-            )
-        return sequence_objective(self.labels, model, weighting)
+        return sequence_objective(self.labels, model, self.class_weighting())
 
     def output_layer(self) -> OutputLayer:
         # The diagnostic set is predicted with a model of MNLI.

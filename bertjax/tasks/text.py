@@ -28,7 +28,6 @@ from bertjax.tasks.finetuning.records import (
     number_record,
 )
 from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
-from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, make_class_weighting
 from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic
@@ -157,15 +156,7 @@ class Task(FinetuningTask):
     def make_objective(self, model: ModelConfig) -> Objective:
         if self.config.data.kind == "multilabel":
             return MultiLabel(SequenceModel(model, len(self.labels)))
-        weighting = UNWEIGHTED
-        if self.labels and self.train_examples is not None:
-            weighting = make_class_weighting(
-                self.config.data.class_weight_map,
-                self.config.label_smoothing,
-                self.labels,
-                self.train_examples.rows["labels"],
-            )
-        return sequence_objective(self.labels, model, weighting)
+        return sequence_objective(self.labels, model, self.class_weighting())
 
     def output_layer(self) -> OutputLayer:
         data = self.config.data

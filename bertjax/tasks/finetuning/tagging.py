@@ -23,7 +23,7 @@ from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record, tags_record
 from bertjax.tasks.finetuning.task import FinetuningTask
-from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting, make_class_weighting
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting
 from bertjax.tasks.objectives.classification import class_denominator, class_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.utils.io import write_atomic
@@ -86,17 +86,9 @@ class TaggingTask(FinetuningTask):
         return None
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        weighting = UNWEIGHTED
-        if self.train_examples is not None:
-            weighting = make_class_weighting(
-                self.config.data.class_weight_map,
-                self.config.label_smoothing,
-                self.labels,
-                self.train_examples.tokens["token_labels"],
-            )
         # In training, the logits of all tags would fill the memory; only `predict` uses them.
         predicts = self.config.has_data and self.train_examples is None
-        return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), weighting, predicts)
+        return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), self.class_weighting(), predicts)
 
     def output_layer(self) -> OutputLayer:
         return OutputLayer(TAGS, tuple(self.labels), self.output_name)

@@ -29,6 +29,7 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import PredictionRecords
+from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting, make_class_weighting
 from bertjax.tasks.task import NumpyBatch, Objective, StepCost
 
 # Top-level parameters of the output layer.
@@ -114,6 +115,15 @@ class FinetuningTask(task.Task):
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Returns the metrics of the outputs of all evaluation batches ({}: no labels)."""
         return {}
+
+    def class_weighting(self) -> ClassWeighting:
+        """Returns the class weights and label smoothing of training; evaluation uses neither."""
+        examples = self.train_examples
+        if not self.labels or examples is None:
+            return UNWEIGHTED
+        labels = examples.tokens["token_labels"] if "token_labels" in examples.tokens else examples.rows["labels"]
+        data = self.config.data
+        return make_class_weighting(data.class_weight_map, self.config.label_smoothing, self.labels, labels)
 
     def prediction_records(self) -> Sequence[PredictionRecords]:
         """Returns the JSON Lines files that `predict` writes beside the official ones."""
