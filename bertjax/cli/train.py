@@ -30,8 +30,8 @@ def add_parser(commands: Any) -> None:
         "--tracker",
         action="append",
         default=[],
-        metavar="NAME",
-        help="log metrics to wandb or trackio; repeat the option for both",
+        choices=("wandb", "trackio"),
+        help="log metrics to this experiment tracker; repeat the option for both",
     )
 
 

@@ -93,7 +93,7 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
         if not {"task", "data", "model"} <= values.keys():
             raise ValueError("it has no task, data or model")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the config of the checkpoint: {file} ({error})") from error
+        raise UsageError(f"cannot read the config of the checkpoint, {file}: {error}; copy it again") from error
     return apply_overrides(ConfigDict(_with_tuples(values)), overrides)
 
 

@@ -21,7 +21,6 @@ from bertjax.utils.io import is_remote, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-TRACKERS = ("wandb", "trackio")
 # Object storage cannot append, so files are rewritten, at most once in this time.
 _REWRITE_SECONDS = 60.0
 
@@ -160,12 +159,10 @@ class TrackerWriter:
         """Starts or resumes the tracker's run.
 
         Args:
-          name: one of TRACKERS.
+          name: `wandb` or `trackio`.
           workdir: its name is that of the run.
           config: config of the run.
         """
-        if name not in TRACKERS:
-            raise UsageError(f"unknown tracker: {name!r}; known: {', '.join(TRACKERS)}")
         try:
             self._tracker = importlib.import_module(name)
         except ImportError as error:

@@ -77,6 +77,6 @@ class Checksums:
                 if file_sha256(path) != sha256:
                     raise BertjaxError(f"{path} is damaged: its SHA-256 differs from the stored one; {remedy}")
         except OSError as error:
-            self._error = BertjaxError(f"cannot read {path}: {error.strerror or error}")
+            self._error = BertjaxError(f"cannot read {path}: {error.strerror or error}; check the disk, then run again")
         except BertjaxError as error:
             self._error = error

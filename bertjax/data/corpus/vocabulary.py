@@ -167,7 +167,7 @@ def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
         vocabulary = load_vocabulary(path.parent / entry["file"], entry["lower_case"])
         sha256 = entry["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+        raise UsageError(f"cannot read {path}: {error}; copy it again") from error
     if vocabulary.sha256 != sha256:
         raise UsageError(f"{vocabulary.path} is not the vocabulary of the training run; restore the original file")
     return vocabulary

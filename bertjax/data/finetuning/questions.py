@@ -85,9 +85,11 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
             for entry in paragraph["qas"]
         ]
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
-        raise UsageError(f"{path} is not in SQuAD's format ({type(error).__name__}: {error})") from error
+        raise UsageError(
+            f"{path} is not in SQuAD's format: {type(error).__name__}: {error}; use its JSON files"
+        ) from error
     stats.read += len(questions)
     ids = Counter(question.id for question in questions)
     duplicate = next((id_ for id_, count in ids.items() if count > 1), None)

@@ -105,11 +105,11 @@ def read_table(
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
     reject_utf16(path, data)
     text = normalize_newlines(data.removeprefix(b"\xef\xbb\xbf")).decode("utf-8", "surrogateescape")
     if not text.strip():
-        raise UsageError(f"{path} is empty")
+        raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
         rows = _json_rows(path, text, columns, optional)
     else:

@@ -66,7 +66,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}; check the path") from error
     reject_utf16(path, data)
     words: list[str] = []
     tags: list[str] = []
@@ -99,7 +99,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     append_end(sentence_ends)
     append_end(document_ends)
     if not words:
-        raise UsageError(f"{path} has no words")
+        raise UsageError(f"{path} has no words; use a file with one word per line")
     stats.read = stats.used = len(sentence_ends)
     _note_mixed_schemes(tags, sentence_ends, word_lines, stats)
     lines = tuple(word_lines[start] for start in (0, *sentence_ends[:-1]))
@@ -143,7 +143,7 @@ def read_tagged_rows(
         ends.append(len(words))
         lines.append(row.line)
     if not words:
-        raise UsageError(f"{stats.file} has no words")
+        raise UsageError(f"{stats.file} has no words; use rows with words and tags")
     stats.used = len(ends)
     _note_mixed_schemes(tags, ends, word_lines, stats)
     return TaggedText(words, tags, ends, ends, tuple(lines))

@@ -39,7 +39,7 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
             for entry in content["Data"]
         ]
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not in TriviaQA's format ({type(error).__name__}: {error})") from error
     duplicate = next((id_ for id_, count in Counter(id_ for id_, *_ in entries).items() if count > 1), None)
