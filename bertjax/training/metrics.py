@@ -5,6 +5,7 @@ same lines as one that was not. Speeds are in `timing.jsonl`.
 """
 
 import contextlib
+import hashlib
 import importlib
 import json
 import math
@@ -160,14 +161,17 @@ class TrackerWriter:
 
         Args:
           name: `wandb` or `trackio`.
-          workdir: its name is that of the run.
+          workdir: its path is the name of the run, so that a resumed run continues the tracker's run.
           config: config of the run.
         """
         try:
             self._tracker = importlib.import_module(name)
         except ImportError as error:
             raise UsageError(f"--tracker {name} needs a package; run: pip install 'bertjax[{name}]'") from error
-        self._tracker.init(project="bertjax", name=workdir.name, config=dict(config), resume="allow")
+        run = os.fspath(workdir)
+        # trackio finds the run to resume by its name, Weights & Biases by an id without slashes.
+        run_id = {"id": hashlib.sha256(run.encode()).hexdigest()[:16]} if name == "wandb" else {}
+        self._tracker.init(project="bertjax", name=run, config=dict(config), resume="allow", **run_id)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._tracker.log(dict(values), step=step)

@@ -63,20 +63,25 @@ assert "tensorflow" not in sys.modules
     assert len([*tmp_path.glob("events.out.tfevents.*")]) == 1
 
 
-def test_tracker_receives_config_and_metrics(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_tracker_receives_config_and_metrics_and_resumes_the_run_of_a_workdir(tmp_path, monkeypatch, name):
     calls = []
     tracker = types.SimpleNamespace(
-        init=lambda **arguments: calls.append(("init", arguments)),
-        log=lambda values, step: calls.append(("log", values, step)),
-        finish=lambda: calls.append(("finish",)),
+        init=lambda **arguments: calls.append(arguments),
+        log=lambda values, step: calls.append((values, step)),
+        finish=lambda: calls.append("finish"),
     )
-    monkeypatch.setitem(sys.modules, "wandb", tracker)
-    writer = TrackerWriter("wandb", epath.Path(tmp_path / "run"), {"seed": 3})
-    writer.write(5, {"loss": 1.5})
-    writer.flush()
-    writer.close()
-    arguments = {"project": "bertjax", "name": "run", "config": {"seed": 3}, "resume": "allow"}
-    assert calls == [("init", arguments), ("log", {"loss": 1.5}, 5), ("finish",)]
+    monkeypatch.setitem(sys.modules, name, tracker)
+    for workdir in ("a/run", "a/run", "b/run"):
+        writer = TrackerWriter(name, epath.Path(tmp_path / workdir), {"seed": 3})
+        writer.write(5, {"loss": 1.5})
+        writer.close()
+    first, resumed, other = calls[::3]
+    assert calls[1:3] == [({"loss": 1.5}, 5), "finish"]
+    assert (first["project"], first["config"], first["resume"]) == ("bertjax", {"seed": 3}, "allow")
+    # Weights & Biases identifies a run by `id`, trackio by `name`.
+    key = "id" if name == "wandb" else "name"
+    assert first == resumed and first[key] != other[key]
 
 
 def test_missing_tracker_is_an_error(tmp_path, monkeypatch):
