@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from commanding import ends, printed, refused
@@ -93,6 +95,26 @@ def test_bench_step_needs_no_tensorflow_and_ends_with_json():
     for key in ("tokens_per_second", "mfu", "seconds_to_first_step", "peak_memory_bytes"):
         assert figures[key] > 0
     assert (figures["batch_size"], figures["seq_len"]) == (8, 16)
+
+
+def test_train_traces_steps_and_logs_to_a_tracker(capfd, corpus, tmp_path, monkeypatch):
+    logged, traced = {}, []
+    tracker = types.SimpleNamespace(
+        init=lambda **_: None,
+        log=lambda values, step: logged.setdefault(step, {}).update(values),
+        finish=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
+    monkeypatch.setattr(jax.profiler, "start_trace", traced.append)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: traced.append("stopped"))
+    overrides = ["--config.steps=2", "--config.log_every=1", "--config.optimizer.warmup_steps=1"]
+    config = ["--config", f"{TINY},corpus={corpus},seq_len=16", *overrides]
+    printed(capfd, "train", *config, "--workdir", tmp_path / "run", "--tracker=trackio", "--profile=0:1")
+    assert traced == [str(tmp_path / "run"), "stopped"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    assert {1, 2} <= losses.keys()
+    assert {step: logged[step]["loss"] for step in losses} == pytest.approx(losses)
 
 
 @pytest.mark.slow
