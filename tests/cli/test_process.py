@@ -56,6 +56,16 @@ def test_expected_error_is_one_line(tmp_path):
     assert run("open('nosuch')", tmp_path) == (1, "bertjax: nosuch: No such file or directory\n")
 
 
+def test_error_in_a_finalizer_adds_no_traceback(tmp_path):
+    # Orbax leaves such errors when one of its reads fails.
+    body = (
+        "from bertjax.errors import BertjaxError\n"
+        "class Read:\n    def __del__(self):\n        raise ValueError('abandoned')\n"
+        "Read()\nraise BertjaxError('damaged')"
+    )
+    assert run(body, tmp_path) == (1, "bertjax: damaged\n")
+
+
 def test_unexpected_error_shows_its_traceback(tmp_path):
     code, error = run("1 / 0", tmp_path)
     assert code == 1
