@@ -5,8 +5,7 @@ from typing import Any
 
 from bertjax.errors import UsageError
 
-# Endings of metrics that are better when lower, ahead of the suffix of an evaluation set. The F1 of an entity type or
-# class called so is `f1_TYPE`.
+# Endings of metrics that are better when lower. `f1_TYPE`, the F1 of an entity type, may end in such a word as well.
 _LOWER_IS_BETTER = ("loss", "error", "entropy")
 _SET_SUFFIXES = ("_matched", "_mismatched")
 

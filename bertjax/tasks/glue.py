@@ -31,7 +31,7 @@ _LOSSES = ("cross_entropy", "loss")
 
 @dataclasses.dataclass(frozen=True)
 class GlueData(FinetuningData):
-    """Data and batches.
+    """Data and batches of a GLUE task.
 
     Attributes:
       task: `cola`, `sst2`, `mrpc`, `stsb`, `qqp`, `mnli`, `qnli`, `rte`, `wnli` or `ax`.
@@ -46,7 +46,7 @@ class GlueData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of the task."""
+    """Config of a GLUE task."""
 
     task: str = "glue"
     data: GlueData = GlueData()

@@ -14,7 +14,7 @@ _CONTEXTS = ("document", "sentence")
 
 @dataclasses.dataclass(frozen=True)
 class NerData(FinetuningData):
-    """Data and batches.
+    """Data and batches of named entity recognition.
 
     Attributes:
       context: a row holds as much of a `document` as fits, or a `sentence`.
@@ -33,7 +33,7 @@ class NerData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of the task."""
+    """Config of named entity recognition."""
 
     task: str = "ner"
     data: NerData = NerData()

@@ -38,7 +38,7 @@ _PREDICTIONS, _NBEST, _NULL_ODDS = "predictions.json", "nbest_predictions.json",
 
 @dataclasses.dataclass(frozen=True)
 class SquadData(FinetuningData):
-    """Data and batches.
+    """Data and batches of question answering.
 
     Attributes:
       version: `1.1`; `2.0`, where a question may have no answer; or `triviaqa`, the documents of TriviaQA's Wikipedia
@@ -78,7 +78,7 @@ class SquadData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of the task."""
+    """Config of question answering."""
 
     task: str = "squad"
     data: SquadData = SquadData()

@@ -30,7 +30,7 @@ _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of the task."""
+    """Config of SWAG."""
 
     task: str = "swag"
 

@@ -95,7 +95,7 @@ class TableData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class TextData(TableData):
-    """Data and batches.
+    """Data and batches of classification or regression of your own texts.
 
     Attributes:
       second_text: column of the second text of a pair (default: none).
@@ -125,7 +125,7 @@ class TextData(TableData):
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of the task."""
+    """Config of classification or regression of your own texts."""
 
     task: str = "text"
     data: TextData = TextData()

@@ -13,7 +13,7 @@ from bertjax.tasks.text import TableData
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of the task."""
+    """Config of tagging of your own words."""
 
     task: str = "text_tags"
     data: TableData = TableData()
