@@ -120,7 +120,15 @@ def empty_files(folder):
             file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_bits, remove_metadata, rename_metadata_field, empty_files])
+def replace_params(folder):
+    """Puts the intact parameters of another checkpoint in place; only the fingerprint shows it."""
+    shutil.rmtree(folder / "params")
+    shutil.copytree(folder.with_name("2") / "params", folder / "params")
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_bits, replace_params, remove_metadata, rename_metadata_field, empty_files]
+)
 def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(tmp_path, damage, log_lines):
     save_states(tmp_path)
     damage(tmp_path / "checkpoints" / "3")
