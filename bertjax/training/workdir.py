@@ -122,9 +122,8 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
     if is_remote(workdir) or jax.process_index() != 0:
         yield
         return
-    lock = FileLock(workdir / _LOCK, timeout=0)
     try:
-        lock.acquire()
+        lock = FileLock(workdir / _LOCK).acquire(timeout=0)
     except Timeout:
         raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
     except OSError as error:
