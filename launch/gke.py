@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Prints a JobSet manifest for GKE that runs a command on every host of one or more TPU slices.
 
-    launch/gke.py base --accelerator=tpu-v5-lite-podslice --topology=4x4 --image=us-docker.pkg.dev/PROJECT/r/bertjax \\
-      -- bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus \\
-      --workdir gs://BUCKET/runs/base | kubectl apply --filename=-
+    launch/gke.py base --accelerator=tpu-v5-lite-podslice --topology=4x4 \\
+      --image=us-docker.pkg.dev/PROJECT/bertjax/tpu -- \\
+      bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus --workdir gs://BUCKET/runs/base \\
+      | kubectl apply --filename=-
 """
 
 import argparse
