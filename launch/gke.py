@@ -3,8 +3,8 @@
 
     launch/gke.py base --accelerator=tpu-v5-lite-podslice --topology=4x4 \\
       --image=us-docker.pkg.dev/PROJECT/bertjax/tpu -- \\
-      bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus --workdir gs://BUCKET/runs/base \\
-      | kubectl apply --filename=-
+      bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus \\
+      --workdir gs://BUCKET/runs/base | kubectl apply --filename=-
 """
 
 import argparse
