@@ -5,7 +5,7 @@ import html
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bertjax.data.corpus.sentences import PARAGRAPHS, WRAPPED, cut_point, is_wrapped
 
@@ -35,26 +35,22 @@ class Text:
 
 def single_document(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
     """Yields the chunks as one document."""
-    buffer = ""
-    continues = False
-    for chunk in chunks:
-        buffer += chunk
-        while len(buffer) > MAX_PIECE_CHARS:
-            at = _cut(buffer, problems)
-            yield Text(buffer[:at], form, continues)
-            buffer = buffer[at:]
-            continues = True
-    if buffer.strip():
-        yield Text(buffer, form, continues)
+    return _documents(chunks, form, problems, lambda text: [text])
 
 
 def blank_line_documents(chunks: Iterator[str], form: str, problems: Counter[str]) -> Iterator[Text]:
     """Yields the documents between blank lines."""
+    return _documents(chunks, form, problems, _BLANK_LINE.split)
+
+
+def _documents(
+    chunks: Iterator[str], form: str, problems: Counter[str], split: Callable[[str], list[str]]
+) -> Iterator[Text]:
     buffer = ""
     continues = False
     for chunk in chunks:
         buffer += chunk
-        *complete, buffer = _BLANK_LINE.split(buffer)
+        *complete, buffer = split(buffer)
         for document in complete:
             if continues or document.strip():
                 yield Text(document, form, continues)
