@@ -1,6 +1,7 @@
 """Exceptions, exit codes and the formatting of values in one-line error messages.
 
-A scheduler should restart a command that exits with `STOPPED` or `LOST`, but not one that exits with 1 or 2.
+A scheduler should restart a command that exits with `STOPPED`, with `LOST`, or with 134, with which JAX's coordination
+service aborts a process if it notices a lost host first. It should not restart one that exits with 1 or 2.
 """
 
 import re

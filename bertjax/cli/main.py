@@ -26,7 +26,7 @@ from bertjax.cli import (
 )
 from bertjax.cli.common import command_name
 from bertjax.cli.parser import Parser, Version
-from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, shortened
+from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.logging import configure_logging
 from bertjax.utils.terminal import show
 
@@ -64,6 +64,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         logger.debug("traceback of the error:", exc_info=error)
         _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
+    except Exception as error:
+        # TensorFlow, which reads `gs://`, has exceptions of its own; `bertjax --help` must not import it.
+        if type(error).__module__ != "tensorflow.python.framework.errors_impl":
+            raise
+        logger.debug("traceback of the error:", exc_info=error)
+        _fail(f"{first_line(error)}; check the address and the network, then run the same command again", 1)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -88,7 +88,6 @@ _BROKEN_EXPERIMENTS = {
     "    return ml_collections.ConfigDict({'task': 5})\n",
     "fields_gone": "from bertjax.presets import pretraining_config\n\ndef get_config(arguments=None):\n"
     "    config = pretraining_config('L1_H16')\n    del config.data.seq_len\n    return config\n",
-    "recursion": "def get_config(arguments=None):\n    return get_config(arguments)\n",
     "no_list": "from bertjax.presets import finetuning_config\n\ndef get_config(arguments=None):\n"
     "    return finetuning_config('glue', 'L1_H16')\n\n\ndef sweep(arguments=None):\n    return 5\n",
 }

@@ -56,6 +56,13 @@ def test_expected_error_is_one_line(tmp_path):
     assert run("open('nosuch')", tmp_path) == (1, "bertjax: nosuch: No such file or directory\n")
 
 
+def test_storage_error_of_tensorflow_is_one_line(tmp_path):
+    raised = "import tensorflow as tf\nraise tf.errors.PermissionDeniedError(None, None, 'HTTP 403 gs://nosuch\\nmore')"
+    advice = "check the address and the network, then run the same command again"
+    code, error = run(raised, tmp_path)
+    assert (code, error.splitlines()[-1]) == (1, f"bertjax: HTTP 403 gs://nosuch; {advice}")
+
+
 def test_error_in_a_finalizer_adds_no_traceback(tmp_path):
     # Orbax leaves such errors when one of its reads fails.
     body = (
