@@ -192,6 +192,8 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
+    if file.is_dir():
+        raise UsageError(f"--keep {file} is a directory; name a file")
     lost = sorted(_load_source(str(file)).saved.keys() - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
