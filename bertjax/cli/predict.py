@@ -83,7 +83,7 @@ def add_parser(commands: Any) -> None:
 
 def predict(args: argparse.Namespace) -> None:
     """Runs `bertjax predict`."""
-    from bertjax.inference.predict_files import write_predictions
+    from bertjax.inference.predict import write_predictions
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.checkpoint_config import choose_split
 

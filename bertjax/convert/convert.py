@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, huggingface_weights, names, workdir
+from bertjax.convert import huggingface, names, workdir
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import PortableCheckpoint
@@ -36,7 +36,7 @@ def detect_format(path: str | epath.Path) -> str:
     if "://" in str(path):
         return BERTJAX
     local = Path(path).expanduser()
-    if huggingface_weights.has_weights(local):
+    if huggingface.has_weights(local):
         return HUGGINGFACE
     if (local / "params").is_dir() or (local / CHECKPOINTS).is_dir():
         return BERTJAX

@@ -14,7 +14,7 @@ from bertjax.config.fields import differences
 from bertjax.config.run import RunConfig
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.errors import UsageError
-from bertjax.inference.predict_files import check_output, write_outputs
+from bertjax.inference.predict import check_output, write_outputs
 from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task

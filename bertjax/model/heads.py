@@ -18,11 +18,10 @@ import jax.numpy as jnp
 
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
-from bertjax.model.dot import dot
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder, Pooler, pool_cls, pool_cls_packed
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
-from bertjax.model.layers import Dense, activation, constant_init, layer_norm
+from bertjax.model.layers import Dense, activation, constant_init, dot, layer_norm
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertjax.errors import UsageError
-from bertjax.reproduce.paper import PaperTable, paper_table, table_names
 from bertjax.reproduce.results import Results
-from bertjax.reproduce.table import Cell, Run, Table, missing_data, run_order
+from bertjax.reproduce.table import Cell, PaperTable, Run, Table, missing_data, paper_table, run_order, table_names
 from bertjax.utils.io import atomic_file
 
 EMPTY = "-"

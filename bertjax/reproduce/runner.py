@@ -17,9 +17,8 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.inference.cached_features import build_training_task
 from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.reproduce.paper import table_names
 from bertjax.reproduce.results import Results, update_index
-from bertjax.reproduce.table import Run, Table, missing_data
+from bertjax.reproduce.table import Run, Table, missing_data, table_names
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax.config.fields import one_of
 from bertjax.data.finetuning.examples import concatenate, in_input_order
-from bertjax.data.finetuning.tfds_rows import PREFIX
+from bertjax.data.finetuning.tables import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
 from bertjax.metrics.report import ClassReport, class_report

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
-from bertjax.data.finetuning.tables import ReadStats, Row, read_table
-from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
+from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.errors import UsageError
 from bertjax.metrics.classification import accuracy
@@ -19,8 +18,7 @@ from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record, choice_record
 from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
-from bertjax.tasks.objectives.class_weighting import ClassWeighting
-from bertjax.tasks.objectives.classification import Classification
+from bertjax.tasks.objectives.classification import Classification, ClassWeighting
 from bertjax.utils.io import write_atomic
 
 _NUM_CHOICES = 4

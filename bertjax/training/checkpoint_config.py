@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bertjax.config.load import load_config, load_saved_config
 from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary import ENTRY
-from bertjax.data.finetuning.tfds_rows import PREFIX
+from bertjax.data.finetuning.tables import PREFIX
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.config import SPLITS

@@ -30,7 +30,7 @@ from bertjax.training.metrics import METRICS, read_lines
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir, raise_on_all_hosts
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.parameters import load_params
-from bertjax.training.preemption import stop_requests
+from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress, evaluation_of
 from bertjax.training.results import log_reports, log_results, write_results
@@ -44,7 +44,6 @@ from bertjax.training.step import (
     make_train_step,
     reset_sums,
 )
-from bertjax.training.watchdog import watchdog
 
 logger = logging.getLogger(__name__)
 

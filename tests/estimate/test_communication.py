@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from bertjax.estimate.communication import step_communication
+from bertjax.estimate.plan import step_communication
 from bertjax.model.config import ModelConfig
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_attention_heads=2, num_hidden_layers=3, dtype="bfloat16")

@@ -5,8 +5,8 @@ import json
 import pytest
 from commanding import printed, refused
 
-from bertjax.estimate.chips import CHIPS
 from bertjax.estimate.plan import DEFAULT_MFU, describe_plan
+from bertjax.estimate.topology import CHIPS
 
 CONFIG = ["--config", "pretrain:size=L2_H128,seq_len=64", "--config.data.batch_size=16"]
 

@@ -5,8 +5,8 @@ import pytest
 
 from bertjax.errors import BertjaxError
 from bertjax.estimate import search
-from bertjax.estimate.chips import CHIPS
 from bertjax.estimate.compiled import CompiledStep, CompilerError, Memory
+from bertjax.estimate.topology import CHIPS
 from bertjax.tasks.build import parse_config
 from bertjax.training.checkpoint_config import experiment_config
 

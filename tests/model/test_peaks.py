@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from bertjax.estimate.chips import CHIPS
+from bertjax.estimate.topology import CHIPS
 from bertjax.model.flops import peak_flops_per_second
 
 

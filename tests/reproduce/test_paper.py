@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertjax.errors import UsageError
-from bertjax.reproduce.paper import paper_table, table_names
+from bertjax.reproduce.table import paper_table, table_names
 
 
 def test_paper_has_eight_tables_and_figure_5():

@@ -17,10 +17,9 @@ from bertjax.model.feature_head import LAST, FeatureHead
 from bertjax.presets import trials_of
 from bertjax.reproduce import runs, scales
 from bertjax.reproduce.formatting import as_markdown, format_table
-from bertjax.reproduce.paper import paper_table, table_names
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
-from bertjax.reproduce.table import missing_data
+from bertjax.reproduce.table import missing_data, paper_table, table_names
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.glue_data import SPECS
 from bertjax.training.checkpoint import KeepPeriodic

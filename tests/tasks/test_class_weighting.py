@@ -14,8 +14,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.heads import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TagObjective
-from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting, make_class_weighting
-from bertjax.tasks.objectives.classification import sequence_objective
+from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting, sequence_objective
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.step import init_state, make_train_step

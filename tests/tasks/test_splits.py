@@ -14,7 +14,7 @@ from bertjax.model.heads import TokenModel
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.finetuning import tagging
 from bertjax.tasks.objectives import classification as objectives
-from bertjax.tasks.objectives.class_weighting import ClassWeighting
+from bertjax.tasks.objectives.classification import ClassWeighting
 from bertjax.training.checkpoint_config import experiment_config
 
 # Experiment -> writer of its files, and number of rows of the training file.

@@ -4,11 +4,11 @@ import subprocess
 import sys
 import time
 
-from bertjax.training.watchdog import watchdog
+from bertjax.training.preemption import watchdog
 
 STUCK = """
 import time
-from bertjax.training.watchdog import watchdog
+from bertjax.training.preemption import watchdog
 
 def wait_for_host():
     time.sleep(60)

@@ -12,7 +12,7 @@ from bertjax.data.finetuning.examples import Batching
 from bertjax.errors import UsageError
 from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
-from bertjax.tasks.objectives.class_weighting import BALANCED
+from bertjax.tasks.objectives.classification import BALANCED
 
 # Splits that `predict` takes; NO_SPLIT turns evaluation off.
 SPLITS, NO_SPLIT = ("dev", "test"), "none"

@@ -11,8 +11,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.labeled_text import Target, encode_rows
-from bertjax.data.finetuning.tables import ReadStats, Row, read_table
-from bertjax.data.finetuning.tfds_rows import PREFIX, read_tfds
+from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import FinetuningData
 

@@ -29,7 +29,7 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import PredictionRecords
-from bertjax.tasks.objectives.class_weighting import UNWEIGHTED, ClassWeighting, make_class_weighting
+from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting
 from bertjax.tasks.task import NumpyBatch, Objective, StepCost
 
 # Top-level parameters of the output layer.

@@ -11,9 +11,8 @@ from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import LanguageModel
-from bertjax.tasks.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
-from bertjax.tasks.task import Batch, MetricSums, Outputs
+from bertjax.tasks.task import Batch, MetricSums, Outputs, loss_and_accuracy
 
 if TYPE_CHECKING:
     from bertjax.data.pretraining.source import RowSource
