@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from bertjax.api import Encoded, Pretrained, load, load_tokenizer
     from bertjax.errors import BertjaxError, UsageError
     from bertjax.model.config import Architecture, ModelConfig
-    from bertjax.model.encoder import Encoder, Pooler
+    from bertjax.model.encoder import Encoder
+    from bertjax.model.pooling import Pooler
 
 __all__ = [
     "Architecture",
@@ -30,7 +31,7 @@ _MODULES = {
     "BertjaxError": "bertjax.errors",
     "Encoder": "bertjax.model.encoder",
     "ModelConfig": "bertjax.model.config",
-    "Pooler": "bertjax.model.encoder",
+    "Pooler": "bertjax.model.pooling",
     "UsageError": "bertjax.errors",
 }
 

@@ -30,7 +30,8 @@ from bertjax.inference.load import load_model
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import predict_texts
 from bertjax.model.config import Architecture, ModelConfig
-from bertjax.model.encoder import Encoder, Pooler, pool_cls
+from bertjax.model.encoder import Encoder
+from bertjax.model.pooling import Pooler, pool_cls
 from bertjax.tasks.finetuning.output_layer import CHOICES
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 

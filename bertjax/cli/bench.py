@@ -58,7 +58,7 @@ def bench_input(args: argparse.Namespace) -> None:
     from bertjax.data.corpus.local_copy import open_anywhere
     from bertjax.data.pretraining.bench import bench_input as run
     from bertjax.tasks.build import build_task, parse_config
-    from bertjax.tasks.pretraining import Config
+    from bertjax.tasks.objectives.config import Config
 
     config = parse_config(load_config_dict(args))
     if not isinstance(config, Config):

@@ -48,7 +48,7 @@ def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
         config_dict = load_config_dict(args, checkpoint)
         return config_dict if config_dict.data.get("labels") else with_labels_of(config_dict, checkpoint)
     if is_converted(workdir_of(checkpoint)):
-        raise UsageError(f"the checkpoint {args.checkpoint} has no config; give --config, such as experiments/glue.py")
+        raise UsageError(f"the checkpoint {args.checkpoint} was converted and has no task; give --config, such as glue")
     return checkpoint_config(checkpoint, args.overrides)
 
 
@@ -106,7 +106,7 @@ def print_result(result: dict[str, Any]) -> None:
 
 def log_timed_phase(config: Any) -> None:
     """Logs that only the first of two pre-training phases is timed."""
-    from bertjax.tasks.pretraining import Config
+    from bertjax.tasks.objectives.config import Config
 
     if isinstance(config, Config) and len(config.phases) > 1:
         first, second = config.phases

@@ -53,7 +53,7 @@ def inspect(args: argparse.Namespace) -> None:
             show(f"step {step}, row {row}\n{task.format_row(batch, row)}\n")
         if args.npz:
             batches.append(batch)
-    task.check_data(args.steps)
+    task.check_data(wait=True)
     if args.npz:
         write_batches(batches, args.npz)
         show(f"wrote the batches of {args.steps} step(s) to {args.npz}")

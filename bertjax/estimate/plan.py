@@ -14,6 +14,7 @@ from bertjax.config.run import RunConfig
 from bertjax.estimate.compiled import CompiledStep, compile_step
 from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
+from bertjax.model.layer_stack import LAYERS
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
@@ -48,8 +49,8 @@ def step_communication(
     Gradients are all-reduced over `data` in the model's dtype, except the token table's, which are float32. With
     several slices all are float32, and are summed within a slice first. Parameters sharded over `fsdp`, except the
     token table, are all-gathered in the forward and the backward pass, and their gradients are reduce-scattered. With
-    `tensor`, each layer all-reduces two outputs in the forward pass, and the gradients of the inputs of query, key,
-    value and feed-forward in the backward pass.
+    `tensor`, each kernel of a layer that is sharded over it costs one all-reduce of activations: of its output in the
+    forward pass if it is sharded along its input, else of the gradient of its input in the backward pass.
 
     Args:
       params: tree of `jax.ShapeDtypeStruct` with shardings.
@@ -63,15 +64,19 @@ def step_communication(
     itemsize = jnp.dtype(model.dtype).itemsize
     gradient_itemsize = itemsize if slices == 1 else 4
     gradients = gathered = 0.0
+    num_reduced = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = math.prod(leaf.sharding.shard_shape(leaf.shape))
-        if jax.tree_util.keystr(path, simple=True, separator="/").endswith("embeddings/token"):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if LAYERS in name and name.endswith("kernel") and "tensor" in leaf.sharding.spec:
+            num_reduced += leaf.shape[0]
+        if name.endswith("embeddings/token"):
             gradients += size * 4
         else:
             gradients += size * gradient_itemsize
             gathered += size * itemsize * fsdp if "fsdp" in leaf.sharding.spec else 0
     activations = positions / (data * fsdp) * model.hidden_size * itemsize
-    outputs = 6 * model.num_hidden_layers * activations
+    outputs = num_reduced * activations
     ring = {axis: (size - 1) / size for axis, size in (("data", data // slices), ("fsdp", fsdp), ("tensor", tensor))}
     across = (slices - 1) / slices
     exchanges = [

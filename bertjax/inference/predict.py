@@ -14,6 +14,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.inference.text_predictions import TextPredictor
+from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.finetuning.output_layer import SPANS
 from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
@@ -28,9 +29,11 @@ _NUM_SHOWN_CLASSES = 5
 def check_model(model: LoadedModel, context: str | None) -> None:
     """Raises a UsageError if the model has no output layer, or if the context is missing or unused."""
     if model.output_layer is None:
+        kind = model.model_kind["kind"]
+        fill_mask = ", or predict masked words with fill_mask" if kind == PretrainingModel.KIND else ""
         raise UsageError(
-            f"{model.path} is pre-trained only and has no output layer; fine-tune it with `bertjax train --init_from`, "
-            "or predict masked words with fill_mask"
+            f"{model.path} has no output layer for predictions (its model is {kind!r}); fine-tune it with `bertjax "
+            f"train --init_from`{fill_mask}"
         )
     kind = model.output_layer.kind
     if kind == SPANS and not context:

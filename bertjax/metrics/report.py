@@ -1,12 +1,15 @@
 """Per-class precision, recall, F1 and support, and the confusion matrix."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertjax.metrics.entities import extract_entities
+
+logger = logging.getLogger(__name__)
 
 # Row of the confusion matrix for spurious entities, column for missed ones.
 NO_ENTITY = "(none)"
@@ -147,3 +150,9 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
     """Truncates a class name to a column width and escapes control characters."""
     printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
     return printable if len(printable) <= width else printable[: width - 3] + "..."
+
+
+def log_reports(reports: Mapping[str, ClassReport]) -> None:
+    """Logs precision and recall of each class."""
+    for suffix, report in reports.items():
+        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

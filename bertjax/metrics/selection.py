@@ -1,5 +1,6 @@
 """Selection of the best checkpoint by an evaluation metric, and early stopping."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,3 +38,54 @@ def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
         return False
     numbers = [float("-inf") if value is None else value for value in scores]
     return max(numbers[-patience:]) <= max(numbers[:-patience])
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationHistory:
+    """Evaluations of a run in order, from which the best checkpoint and early stopping follow.
+
+    Attributes:
+      metric: metric that selects the best checkpoint ("": none).
+      patience: evaluations without improvement after which a run stops (0: no limit).
+      evaluations: step and metrics of each evaluation.
+    """
+
+    metric: str = ""
+    patience: int = 0
+    evaluations: tuple[tuple[int, dict[str, float]], ...] = ()
+
+    def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
+        """Returns the history with another evaluation."""
+        return dataclasses.replace(self, evaluations=(*self.evaluations, (step, metrics)))
+
+    @property
+    def first(self) -> dict[str, float]:
+        """Metrics of the first evaluation ({}: none)."""
+        return self.evaluations[0][1] if self.evaluations else {}
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Metrics of the last evaluation ({}: none)."""
+        return self.evaluations[-1][1] if self.evaluations else {}
+
+    def at(self, step: int) -> dict[str, float]:
+        """Returns the metrics of the last evaluation after `step` ({}: none)."""
+        return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
+
+    def score_at(self, step: int) -> float | None:
+        """Returns the score of the evaluation after `step`, higher is better; None without one."""
+        return score(self.metric, self.at(step).get(self.metric))
+
+    def is_best_at(self, step: int) -> bool:
+        """Returns whether the last evaluation is after `step` and better than all earlier ones."""
+        if not self.evaluations or self.evaluations[-1][0] != step or self.score_at(step) is None:
+            return False
+        *earlier, last = self._scores()
+        return all(value is None or value < last for value in earlier)
+
+    def is_out_of_patience(self) -> bool:
+        """Returns whether the last evaluations end the run early."""
+        return is_out_of_patience(self._scores(), self.patience)
+
+    def _scores(self) -> list[float | None]:
+        return [score(self.metric, metrics.get(self.metric)) for _, metrics in self.evaluations]

@@ -1,4 +1,4 @@
-"""BERT encoder: embeddings, a stack of layers, and the pooler.
+"""BERT encoder: embeddings and a stack of layers.
 
 Axis letters in shape comments of this package:
 
@@ -9,8 +9,6 @@ A row holds one sequence or several. `sequence_ids` numbers the sequence of each
 counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input mask.
 """
 
-from collections.abc import Sequence
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,8 +17,8 @@ from bertjax.model.attention.dispatch import select_attention
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import SAVED_NAMES, Dense, TransformerLayer, kernel_init, layer_norm
-from bertjax.model.lstm import LEFT, LstmReader
+from bertjax.model.layers import SAVED_NAMES, TransformerLayer, kernel_init, layer_norm
+from bertjax.model.lstm import LstmReader
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 
@@ -41,7 +39,7 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # The norm's input is float32, as large as the intermediate values of its gradient.
+        # Keeping only the float32 input would save no memory: it is as large as what the gradient needs.
         self.norm = layer_norm(config, keep_input=False)
 
     def __call__(
@@ -52,7 +50,7 @@ class Embeddings(nn.Module):
             with_logical_constraint(ids, ("shared_batch", "length")) for ids in (input_ids, segment_ids, position_ids)
         )
         x = jnp.take(with_logical_constraint(self.token_table, ("vocab", "embed_part")), input_ids, axis=0)  # [B, L, D]
-        # For two segments, a product with one-hot rows is faster than a gather, forwards and backwards.
+        # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
         x = with_logical_constraint(x, ("shared_batch", "length", "embed_part"))
@@ -65,8 +63,8 @@ class Encoder(nn.Module):
     """Embeddings and a stack of Transformer or LSTM layers.
 
     Parameters of all layers are stacked on a leading axis N, whether layers are scanned or unrolled, so a checkpoint
-    loads with either setting. The lowest layers may come as a separate stack, FROZEN_LAYERS, so that gradients with
-    respect to the other layers stop there.
+    loads with either setting. With `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack
+    (`freezing.merge_trainable`), so that the backward pass stops above them.
     """
 
     config: ModelConfig
@@ -101,12 +99,14 @@ class Encoder(nn.Module):
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32, the sequence each token belongs to; 0 is padding.
-          position_ids: [B, L] int32, position within the sequence (default: 0, 1, 2, ..., rows of one sequence).
+          position_ids: [B, L] int32, position within the sequence; given if rows hold several sequences (default: 0, 1,
+            2, ...).
           deterministic: disables dropout; otherwise a `dropout` rng is required.
           collect_layers: also returns the output of the embeddings and of every layer.
 
         Returns:
           Hidden states [B, L, D] of the last layer, and [N + 1, B, L, D] of all layers or None, in the config's dtype.
+          The last of all layers is equal to the first result.
         """
         config = self.config
         if config.encoder == LSTM:
@@ -119,60 +119,5 @@ class Encoder(nn.Module):
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        arguments = (config, attention, deterministic, collect_layers)
-        return run_layers(self, TransformerLayer, arguments, SAVED_NAMES, x, sequence_ids)
-
-
-def pool_cls(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """Selects the hidden state that represents each row: the token that attends to the whole row.
-
-    This is the first token, [CLS], or the last one, [SEP], for states that only see their left context.
-
-    Args:
-      reads: context direction of each equal slice of a hidden state, see `Architecture.reads`.
-      hidden: [B, L, D].
-      input_mask: [B, L] int32, 1 for tokens and 0 for padding at the end.
-
-    Returns:
-      [B, D].
-    """
-    last = jnp.maximum(jnp.sum(input_mask, axis=1) - 1, 0)[:, None, None]
-    slices = zip(jnp.split(hidden, len(reads), axis=-1), reads, strict=True)
-    return jnp.concatenate(
-        [jnp.take_along_axis(part, last, axis=1)[:, 0] if reading == LEFT else part[:, 0] for part, reading in slices],
-        axis=-1,
-    )
-
-
-def pool_cls_packed(reads: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, num_sequences: int) -> jax.Array:
-    """Selects the hidden state that represents each sequence of packed rows, as `pool_cls` does for a whole row.
-
-    Args:
-      reads, hidden: as in `pool_cls`.
-      sequence_ids: [B, L] int32.
-      num_sequences: maximum number of sequences per row; missing sequences get an arbitrary finite state.
-
-    Returns:
-      [B, num_sequences, D].
-    """
-    member = sequence_ids[:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, num_sequences, L]
-    first = jnp.argmax(member, axis=-1)
-    last = jnp.maximum(first + jnp.sum(member, axis=-1) - 1, 0)
-    slices = zip(jnp.split(hidden, len(reads), axis=-1), reads, strict=True)
-    return jnp.concatenate(
-        [
-            jnp.take_along_axis(part, (last if reading == LEFT else first)[..., None], axis=1)
-            for part, reading in slices
-        ],
-        axis=-1,
-    )
-
-
-class Pooler(nn.Module):
-    """Dense layer and tanh on the state selected by `pool_cls`: [..., D] to [..., D]."""
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, state: jax.Array) -> jax.Array:
-        return jnp.tanh(Dense(self.config, (self.config.hidden_size,), ("embed", "pooled"), name="dense")(state))
+        arguments = (config, attention, deterministic)
+        return run_layers(self, TransformerLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)

@@ -8,7 +8,7 @@ Every model maps a batch to float32 outputs. A batch is a dictionary of int32 ar
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import Encoder, Pooler, pool_cls, pool_cls_packed
+from bertjax.model.encoder import Encoder
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
 from bertjax.model.layers import Dense, activation, constant_init, dot, layer_norm
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
+from bertjax.model.pooling import Pooler, pool_cls, pool_cls_packed
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
@@ -165,19 +166,42 @@ class SequenceModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 logits in one of the forms above."""
-        config, feature_head = self.config, self.feature_head
         *leading, _ = batch["input_ids"].shape
-        rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
-        hidden = token_representations(config, feature_head, rows, deterministic, partial(self.make_rng, "dropout"))
-        if "sequence_ids" in rows:
-            state = pool_cls_packed(feature_head.reads(config), hidden, rows["sequence_ids"], batch["labels"].shape[1])
-        else:
-            state = pool_cls(feature_head.reads(config), hidden, rows["input_mask"])
-        if not feature_head.is_used:
-            state = Pooler(config, name="pooler")(state)
-        state = dropout(state, config.hidden_dropout_prob, None if deterministic else self.make_rng("dropout"))
-        logits = Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
+        make_rng = partial(self.make_rng, "dropout")
+        state = sequence_states(self.config, self.feature_head, batch, deterministic, make_rng)
+        logits = Dense(self.config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
+
+
+def sequence_states(
+    config: ModelConfig,
+    feature_head: FeatureHead,
+    batch: dict[str, jax.Array],
+    deterministic: bool,
+    make_rng: Callable[[], jax.Array],
+) -> jax.Array:
+    """Encodes sequences inside the calling module: one state each, after feature head or pooler, and dropout.
+
+    Args:
+      config: model config.
+      feature_head: layers between encoder and output layer.
+      batch: rows [B, L], packed rows [B, L], or several sequences per example [B, C, L].
+      deterministic: disables dropout.
+      make_rng: returns the next dropout key.
+
+    Returns:
+      States [B, D], [B, S, D] for packed rows, or [B * C, D].
+    """
+    *leading, _ = batch["input_ids"].shape
+    rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
+    hidden = token_representations(config, feature_head, rows, deterministic, make_rng)
+    if "sequence_ids" in rows:
+        state = pool_cls_packed(feature_head.reads(config), hidden, rows["sequence_ids"], batch["labels"].shape[1])
+    else:
+        state = pool_cls(feature_head.reads(config), hidden, rows["input_mask"])
+    if not feature_head.is_used:
+        state = Pooler(config, name="pooler")(state)
+    return dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())
 
 
 class TokenModel(nn.Module):
@@ -211,19 +235,20 @@ _MODELS: dict[str, type[nn.Module]] = {
 
 
 def model_kind(model: nn.Module) -> dict[str, Any]:
-    """Describes a model of this file as JSON, so that `build_model` can rebuild it from a checkpoint's metadata.
+    """Describes a model as JSON, so that `build_model` can rebuild a model of this file from a checkpoint's metadata.
 
     Returns:
-      `kind`: `encoder`, `pretraining`, `language_model`, `sequence` or `tokens`.
+      `kind`: the `KIND` of the module's class, by default its name.
       `num_outputs`: width of the output layer, or None for kinds without one.
       `feature_head`: fields of the `FeatureHead`, or None for kinds without one.
-      `head_dropout`: only for `tokens`.
+      Further fields of the module but for its config, such as `head_dropout`.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}
     if head := options.get("feature_head"):
         options["feature_head"] = dataclasses.asdict(head)
-    names = ("num_outputs", "feature_head") + (("head_dropout",) if "head_dropout" in options else ())
-    return {"kind": model.KIND} | {name: options.get(name) for name in names}
+    kind = getattr(model, "KIND", type(model).__name__)
+    return {"kind": kind, "num_outputs": None, "feature_head": None} | options
 
 
 def build_model(kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.partitioning import resolve_layout
+from bertjax.model.partitioning import scans_layers
 
 # Names of the parameter stacks: all layers, and the lowest layers if they are frozen. The first is also the logical
 # name of the leading axis of both.
@@ -24,31 +24,29 @@ def run_layers(
     saved_names: Mapping[str, tuple[str, ...]],
     x: jax.Array,
     *inputs: jax.Array,
+    collect: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Applies a stack of layers inside the calling module.
 
     Args:
       parent: the calling module, which owns the parameters; it has a `config`.
       layer: module class that maps (x, *inputs) to (x, x or None).
-      arguments: constructor arguments of the layer; the last says whether to collect all states.
+      arguments: constructor arguments of the layer; `collect` is appended.
       saved_names: remat policy to the `checkpoint_name`s of the activations that the layer keeps for the backward pass;
         everything else is recomputed. Layers are not rematerialized under a policy that is missing.
       x: [B, L, ...] input of the lowest layer.
       *inputs: further inputs, the same for every layer, such as `sequence_ids`.
+      collect: also return the input and the outputs of all layers.
 
     Returns:
       The last layer's output, and the input and outputs of all layers [N + 1, B, L, ...] if they are collected.
     """
-    config = resolve_layout(parent.config)
-    scan_layers = config.scan_layers == "true"
+    config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]
-    num_frozen = 0
-    if parent.has_variable("params", FROZEN_LAYERS):
-        num_frozen = len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])
+    num_frozen = _num_frozen_layers(parent)
     if config.remat in saved_names:
         policy = jax.checkpoint_policies.save_only_these_names(*saved_names[config.remat])
-        # Inside a scan, the loop itself keeps XLA from merging the recomputation with the original.
-        layer = nn.remat(layer, policy=policy, prevent_cse=not scan_layers)
+        layer = nn.remat(layer, policy=policy, prevent_cse=not is_scanned)
     for name, length in ((FROZEN_LAYERS, num_frozen), (LAYERS, config.num_hidden_layers - num_frozen)):
         if length:
             stack = nn.scan(
@@ -57,9 +55,16 @@ def run_layers(
                 split_rngs={"params": True, "dropout": True},
                 in_axes=nn.broadcast,
                 length=length,
-                unroll=1 if scan_layers else length,
+                unroll=1 if is_scanned else length,
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
-            x, states = stack(*arguments, name=name)(x, *inputs)
+            x, states = stack(*arguments, collect, name=name)(x, *inputs)
             outputs.append(states)
-    return x, jnp.concatenate(outputs) if arguments[-1] else None
+    return x, jnp.concatenate(outputs) if collect else None
+
+
+def _num_frozen_layers(parent: nn.Module) -> int:
+    """Returns the number of layers in the stack that `freezing.merge_trainable` splits off."""
+    if not parent.has_variable("params", FROZEN_LAYERS):
+        return 0
+    return len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])

@@ -13,7 +13,7 @@ from bertjax.model.attention.dispatch import AttentionFn
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_layout, with_logical_constraint
+from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_layout, scans_layers, with_logical_constraint
 
 
 def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
@@ -117,17 +117,19 @@ class Dense(nn.Module):
                 kernel = kernel.reshape(*shape[:num_inputs], -1)
             return dot(x.astype(dtype), kernel, num_inputs)
 
-        # The backward pass gathers the kernel again instead of keeping it.
-        return remat(project, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
+        # Saves `x` and the float32 kernel; the backward pass casts and gathers the kernel again. The matmul is not
+        # repeated, since no gradient needs its output.
+        return save_inputs_only(project, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
 
 
-def remat(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
-    """Keeps only the inputs of a cheap function for the backward pass, which recomputes its intermediate values.
+def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
+    """Saves only the inputs of a cheap function for the backward pass, which recomputes its intermediate values.
 
-    Otherwise a GELU keeps six arrays of width F and a LayerNorm float32 copies of its input. One policy over the layer
-    (`nn.remat` with saved names for `remat=none`) takes 6 % more CPU time per step (3 layers of width 768).
+    It applies under every `model.remat`, which is about whole layers and attention. Without it a GELU saves six arrays
+    of width F and a LayerNorm float32 copies of its input. One policy over the layer (`nn.remat` with saved names for
+    `remat=none`) takes 6 % more CPU time per step (3 layers of width 768).
     """
-    return jax.checkpoint(function, prevent_cse=resolve_layout(config).scan_layers != "true")
+    return jax.checkpoint(function, prevent_cse=not scans_layers(config))
 
 
 def layer_norm(config: ModelConfig, name: str | None = None, keep_input: bool = True) -> nn.LayerNorm:
@@ -136,11 +138,11 @@ def layer_norm(config: ModelConfig, name: str | None = None, keep_input: bool = 
     Args:
       config: model config.
       name: module name.
-      keep_input: keeps only the input for the backward pass, see `remat`. False inside a layer that is recomputed as a
-        whole, which would compute it twice.
+      keep_input: saves only the input for the backward pass, see `save_inputs_only`. False inside a layer that is
+        recomputed anyway, which would otherwise compute the norm twice more.
     """
     layout = resolve_layout(config)
-    module = nn.remat(nn.LayerNorm, prevent_cse=layout.scan_layers != "true") if keep_input else nn.LayerNorm
+    module = nn.remat(nn.LayerNorm, prevent_cse=not scans_layers(config)) if keep_input else nn.LayerNorm
     return module(
         epsilon=config.layer_norm_eps,
         dtype=layout.dtype,
@@ -158,7 +160,7 @@ def activation(config: ModelConfig, keep_input: bool = True) -> Callable[[jax.Ar
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
     }[config.hidden_act]
-    return remat(function, config) if keep_input else function
+    return save_inputs_only(function, config) if keep_input else function
 
 
 class SelfAttention(nn.Module):
@@ -185,7 +187,7 @@ class SelfAttention(nn.Module):
             mesh=jax.sharding.get_abstract_mesh(),
         )
         if config.remat == "attention":
-            attend = remat(attend, config)
+            attend = save_inputs_only(attend, config)
         context = checkpoint_name(attend(query, key, value), CONTEXT)
         return Dense(config, (config.hidden_size,), ("heads", "head", "embed"), name="output")(context)
 
@@ -212,9 +214,11 @@ def feed_forward_flops(config: ModelConfig) -> int:
     return 2 * 2 * config.hidden_size * config.intermediate_size
 
 
-def residual_norm(config: ModelConfig, x: jax.Array, y: jax.Array, key: jax.Array | None, name: str) -> jax.Array:
-    """Returns norm(x + dropout(y)), the post-norm residual connection; `key` is None without dropout."""
-    total = checkpoint_name(x + dropout(y, config.hidden_dropout_prob, key), RESIDUAL)
+def residual(
+    config: ModelConfig, x: jax.Array, sublayer: Callable[[jax.Array], jax.Array], key: jax.Array | None, name: str
+) -> jax.Array:
+    """Returns norm(x + dropout(sublayer(x))), the post-norm residual connection; `key` is None without dropout."""
+    total = checkpoint_name(x + dropout(sublayer(x), config.hidden_dropout_prob, key), RESIDUAL)
     norm = layer_norm(config, name, keep_input=config.remat not in SAVED_NAMES)
     return with_logical_constraint(norm(total), ACTIVATION_AXES)
 
@@ -232,7 +236,10 @@ class TransformerLayer(nn.Module):
         def dropout_key() -> jax.Array | None:
             return None if self.deterministic else self.make_rng("dropout")
 
-        y = SelfAttention(self.config, self.attention, name="attention")(x, sequence_ids, self.deterministic)
-        x = residual_norm(self.config, x, y, dropout_key(), "attention_norm")
-        x = residual_norm(self.config, x, feed_forward(self.config, x), dropout_key(), "mlp_norm")
+        def attend(x: jax.Array) -> jax.Array:
+            attention = SelfAttention(self.config, self.attention, name="attention")
+            return attention(x, sequence_ids, self.deterministic)
+
+        x = residual(self.config, x, attend, dropout_key(), "attention_norm")
+        x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
         return x, x if self.collect else None

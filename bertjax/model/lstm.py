@@ -37,8 +37,8 @@ class LstmReader(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns [B, L, D / 2], and [N + 1, B, L, D / 2] or None; see `Encoder`."""
         x = self.embeddings(input_ids, deterministic)
-        arguments = (self.config, self.direction, deterministic, collect_layers)
-        return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids)
+        arguments = (self.config, self.direction, deterministic)
+        return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)
 
 
 class TokenEmbeddings(nn.Module):

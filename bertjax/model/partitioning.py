@@ -35,6 +35,11 @@ def resolve_layout(config: ModelConfig) -> ModelConfig:
     return config.resolve(platform())
 
 
+def scans_layers(config: ModelConfig) -> bool:
+    """Returns whether layers run in a `lax.scan`, which keeps XLA from merging a recomputation with the original."""
+    return resolve_layout(config).scan_layers == "true"
+
+
 def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """Constrains the sharding of an array by logical axis names; axes the mesh does not divide are replicated."""
     mesh = jax.sharding.get_abstract_mesh()

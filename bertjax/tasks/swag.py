@@ -42,6 +42,7 @@ class Task(FinetuningTask):
     """SWAG from its own files or from TFDS."""
 
     missing_data = "no data; name SWAG's files with --config.data.path=DIR, which holds train.csv and val.csv"
+    default_metric = "accuracy"
     sequences_per_example = _NUM_CHOICES
 
     def make_objective(self, model: ModelConfig) -> Classification:

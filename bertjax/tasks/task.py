@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,7 @@ MetricSums = dict[str, jax.Array]
 # Per-row outputs of an evaluation batch, name -> [B, ...]; {} if the metric sums are all that is needed.
 Outputs = dict[str, jax.Array]
 # Axis sizes of the dummy batch for `model.init`; parameter shapes do not depend on them.
-_INIT_SIZES = {"length": 8, "predictions": 1, "sequences_per_example": 1, "labels": 1, "pairs": 1}
+_INIT_SIZES = {"length": 8, "predictions": 1, "sequences_per_example": 2, "labels": 1, "pairs": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,18 +36,20 @@ class Objective:
 
     Attributes:
       model: Flax module that maps a batch to logits.
+      splits_into_micro_batches: False if the loss of a row depends on other rows, as with in-batch negatives.
     """
 
     model: nn.Module
+    splits_into_micro_batches: ClassVar[bool] = True
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all entries of the metric sums."""
+        """Names of all entries of the metric sums; a run cannot resume with different ones."""
         raise NotImplementedError
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the metrics whose means add up to the training loss."""
+        """Names of the metrics whose means add up to the training loss; they end in `loss`, so that lower is better."""
         raise NotImplementedError
 
     @property
@@ -55,15 +57,11 @@ class Objective:
         """Arrays of a batch."""
         raise NotImplementedError
 
-    @property
-    def splits_into_micro_batches(self) -> bool:
-        """False if the loss of a row depends on other rows, as with in-batch negatives."""
-        return True
-
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the weight of each loss over the global batch.
+        """Returns the divisor of each loss in the optimized loss.
 
-        It depends on the batch alone, so that gradients of micro-batches add up to exactly the gradient of the batch.
+        It depends on the global batch alone, so that gradients of micro-batches add up to exactly the gradient of the
+        batch. The logged mean divides by the weight in `compute` instead, which may differ by an epsilon.
         """
         raise NotImplementedError
 
@@ -87,7 +85,7 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """Size of some steps, as far as it is known before their batches are.
+    """Size of a number of steps, computed from the config without reading batches.
 
     Attributes:
       rows: rows of all batches.
@@ -123,6 +121,7 @@ class Task:
       total_steps: optimizer steps of the run.
       warmup_steps: steps of linear learning-rate warm-up.
       eval_every: steps between evaluations (0: no evaluation); the last step is always evaluated.
+      patience: evaluations without improvement of `best_metric` after which a run stops (default: 0, no limit).
       checkpoint_every: steps between checkpoints; the last step is always saved.
       eval_first: evaluate before the first step, too.
       batch_sizes: rows of the global batches; each must split over the data shards.
@@ -136,7 +135,6 @@ class Task:
       notes: lines about the data for the log.
       data_hash: SHA-256 of the data ("": no data), so that no run resumes on other data at the same path.
       has_class_reports: `class_reports` returns reports.
-      writes_predictions: `write_predictions` is defined.
       features_fingerprint: fingerprint of the checkpoint whose hidden states the batches hold ("": none).
     """
 
@@ -151,7 +149,6 @@ class Task:
     data_hash = ""
     features_fingerprint = ""
     has_class_reports = False
-    writes_predictions = False
 
     objective: Objective
     total_steps: int
@@ -202,8 +199,8 @@ class Task:
         """Returns the metrics of the best guess that does not look at the input."""
         return {}
 
-    def check_data(self, steps: int | None) -> None:
-        """Raises a BertjaxError if data that was read is damaged; with `steps`, first waits for all checks."""
+    def check_data(self, wait: bool) -> None:
+        """Raises a BertjaxError if data that was verified so far is damaged; with `wait`, verifies all data first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
         """Returns precision and recall of each class, by the suffix of the evaluation set ({}: no classes)."""
@@ -211,7 +208,12 @@ class Task:
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes predictions in the official format and returns the files."""
-        raise UsageError(f"the task {self.config.task} writes no predictions; use a fine-tuning task")
+        raise NotImplementedError
+
+    @property
+    def writes_predictions(self) -> bool:
+        """True if the subclass defines `write_predictions`."""
+        return type(self).write_predictions is not Task.write_predictions
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -227,7 +229,7 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the metric sums of cross-entropy and accuracy for float32 logits [..., C], labels and weights [...]."""
-    # The first maximum, as `argmax`, for which XLA would exchange as many indices between devices as there are logits.
+    # Same as `argmax`, which over a sharded vocabulary would make XLA all-gather an index array as large as the logits.
     classes = jnp.arange(logits.shape[-1])
     maximum = jnp.max(logits, axis=-1, keepdims=True)
     correct = jnp.min(jnp.where(logits == maximum, classes, classes.size), axis=-1) == labels

@@ -23,6 +23,7 @@ from bertjax.config.fields import differences
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
+    array_shapes,
     check_fingerprint,
     model_metadata,
     raise_unless_damage,
@@ -45,13 +46,9 @@ _GLOB_CHARACTERS = frozenset("[]*?\\")
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """Splits a state into its parameters and the item `training`."""
-    return state.params, {
-        "step": state.step,
-        "opt_state": state.opt_state,
-        "sums": state.sums,
-        "bad_step": state.bad_step,
-    }
+    """Splits a state into its parameters and the item `training`, all other fields."""
+    training = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return training.pop("params"), training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Checkpoints:
 
         Args:
           workdir: directory of the run.
-          keep: number of checkpoints to keep, beside the one with the best score.
+          keep: number of checkpoints to keep, in addition to the one with the best score.
           model: module of the saved parameters, for the metadata.
           every: steps between periodic checkpoints, see `KeepPeriodic`.
 
@@ -146,7 +143,12 @@ class Checkpoints:
             return
         fingerprints = {"params": fingerprint(params), "training": fingerprint(training)}
         metadata = CheckpointMetadata(
-            step, **self._model, fingerprints=fingerprints, score=score, metric_lines=metric_lines
+            step,
+            **self._model,
+            fingerprints=fingerprints,
+            arrays=array_shapes(state),
+            score=score,
+            metric_lines=metric_lines,
         )
         items = ocp.args.Composite(
             params=ocp.args.PyTreeSave(params),
@@ -204,17 +206,18 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
-                state, model = self._restore(step, abstract)
+                changes = self._differences(step, abstract)
+                state = None if changes else self._restore(step, abstract)
             except Exception as error:  # Damage surfaces as any exception of Orbax and the layers below it.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
                 logger.info(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); moved to {aside}")
                 self._set_aside(step, aside)
                 continue
-            if changes := differences(model, self._model):
+            if changes:
                 raise BertjaxError(
-                    f"checkpoint {self.path(step)} has another model than this run ({'; '.join(changes)}); choose "
-                    "another --workdir, or restore the model's settings"
+                    f"checkpoint {self.path(step)} does not fit this run ({'; '.join(changes)}); choose another "
+                    "--workdir, or use the config and the bertjax version that saved it"
                 )
             return state
         damaged = self._workdir / DAMAGED
@@ -225,8 +228,14 @@ class Checkpoints:
             )
         return None
 
-    def _restore(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Restores a step and checks its fingerprints; returns the state and the model of its metadata."""
+    def _differences(self, step: int, abstract: TrainState) -> list[str]:
+        """Lists how model and arrays of a step differ from those of this run, for example by a new metric."""
+        metadata = read_metadata(self.path(step))
+        saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
+        return differences(saved, {**self._model, "arrays": array_shapes(abstract)})
+
+    def _restore(self, step: int, abstract: TrainState) -> TrainState:
+        """Restores a step and checks its fingerprints."""
         params, training = _split(abstract)
         items = self._manager.restore(
             step,
@@ -237,8 +246,7 @@ class Checkpoints:
         metadata = CheckpointMetadata.from_json(items["meta"])
         for name in ("params", "training"):
             check_fingerprint(name, fingerprint(items[name]), metadata)
-        state = abstract.replace(params=items["params"], **items["training"])
-        return state, {"model": metadata.model, "architecture": metadata.architecture}
+        return abstract.replace(params=items["params"], **items["training"])
 
     def _set_aside(self, step: int, aside: epath.Path) -> None:
         if jax.process_index() == 0:
@@ -287,7 +295,7 @@ def find_checkpoint(path: str | Path) -> epath.Path:
       path: a workdir, its `checkpoints` directory, or a step's directory.
 
     Returns:
-      The step's directory; of a workdir the step with the highest score, or the newest if none has a score.
+      The step's directory. For a workdir: the step with the highest score, or the newest if none has a score.
 
     Raises:
       UsageError: there is no checkpoint.

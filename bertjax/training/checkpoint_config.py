@@ -54,6 +54,9 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
     """
     workdir = workdir_of(checkpoint)
     config = load_saved_config(workdir / CONFIG, overrides)
+    for name, saved in vars(saved_architecture(checkpoint)).items():
+        if any(item.startswith(f"--config.model.{name}=") for item in overrides) and config.model[name] != saved:
+            raise UsageError(f"config.model.{name}={config.model[name]} differs from {saved} of {checkpoint}; omit it")
     if "vocabulary" in config.data and not _is_set("vocabulary", overrides):
         # The workdir has a copy, and the original may have been removed.
         config.data.vocabulary = str(workdir / ENTRY)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax
 from etils import epath
 
 from bertjax.errors import BertjaxError, first_line
@@ -39,6 +40,7 @@ class CheckpointMetadata:
       model: kind of model, from which `bertjax.model.heads.build_model` builds the module.
       architecture: fields of `Architecture`.
       fingerprints: fingerprint of each array item, `params` and `training`.
+      arrays: dtype and shape of each array of the train state, by name (default: {}, a converted checkpoint).
       score: evaluation score, higher is better (default: None, no score).
       metric_lines: lines of `metrics.jsonl` written before the checkpoint (default: None, unknown).
     """
@@ -47,6 +49,7 @@ class CheckpointMetadata:
     model: dict[str, Any]
     architecture: dict[str, Any]
     fingerprints: dict[str, str]
+    arrays: dict[str, str] = dataclasses.field(default_factory=dict)
     score: float | None = None
     metric_lines: int | None = None
 
@@ -56,9 +59,10 @@ class CheckpointMetadata:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Parses what `as_json` returns."""
+        """Parses what `as_json` returns; architecture fields that an older version did not have get their defaults."""
         try:
-            metadata = cls(**content)
+            architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
+            metadata = cls(**{**content, "architecture": architecture})
             if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
                 raise TypeError("wrong type of fingerprints or model")
             return metadata
@@ -69,6 +73,15 @@ class CheckpointMetadata:
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns the fields `model` and `architecture` of a model's metadata."""
     return {"model": model_kind(model), "architecture": dataclasses.asdict(model.config.architecture)}
+
+
+def array_shapes(tree: Any) -> dict[str, str]:
+    """Returns name -> dtype and shape, such as `float32[2,3]`, of all arrays of a tree."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype.name}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
 
 
 def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
@@ -85,7 +98,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
 
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:
-    """Reads the architecture of a checkpoint; fields that its metadata lacks have their defaults."""
+    """Reads the architecture of a checkpoint."""
     fields = read_metadata(checkpoint).architecture
     try:
         return Architecture(**fields)

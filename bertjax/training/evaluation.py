@@ -14,10 +14,12 @@ from jax.sharding import Mesh
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.metrics.report import log_reports
+from bertjax.model.heads import model_kind
 from bertjax.tasks.task import Objective, Task
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.init_from import check_output_layer, check_vocabulary
 from bertjax.training.parameters import load_params
-from bertjax.training.results import log_reports
 from bertjax.training.sharding import (
     batch_shards,
     data_shard,
@@ -47,7 +49,7 @@ def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] 
 def predict(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Returns the means of the metric sums, with their total loss, and the outputs of the batches in order."""
+    """Returns the means of the metric sums, with their total loss, and the outputs of all batches in order."""
     eval_step = make_eval_step(task.objective, mesh)
     names = task.objective.metrics
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
@@ -83,7 +85,7 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     if task.has_class_reports:
         log_reports(task.class_reports(outputs))
     values = task.evaluate(means, outputs)
-    task.check_data(0)
+    task.check_data(wait=True)
     if not math.isfinite(values.get("loss", 0.0)):
         raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint beside it")
     return values
@@ -94,6 +96,11 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     mesh = make_mesh(task.config.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
+    saved, expected = read_metadata(checkpoint).model["kind"], model_kind(task.objective.model)["kind"]
+    if saved != expected:
+        raise UsageError(
+            f"{checkpoint} has a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint of the task"
+        )
     for note in task.notes:
         logger.info(note)
     check_batch_sizes(task, mesh, 1)

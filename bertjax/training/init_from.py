@@ -33,8 +33,8 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
         # The padding of the token table changes its shape, so it must be the checkpoint's.
         if configured is not None and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= out of the "
-                "config, or use the checkpoint's value"
+                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= and "
+                f"config.model.{name} out, or use the checkpoint's value"
             )
         config.model[name] = saved
     if "vocabulary" in config.data and not config.data.vocabulary:

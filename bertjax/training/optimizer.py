@@ -110,9 +110,8 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:
         del params
-        depths: list[int] = []
-        _map_with_names(lambda names, leaf: depths.append(len(leaf)) if is_stacked(names) else None, updates)
-        num_trained = max(depths, default=0)
+        depths = _map_with_names(lambda names, leaf: len(leaf) if is_stacked(names) else 0, updates)
+        num_trained = max(jax.tree.leaves(depths), default=0)
 
         def scale(names: Sequence[str], update: jax.Array) -> jax.Array:
             if is_stacked(names):
@@ -136,10 +135,12 @@ def _map_with_names(function: Callable[..., Any], *trees: optax.Params) -> optax
 
 
 class Optimizer(NamedTuple):
-    """An optax transformation of the trainable parameters.
+    """Update rule of the trainable parameters, for a learning rate of 1.
+
+    The train step multiplies the updates by the negative learning rate, so that one compiled step serves all rates.
 
     Attributes:
-      tx: the transformation; its state has the hyperparameter `learning_rate`, which the train step sets.
+      tx: optax transformation of the trainable parameters.
       frozen: parameters that are not trained.
     """
 
@@ -152,19 +153,25 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     return _make_optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0))
 
 
-# Equal optimizers are one object, so that runs with different learning rates share a compiled step.
+# Equal optimizers are one object, so that the trials of a sweep share a compiled step.
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
-    scale = scale_by_bert_adam(**moments) if config.name == "bert_adam" else optax.scale_by_adam(**moments)
-    parts = [
+    match config.name:
+        case "bert_adam":
+            scale, trust_ratio = scale_by_bert_adam(**moments), optax.identity()
+        case "adamw":
+            scale, trust_ratio = optax.scale_by_adam(**moments), optax.identity()
+        case "lamb":
+            scale, trust_ratio = optax.scale_by_adam(**moments), scale_by_layer_trust_ratio()
+        case _:
+            raise NotImplementedError(f"optimizer {config.name}")
+    has_layer_decay = config.layer_decay < 1
+    tx = optax.chain(
         clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         scale,
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
-    ]
-    if config.name == "lamb":
-        parts.append(scale_by_layer_trust_ratio())
-    if config.layer_decay < 1:
-        parts.append(scale_by_layer_decay(config.layer_decay, config.freeze_layers))
-    parts.append(optax.inject_hyperparams(optax.scale_by_learning_rate)(learning_rate=0.0))
-    return Optimizer(optax.chain(*parts), Frozen(config.freeze_layers, config.freeze))
+        trust_ratio,
+        scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
+    )
+    return Optimizer(tx, Frozen(config.freeze_layers, config.freeze))

@@ -202,7 +202,7 @@ def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unuse
     if new:
         logger.info(f"initialized randomly: {', '.join(new)}")
     if unused:
-        logger.info(f"ignored parameters of {checkpoint}: {', '.join(unused)} (not in this model)")
+        logger.info(f"ignored parameters of {checkpoint}: {', '.join(unused)}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Progress of a run: speed and time left on the terminal, metrics in the workdir, curves."""
+"""Progress of a run: speed and time left on the terminal, metrics and curves in the workdir."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,6 @@ import jax
 import optax
 from etils import epath
 
-from bertjax.metrics.selection import is_out_of_patience, score
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS
@@ -26,7 +25,6 @@ from bertjax.training.metrics import (
     TensorBoardWriter,
     TrackerWriter,
     read_lines,
-    round_digits,
 )
 from bertjax.training.plots import HELD_OUT, plot_curves
 from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION
@@ -44,12 +42,16 @@ class Progress:
 
     Attributes:
       first_loss: first training loss that was logged, in this attempt or an earlier one.
-      first_evaluation: metrics of the first evaluation ({}: none yet).
-      evaluation: metrics of the last evaluation.
     """
 
     def __init__(
-        self, task: Task, workdir: epath.Path, step: int, schedule: optax.Schedule, trackers: Sequence[str] = ()
+        self,
+        task: Task,
+        workdir: epath.Path,
+        step: int,
+        lines: Sequence[dict[str, Any]],
+        schedule: optax.Schedule,
+        trackers: Sequence[str] = (),
     ) -> None:
         """Opens the files of a run.
 
@@ -57,22 +59,23 @@ class Progress:
           task: task of the run.
           workdir: workdir of the run.
           step: step after which the run resumes (0: new run).
+          lines: lines of `metrics.jsonl` up to `step`.
           schedule: learning-rate schedule.
           trackers: experiment trackers to log to.
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
-        earlier = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
-        self.first_loss: float | None = next((line["loss"] for line in earlier if "loss" in line), None)
-        evaluations = [(line["step"], evaluation_of(line)) for line in earlier if evaluation_of(line)]
-        self.first_evaluation = evaluations[0][1] if evaluations else {}
-        self._evaluated_at, self.evaluation = evaluations[-1] if evaluations else (-1, {})
-        self._scores = [self._score(values) for _, values in evaluations]
+        self.first_loss: float | None = next((line["loss"] for line in lines if "loss" in line), None)
         self._open_writers(step, trackers)
         self._check_lines(step)
         self._peak, source = peak_flops_per_second(jax.devices())
+        if task.warmup_steps >= task.total_steps:
+            logger.info(
+                f"warm-up takes {task.warmup_steps:,} of {task.total_steps:,} steps, so the learning rate does not "
+                f"reach {task.config.optimizer.learning_rate:g}; see config.optimizer.warmup_steps"
+            )
         logger.info(f"{jax.device_count()} {jax.devices()[0].device_kind} device(s); MFU relative to {source}")
         self._compilation = _CompilationTimer()
-        # Without a terminal, the log lines say as much.
+        # Without a terminal, the log lines show the progress.
         shown = self._jsonl is not None and sys.stderr.isatty()
         self._bar = progress_bar("training", task.total_steps, " steps", shown=shown, done=step)
         self._started = self._since = self._drawn_at = time.monotonic()
@@ -80,7 +83,7 @@ class Progress:
         self._compiling = True
         self._speed: dict[str, float] = {}
         self._flops_per_second = 0.0
-        counted = [line for line in earlier if TOKEN_FRACTION in line]
+        counted = [line for line in lines if TOKEN_FRACTION in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 
     @property
@@ -159,10 +162,6 @@ class Progress:
         """
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
-        values = {name: round_digits(value) for name, value in values.items()}
-        self.evaluation, self._evaluated_at = values, step
-        self._scores.append(self._score(values))
-        self.first_evaluation = self.first_evaluation or values
         prefixed = {f"{HELD_OUT}{name}": value for name, value in values.items()}
         self._write(self._metric_writers, step, {**prefixed, **self._sizes(step, token_fraction)})
         self.flush()
@@ -176,29 +175,19 @@ class Progress:
         if self._jsonl and len(lines) > 1:
             plot_curves(lines, self._workdir / CURVES, self._task.best_metric)
 
-    def evaluation_at(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the evaluation after `step` ({}: none)."""
-        return self.evaluation if step == self._evaluated_at else {}
-
-    def score_at(self, step: int) -> float | None:
-        """Returns the score of the evaluation after `step`, higher is better; None without one."""
-        return self._score(self.evaluation) if step == self._evaluated_at else None
-
-    def is_best_at(self, step: int) -> bool:
-        """True if the evaluation after `step` is better than all earlier ones."""
-        if self.score_at(step) is None:
-            return False
-        *earlier, last = self._scores
-        return all(value is None or value < last for value in earlier)
-
-    def is_out_of_patience(self) -> bool:
-        """True if the last evaluations end the run early."""
-        return is_out_of_patience(self._scores, self._task.patience)
-
-    def elapsed(self) -> str:
-        """Formats the duration of this attempt with the share of compilation."""
+    def finish(self, step: int, best: epath.Path) -> None:
+        """Draws the curves of a finished run and logs its duration."""
+        self.plot_curves()
+        if step < self._task.total_steps:
+            patience = self._task.patience
+            logger.info(
+                f"stopped early at step {step:,} of {self._task.total_steps:,}: no better {self._task.best_metric} in "
+                f"{patience:,} evaluation{'s' * (patience > 1)}"
+            )
         seconds = time.monotonic() - self._started
-        return f"{duration(seconds)}, {100 * self._compilation.seconds / seconds:.0f} % of it compilation"
+        compilation = f"{100 * self._compilation.seconds / seconds:.0f} % of it compilation"
+        logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; best checkpoint {best}")
+        logger.info(f"curves in {self._workdir / CURVES}, metrics in {self._workdir / METRICS}")
 
     def _open_writers(self, step: int, trackers: Sequence[str]) -> None:
         self._jsonl: JsonlWriter | None = None
@@ -221,11 +210,8 @@ class Progress:
         if saved is not None and self.metric_lines < saved and self._jsonl:
             logger.info(
                 f"{self._workdir / METRICS} has {self.metric_lines:,} of {saved:,} lines up to step {step:,}: "
-                f"{saved - self.metric_lines:,} are torn or missing, here and in the curves"
+                f"{saved - self.metric_lines:,} are truncated or missing, in the file and in the curves"
             )
-
-    def _score(self, evaluation: dict[str, float]) -> float | None:
-        return score(self._task.best_metric, evaluation.get(self._task.best_metric))
 
     def _write(self, writers: Sequence[MetricsWriter], step: int, values: dict[str, Any]) -> None:
         for writer in writers:
@@ -235,7 +221,7 @@ class Progress:
         return {"tokens": self._tokens_at(step, token_fraction), "positions": self._task.cost_before(step).positions}
 
     def _tokens_at(self, step: int, token_fraction: float) -> int:
-        """Returns the tokens of all steps, given their share of the positions since the last logged step."""
+        """Returns the tokens of all steps, given their fraction of the positions since the last logged step."""
         cost = self._task.cost_before(step) - self._task.cost_before(self._counted_at)
         return self._tokens + round(token_fraction * cost.positions)
 

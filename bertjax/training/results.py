@@ -1,17 +1,24 @@
-"""The result of a finished run: `results.json`, and a table beside the baseline."""
+"""The result of a finished run: `results.json`, and a table of metrics with the baseline."""
 
 import dataclasses
 import json
 import logging
 from typing import Any
 
+import jax
 from etils import epath
+from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, first_line
-from bertjax.metrics.report import ClassReport
+from bertjax.metrics.report import ClassReport, log_reports
+from bertjax.metrics.selection import EvaluationHistory
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
+from bertjax.training.evaluation import predict
+from bertjax.training.metrics import METRICS
+from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
+from bertjax.training.step import TrainState
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object, write_atomic
 
@@ -27,6 +34,32 @@ def read_results(workdir: epath.Path) -> dict[str, Any]:
         raise BertjaxError(
             f"cannot read {file}: {first_line(error)}; remove it and repeat the command that trained"
         ) from error
+
+
+def finish_run(
+    task: Task, mesh: Mesh, state: TrainState, workdir: epath.Path, best: epath.Path, history: EvaluationHistory
+) -> dict[str, float]:
+    """Writes and logs the result of the best checkpoint, and returns its metrics.
+
+    Args:
+      task: task of the run.
+      mesh: device mesh of the state.
+      state: last state.
+      workdir: workdir of the run.
+      best: the best checkpoint.
+      history: all evaluations of the run.
+    """
+    best_step = int(best.name)
+    values = history.at(best_step)
+    if not values and history.last:
+        values = history.last
+        logger.info(f"{workdir / METRICS} lacks the evaluation of step {best_step:,}; using the last one")
+    reports = _class_reports(task, mesh, best, state)
+    if jax.process_index() == 0:
+        baseline = write_results(workdir, task, best, int(state.step), values, reports)
+        log_results(values, history.first if task.eval_first else {}, baseline)
+        log_reports(reports)
+    return values
 
 
 def write_results(
@@ -88,7 +121,12 @@ def log_results(values: dict[str, float], before: dict[str, float], baseline: di
             logger.info(f"{name:<{width}}" + "".join(f"{column:>12}" for column in columns))
 
 
-def log_reports(reports: dict[str, ClassReport]) -> None:
-    """Logs precision and recall of each class."""
-    for suffix, report in reports.items():
-        logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")
+def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:
+    """Returns the class reports of the best checkpoint."""
+    if not task.has_class_reports or not task.eval_every:
+        return {}
+    params = state.params
+    if int(best.name) != int(state.step):
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+        params = load_params(best, shapes)
+    return task.class_reports(predict(task, mesh, params)[1])

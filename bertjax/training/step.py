@@ -26,7 +26,7 @@ _STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 @flax.struct.dataclass
 class TrainState:
-    """All that a step changes, and all that a checkpoint holds.
+    """Everything that a step changes, and that a checkpoint contains.
 
     Attributes:
       step: int32 scalar, number of updates.
@@ -49,6 +49,8 @@ def make_train_step(
     objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
 ) -> Callable[[TrainState, Batch, jax.Array, optax.Schedule], TrainState]:
     """Compiles the train step `(state, batch, dropout key, learning-rate schedule) -> state`; the state is donated.
+
+    The step is cached by value, so that the trials of a sweep share one compilation.
 
     Args:
       objective: model and losses.
@@ -102,9 +104,9 @@ def make_train_step(
         grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
 
         params = trainable(state.params, frozen)
-        opt_state = optax.tree.set(state.opt_state, learning_rate=schedule(state.step))
-        updates, opt_state = tx.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        updates, opt_state = tx.update(grads, state.opt_state, params)
+        learning_rate = schedule(state.step)
+        params = optax.apply_updates(params, jax.tree.map(lambda update: -learning_rate * update, updates))
 
         grad_norm = optax.tree.norm(grads)
         is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
@@ -179,13 +181,13 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
 def batch_fractions(batch: Batch) -> MetricSums:
     """Returns the metric sums of two fractions of a batch.
 
-    TOKEN_FRACTION is the share of positions that are tokens, ATTENTION_FRACTION the share of pairs of positions that
-    are in one sequence, which is the share of attention's work that is not padding.
+    TOKEN_FRACTION is the fraction of positions that are tokens. ATTENTION_FRACTION is the fraction of position pairs
+    that are in the same sequence, which is the fraction of attention's work that is not padding.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
     position = batch.get("position_ids", jnp.arange(length))
-    # n tokens have n * n pairs, the sum of the first n odd numbers.
+    # Token i of a sequence adds 2 i + 1 pairs, so that n tokens have n * n.
     fractions = {TOKEN_FRACTION: tokens, ATTENTION_FRACTION: tokens * (2 * position + 1) / length}
     return {name: jnp.stack([jnp.sum(values), jnp.float32(tokens.size)]) for name, values in fractions.items()}
 
@@ -196,7 +198,7 @@ def reset_sums(state: TrainState) -> TrainState:
 
 
 def in_mesh(function: Callable, mesh: Mesh) -> Callable:
-    """Returns `function`, traced with the mesh and the rules for logical axes of activations in force."""
+    """Wraps a function so that it is traced under the mesh and the logical axis rules of activations."""
 
     def traced(*args: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(ACTIVATION_RULES):

@@ -10,8 +10,9 @@ from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoi
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError
-from bertjax.model.encoder import Encoder, Pooler
+from bertjax.model.encoder import Encoder
 from bertjax.model.heads import MaskedLmHead, NextSentenceHead
+from bertjax.model.pooling import Pooler
 from bertjax.training.parameters import nested
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"

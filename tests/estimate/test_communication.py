@@ -56,9 +56,10 @@ def test_fsdp_gathers_sharded_parameters_for_each_micro_batch():
 
 
 def test_tensor_parallelism_all_reduces_activations_of_each_layer():
-    (size,) = exchanges((1, 1, 2), (16, 8), ("tensor",), positions=10).values()
-    # Two outputs in the forward pass, and four gradients in the backward pass.
-    assert size == pytest.approx(2 * 1 / 2 * 6 * MODEL.num_hidden_layers * 10 * 8 * jnp.dtype("bfloat16").itemsize)
+    (size,) = exchanges((1, 1, 2), (3, 8, 16), (None, None, "tensor"), positions=10, name="layers/kernel").values()
+    # One all-reduce for each of the three layers of the kernel.
+    assert size == pytest.approx(2 * 1 / 2 * 3 * 10 * 8 * jnp.dtype("bfloat16").itemsize)
+    assert exchanges((1, 1, 2), (8, 16), (None, "tensor"), positions=10, name="dense/kernel") == {}
 
 
 @pytest.mark.devices

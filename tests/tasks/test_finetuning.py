@@ -70,7 +70,12 @@ def test_pretraining_checkpoint_without_output_layer_is_an_error(corpus, glue, t
         error = refused(
             capfd, command[0], config, f"--checkpoint={pretrained}", *command[1:], "--config.data.seq_len=16"
         )
-        assert "has no parameters classifier/bias, classifier/kernel" in error
+        assert "has a model of kind 'pretraining', but the task needs 'sequence'" in error
+
+
+def test_architecture_of_a_checkpoint_cannot_be_overridden(cola, capfd):
+    error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.model.hidden_act=relu")
+    assert "config.model.hidden_act=relu differs from gelu_tanh of" in error
 
 
 def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, capfd):
@@ -146,7 +151,7 @@ def test_initial_parameters_are_reported(cola, glue, letters, tmp_path, capfd):
         error = capfd.readouterr().err
         assert (
             "at step 4; --init_from is ignored" in error
-            and ("and the run started from other parameters" in error) == is_other
+            and ("and the run started from different parameters" in error) == is_other
         )
 
 

@@ -8,8 +8,13 @@ from running import overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.metrics.selection import lower_is_better
 from bertjax.tasks.build import build_task, parse_config
+from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
+
+# Models for objectives that the default one does not fit.
+MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
 
 
 def config_of(corpus, objective):
@@ -51,3 +56,20 @@ def test_pairs_need_two_segments(corpus, tmp_path, capfd):
     assert "config.model.type_vocab_size=1 is too small for sentence pairs" in refused(
         capfd, "train", config, f"--workdir={tmp_path}", *overrides(None), "--config.model.type_vocab_size=1"
     )
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_objective_is_consistent(objective, corpus):
+    """All that an objective says about its rows, metrics and cost agrees with its batches."""
+    config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
+    task = build_task(config)
+    real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.synthetic_batch()
+    assert {name: (rows.shape, rows.dtype) for name, rows in real.items()} == {
+        name: (rows.shape, rows.dtype) for name, rows in synthetic.items()
+    }
+    assert task.objective.row_source().has_pairs == task.objective.has_pairs
+    baseline = task.baseline()
+    assert baseline.keys() - {"heldout_entropy"} <= {*task.objective.metrics}
+    assert baseline and all(np.isfinite(value) for value in baseline.values())
+    assert {*task.objective.losses} <= {*task.objective.metrics}
+    assert all(lower_is_better(name) for name in task.objective.losses)

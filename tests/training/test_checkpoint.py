@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import shutil
 
 import jax
@@ -202,11 +203,30 @@ def test_find_checkpoint_reports_newest_checkpoint_without_params(tmp_path):
 def test_checkpoint_of_another_model_is_not_resumed(tmp_path):
     save_states(tmp_path)
     relu = dataclasses.replace(CONFIG, hidden_act="relu")
-    with pytest.raises(BertjaxError, match=r"checkpoints/3 has another model .*hidden_act: gelu_tanh -> relu"):
+    with pytest.raises(BertjaxError, match=r"checkpoints/3 does not fit this run .*hidden_act: gelu_tanh -> relu"):
         restore(tmp_path, model=MODEL.clone(config=relu))
-    with pytest.raises(BertjaxError, match=r"checkpoints/3 has another model .*model.kind: pretraining -> encoder"):
+    with pytest.raises(BertjaxError, match=r"checkpoints/3 does not fit this run .*model.kind: pretraining -> encoder"):
         restore(tmp_path, model=EncoderModel(CONFIG))
     assert not (tmp_path / DAMAGED).exists()
+
+
+def test_checkpoint_without_a_new_metric_is_not_resumed(tmp_path, monkeypatch):
+    save_states(tmp_path)
+    abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
+    new = abstract.replace(sums={**abstract.sums, "mlm_entropy": abstract.sums["mlm_loss"]})
+    monkeypatch.setitem(globals(), "abstract_state", lambda *_: new)
+    with pytest.raises(BertjaxError, match=r"arrays.sums/mlm_entropy: \(absent\) -> float32\[2\]"):
+        restore(tmp_path)
+    assert not (tmp_path / DAMAGED).exists()
+
+
+def test_architecture_field_that_an_older_checkpoint_lacks_has_its_default(tmp_path):
+    state = save_states(tmp_path, steps=(1,))
+    file = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
+    content = json.loads(file.read_text())
+    assert content["architecture"].pop("layer_norm_eps") == 1e-12
+    file.write_text(json.dumps(content))
+    assert_equal(state, restore(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["run[1]", "run*", "what?", "back\\slash", "a]"])

@@ -22,12 +22,13 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.masked_lm import MaskedLm
-from bertjax.training import progress
+from bertjax.training import progress, startup
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import predict
 from bertjax.training.optimizer import bert_schedule
 from bertjax.training.sharding import make_mesh
+from bertjax.training.startup import random_key
 
 
 def read_metrics(workdir):
@@ -37,11 +38,11 @@ def read_metrics(workdir):
 @pytest.mark.parametrize("detected_at", [3, pytest.param(14, marks=pytest.mark.slow)])
 def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path, detected_at):
     _, task = make(corpus)
-    checked_steps = []
+    waits = []
 
-    def check_data(steps):
-        checked_steps.append(steps)
-        if (detected_at == 3 and len(checked_steps) == 1) or steps == detected_at:
+    def check_data(wait):
+        waits.append(wait)
+        if wait or detected_at == 3:
             raise BertjaxError("block 7 is damaged; prepare it again")
 
     with pytest.raises(
@@ -49,7 +50,7 @@ def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path
     ):
         loop.train(with_attributes(task, check_data=check_data), str(tmp_path / "run"))
     # The run logs at steps 3, 6, 9, 12 and 14.
-    assert checked_steps == ([None] if detected_at == 3 else [None] * 5 + [14])
+    assert waits == ([False] if detected_at == 3 else [False] * 5 + [True])
     assert max(line["step"] for line in read_metrics(tmp_path / "run")) == (0 if detected_at == 3 else 14)
     assert not (tmp_path / "run" / "results.json").exists()
 
@@ -59,8 +60,8 @@ def test_pretraining_checks_its_corpus(corpus, tmp_path):
     file = tmp_path / "corpus" / "train.tokens.bin"
     file.write_bytes(file.read_bytes()[:-2] + bytes(2))
     _, task = make(tmp_path / "corpus")
-    task.check_data(None)
-    for verify in (lambda: task.check_data(1), task.baseline):
+    task.check_data(wait=False)
+    for verify in (lambda: task.check_data(wait=True), task.baseline):
         with pytest.raises(BertjaxError, match=r"train\.tokens\.bin is damaged"):
             verify()
 
@@ -100,7 +101,7 @@ def test_evaluations_redraw_curves_after_some_seconds(corpus, tmp_path, monkeypa
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
     monkeypatch.setattr(progress, "plot_curves", lambda lines, path, metric: num_lines.append(len(lines)))
     schedule = bert_schedule(1e-2, 3, 14)
-    with contextlib.closing(progress.Progress(make(corpus)[1], epath.Path(tmp_path), 0, schedule)) as run:
+    with contextlib.closing(progress.Progress(make(corpus)[1], epath.Path(tmp_path), 0, [], schedule)) as run:
         for step in (0, 5, 10):
             run.log_evaluation(step, {"loss": 1.0, "mlm_loss": 1.0}, seconds=0.1, token_fraction=1.0)
     assert num_lines == lines_drawn
@@ -142,11 +143,13 @@ def test_resume_reports_torn_or_missing_metric_lines(corpus, whole, tmp_path, lo
     # A torn line, and one nested too deeply for the JSON parser.
     metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
     loop.train(task, str(tmp_path / "run"))
-    assert f"metrics.jsonl has {num_lines - 2} of {num_lines:,} lines up to step 12: 2 are torn" in "\n".join(log_lines)
+    assert f"metrics.jsonl has {num_lines - 2} of {num_lines:,} lines up to step 12: 2 are truncated" in "\n".join(
+        log_lines
+    )
     # The checkpoint at step 14 counts the remaining lines.
     log_lines.clear()
     loop.train(task, str(tmp_path / "run"))
-    assert "are torn or missing" not in "\n".join(log_lines)
+    assert "are truncated or missing" not in "\n".join(log_lines)
 
 
 def test_loss_that_is_not_finite_ends_the_run(corpus, tmp_path):
@@ -200,7 +203,7 @@ def test_resume_ignores_init_from(corpus, whole, tmp_path, log_lines):
     loop.train(with_signal(task, 4), str(tmp_path))
     loop.train(task, str(tmp_path), init_from=str(whole))
     assert any(
-        "at step 5; --init_from is ignored, and the run started from other parameters" in line for line in log_lines
+        "at step 5; --init_from is ignored, and the run started from different parameters" in line for line in log_lines
     )
     assert (tmp_path / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
 
@@ -264,7 +267,7 @@ def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypat
         compared.update(values)
         raise UsageError("end of test")
 
-    monkeypatch.setattr(loop, "assert_same_run", record)
+    monkeypatch.setattr(startup, "assert_same_run", record)
     with pytest.raises(UsageError, match="end of test"):
         loop.train(
             with_attributes(task, workdir_files={**task.workdir_files, OUTPUT_LAYER: labels}), str(tmp_path / "run")
@@ -277,7 +280,7 @@ def test_hosts_compare_config_data_and_file_contents(corpus, tmp_path, monkeypat
 
 def test_random_keys_of_anagrams_differ():
     first, anagram, other_seed = (
-        jax.random.key_data(loop.random_key(*pair)) for pair in ((0, "listen"), (0, "silent"), (1, "listen"))
+        jax.random.key_data(random_key(*pair)) for pair in ((0, "listen"), (0, "silent"), (1, "listen"))
     )
     assert (first != anagram).any() and (first != other_seed).any()
     expected = jax.random.fold_in(jax.random.key(0), zlib.crc32(b"listen"))

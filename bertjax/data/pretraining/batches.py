@@ -143,7 +143,7 @@ def eval_dataset(
       BertjaxError: the pair index cannot be built or stored.
     """
     check_shape(seq_len, batch_size, max_predictions)
-    source = source.heldout_like or source
+    source = source.heldout_source or source
     row_ranges = shard.row_ranges(batch_size)
     if max_rows is not None and max_rows < 1:
         raise UsageError(f"max_rows={max_rows} is out of range; use at least 1")
@@ -156,7 +156,7 @@ def eval_dataset(
         first = index * batch_size
         positions = first + rows
         spans = lookup(tf.minimum(positions, count - 1) * available // count)
-        return _pad_rows(assemble(spans, first), positions < count, source.prediction.schema)
+        return _pad_rows(assemble(spans, first), positions < count, source.row_format.schema)
 
     return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
 
@@ -202,9 +202,9 @@ def _assembler(
     """Returns a function from (spans of the rows, position of the first row of the global batch) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
-    make_batch = source.prediction.make_batch_function(vocabulary, masking, seq_len, max_predictions)
+    make_batch = source.row_format.make_batch_function(vocabulary, masking, seq_len, max_predictions)
     mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
-    num_uniforms = source.prediction.num_uniforms(masking, seq_len, max_predictions)
+    num_uniforms = source.row_format.num_uniforms(masking, seq_len, max_predictions)
     # Philox yields 4 numbers per counter value; each row starts at a new value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 

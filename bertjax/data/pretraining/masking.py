@@ -14,7 +14,7 @@ from bertjax.data.pretraining.assembly import TokenRows, mask_and_segments
 from bertjax.data.pretraining.config import MASKED_LM_BATCH, Masking, predictions_by_length
 from bertjax.data.pretraining.formatting import format_masked_row
 from bertjax.data.pretraining.rows import Spans
-from bertjax.data.pretraining.source import NumpyBatch, Prediction
+from bertjax.data.pretraining.source import RowFormat
 
 # Words that are skipped because they exceed the remaining predictions of a row, before the choice ends.
 _SKIPPED_WORDS = 2
@@ -188,21 +188,9 @@ def masked_fields(masked: Masked) -> dict[str, tf.Tensor]:
     }
 
 
-def masked_ids(batch: NumpyBatch) -> np.ndarray:
-    """Returns the original ids of all masked positions of a batch."""
-    return batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
-
-
-def next_sentence_labels(batch: NumpyBatch) -> np.ndarray:
-    """Returns the next-sentence labels of a batch, flattened."""
-    return batch["next_sentence_labels"].reshape(-1)
-
-
-MASKED_LM = Prediction(
+MASKED_LM = RowFormat(
     schema=MASKED_LM_BATCH,
     num_uniforms=lambda masking, *sizes: num_uniforms(*sizes),
     make_batch_function=_batch_function,
-    predicted_ids=masked_ids,
-    next_sentence_labels=next_sentence_labels,
     format_row=format_masked_row,
 )

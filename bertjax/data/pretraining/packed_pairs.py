@@ -23,17 +23,11 @@ from bertjax.data.pretraining.config import (
     predictions_by_length,
 )
 from bertjax.data.pretraining.formatting import format_packed_row
-from bertjax.data.pretraining.masking import (
-    make_chooser,
-    make_replacer,
-    masked_fields,
-    masked_ids,
-    next_sentence_labels,
-)
+from bertjax.data.pretraining.masking import make_chooser, make_replacer, masked_fields
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.rows import Spans, epoch_order, packed_pair_lookup, pair_lookup, stream_key
 from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.source import ORDER, Lookup, Prediction
+from bertjax.data.pretraining.source import ORDER, Lookup, RowFormat
 
 
 class _RowLayout:
@@ -131,15 +125,13 @@ def _num_uniforms(masking: Masking, seq_len: int, max_predictions: int) -> int:
 
 PACKED_PAIRS = dataclasses.replace(
     SENTENCE_PAIRS,
-    prediction=Prediction(
+    row_format=RowFormat(
         schema=PACKED_BATCH,
         num_uniforms=_num_uniforms,
         make_batch_function=_batch_function,
-        predicted_ids=masked_ids,
-        next_sentence_labels=next_sentence_labels,
         format_row=format_packed_row,
     ),
     spans_per_row=MAX_PAIRS_PER_ROW,
     train=_train,
-    heldout_like=SENTENCE_PAIRS,
+    heldout_source=SENTENCE_PAIRS,
 )

@@ -1,4 +1,4 @@
-"""Interface between pre-training objectives and data: sources of rows, and predictions on them."""
+"""Interface between pre-training objectives and data: sources of rows, and the form of their batches."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,16 +23,14 @@ Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction:
-    """Predicted tokens of rows, and the arrays of a batch.
+class RowFormat:
+    """How token rows become a batch, and a batch becomes text.
 
     Attributes:
       schema: schema of a batch.
       num_uniforms: (masking, seq_len, max_predictions) to the random numbers that a row needs.
       make_batch_function: (vocabulary, masking, seq_len, max_predictions) to a function from (token rows of the spans,
         the spans, uniforms float32 [B, num_uniforms]) to a batch.
-      predicted_ids: batch to the ids of all predicted tokens, int [N].
-      next_sentence_labels: batch to its next-sentence labels, int [N]; -1 or none at all without labels.
       format_row: (batch, row, vocabulary) to the row as text.
     """
 
@@ -41,8 +39,6 @@ class Prediction:
     make_batch_function: Callable[
         [Vocabulary, Masking, int, int], Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]
     ]
-    predicted_ids: Callable[[NumpyBatch], np.ndarray]
-    next_sentence_labels: Callable[[NumpyBatch], np.ndarray]
     format_row: Callable[[NumpyBatch, int, Vocabulary], str]
 
 
@@ -51,18 +47,18 @@ class RowSource:
     """Source of training and held-out rows.
 
     Attributes:
-      prediction: predicted tokens of the rows.
+      row_format: format of the rows.
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
       train: (corpus, phase, seed, passes, shuffle) to the lookup of the training rows of a phase.
       heldout: (corpus, seq_len) to the number of held-out rows, and a function from row indices to spans.
-      heldout_like: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
+      heldout_source: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
         that metrics are comparable.
     """
 
-    prediction: Prediction
+    row_format: RowFormat
     spans_per_row: int
     has_pairs: bool
     train: Callable[[Corpus, Phase, int, int, bool], Lookup]
     heldout: Callable[[Corpus, int], tuple[int, Callable[[tf.Tensor], Spans]]]
-    heldout_like: "RowSource | None" = None
+    heldout_source: "RowSource | None" = None

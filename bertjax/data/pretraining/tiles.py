@@ -16,7 +16,7 @@ from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_T
 from bertjax.data.pretraining.formatting import format_text_row
 from bertjax.data.pretraining.masking import MASKED_LM
 from bertjax.data.pretraining.rows import Spans, count_tiles, epoch_order, stream_key, tile_lookup
-from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, NumpyBatch, Prediction, RowSource
+from bertjax.data.pretraining.source import OFFSET, ORDER, Lookup, RowFormat, RowSource
 from bertjax.errors import UsageError
 
 
@@ -53,17 +53,10 @@ def _unmasked(*_: object) -> Callable[[TokenRows, Spans, tf.Tensor], dict[str, t
     return lambda rows, spans, uniforms: {**mask_and_segments(rows), "input_ids": rows.ids}
 
 
-def _inner_ids(batch: NumpyBatch) -> np.ndarray:
-    """Returns the ids of a batch without the first and last token of each row."""
-    return batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0]
-
-
-_LANGUAGE_MODEL = Prediction(
+_LANGUAGE_MODEL = RowFormat(
     schema=LANGUAGE_MODEL_BATCH,
     num_uniforms=lambda *_: 0,
     make_batch_function=_unmasked,
-    predicted_ids=_inner_ids,
-    next_sentence_labels=lambda batch: np.zeros(0, np.int32),
     format_row=format_text_row,
 )
-TILES, WHOLE_TILES = (RowSource(prediction, 1, False, _train, _heldout) for prediction in (MASKED_LM, _LANGUAGE_MODEL))
+TILES, WHOLE_TILES = (RowSource(row_format, 1, False, _train, _heldout) for row_format in (MASKED_LM, _LANGUAGE_MODEL))

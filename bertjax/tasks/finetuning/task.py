@@ -40,8 +40,8 @@ _MAX_LOGGED_CLASSES = 20
 class FinetuningTask(task.Task):
     """A task on labeled examples; without data, it has synthetic batches only.
 
-    A subclass defines `missing_data`, `make_objective`, `read_examples` (or `load`), `score` and `score_baseline`, and
-    usually `output_layer`, `write_predictions` and `prediction_records`.
+    A subclass defines `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `load`) and `score`, and
+    usually `baseline`, `output_layer`, `write_predictions` and `prediction_records`.
 
     Attributes:
       missing_data: error message for training without data.
@@ -56,9 +56,8 @@ class FinetuningTask(task.Task):
     """
 
     missing_data: ClassVar[str]
-    default_metric: str = "accuracy"
+    default_metric: str
     sequences_per_example = 1
-    writes_predictions = True
     labels: Sequence[str] = ()
     train_examples: Examples | None = None
     eval_examples: Examples | None = None
@@ -85,7 +84,7 @@ class FinetuningTask(task.Task):
         self.load(train)
         if not train:
             self.train_examples = None
-        self._check_segments()
+        self._check_examples()
         self._init_objective(config.model_config(self.vocabulary.size))
         self._init_schedule()
         self._init_description()
@@ -130,8 +129,9 @@ class FinetuningTask(task.Task):
         return ()
 
     def is_labeled(self) -> bool:
-        """True if any evaluation example has a label."""
-        return bool(known_labels(self.eval_examples.rows["labels"]).any())
+        """True if any evaluation example has a label, or if the task has no array of labels."""
+        labels = self.eval_examples.rows.get("labels")
+        return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> Sequence[str]:
         """Names of metrics of `score` that `baseline` does not have."""
@@ -217,8 +217,12 @@ class FinetuningTask(task.Task):
 
     def _init_objective(self, model: ModelConfig) -> None:
         objective = self.make_objective(model)
-        module = objective.model.clone(feature_head=self.config.feature_head)
-        self.objective = dataclasses.replace(objective, model=module)
+        if hasattr(objective.model, "feature_head"):
+            module = objective.model.clone(feature_head=self.config.feature_head)
+            objective = dataclasses.replace(objective, model=module)
+        elif self.config.feature_head.is_used:
+            raise UsageError(f"the task {self.config.task} has no feature head; leave config.feature_head unset")
+        self.objective = objective
 
     def _init_schedule(self) -> None:
         config, data = self.config, self.config.data
@@ -268,8 +272,13 @@ class FinetuningTask(task.Task):
         """Names the source of the evaluation examples."""
         return self.read_stats[-1].file
 
-    def _check_segments(self) -> None:
+    def _check_examples(self) -> None:
         parts = [part for part in (self.train_examples, self.eval_examples) if part is not None]
+        for part in parts:
+            if part.sequences_per_example != self.sequences_per_example:
+                raise ValueError(
+                    f"examples have {part.sequences_per_example} sequences, but the task {self.sequences_per_example}"
+                )
         segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
         if segments > self.config.model["type_vocab_size"]:
             raise UsageError(
@@ -290,10 +299,11 @@ class FinetuningTask(task.Task):
                         "with --config.data.dev_share=0.1"
                     )
             return ""
-        if config.select_by:
-            metrics = {*self.objective.metrics, "loss", *self.extra_metrics()} | self.baseline().keys()
-            selection.check_metric(config.select_by, metrics)
-        return config.select_by or self.default_metric
+        metric = config.select_by or self.default_metric
+        known = {*self.objective.metrics, "loss", *self.extra_metrics()}
+        if metric not in known and self.is_labeled():
+            selection.check_metric(metric, known | self.baseline().keys())
+        return metric
 
     def _class_counts(self) -> list[str]:
         """Formats the classes with their number of training rows, so that a typo in a label shows."""

@@ -1,7 +1,8 @@
-"""Language modeling from one side: left to right (Table 5 of the paper), or both directions apart (ELMo)."""
+"""Unidirectional language modeling: left to right (Table 5 of the paper), or two independent directions (ELMo)."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,12 @@ from bertjax.errors import UsageError
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import LanguageModel
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
-from bertjax.tasks.task import Batch, MetricSums, Outputs, loss_and_accuracy
+from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs, loss_and_accuracy
 
 if TYPE_CHECKING:
+    from bertjax.data.corpus.store import Corpus
     from bertjax.data.pretraining.source import RowSource
-    from bertjax.tasks.pretraining import Config
+    from bertjax.tasks.objectives.config import Config
 
 # Side that a hidden state has seen -> metric prefix, and offset of the position that it predicts.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
@@ -27,8 +29,7 @@ class LanguageModeling(PretrainingObjective):
     """Predicts the next token, or the previous one, at every position; the loss is the sum over the directions."""
 
     @classmethod
-    def for_model(cls, model: ModelConfig, packing: bool = False) -> "LanguageModeling":
-        """Builds the objective for a model config."""
+    def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
         return cls(LanguageModel(model), packing)
 
     @classmethod
@@ -73,6 +74,17 @@ class LanguageModeling(PretrainingObjective):
         """Returns the number of predicted tokens, which is the same for each direction."""
         total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
         return dict.fromkeys(self.losses, total)
+
+    def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
+        """Predicts the frequencies of training tokens."""
+        from bertjax.data.pretraining.baseline import token_frequency_baseline
+
+        # All tokens of a row but its first and last, [CLS] and [SEP].
+        predicted = (batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0] for batch in batches)
+        values = token_frequency_baseline(corpus, predicted)
+        prefixes = [loss.removesuffix("_loss") for loss in self.losses]
+        metrics = {f"{prefix}_{name}": values[name] for prefix in prefixes for name in ("loss", "accuracy")}
+        return {**metrics, "heldout_entropy": values["heldout_entropy"]}
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         """Returns metric sums; [CLS] and [SEP] are not predicted, as in masked LM."""

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,9 @@ from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs, loss_and_accuracy
 
 if TYPE_CHECKING:
+    from bertjax.data.corpus.store import Corpus
     from bertjax.data.pretraining.source import RowSource
-    from bertjax.tasks.pretraining import Config
+    from bertjax.tasks.objectives.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +30,7 @@ class MaskedLm(PretrainingObjective):
     has_pairs = True
 
     @classmethod
-    def for_model(cls, model: ModelConfig, packing: bool = False) -> "MaskedLm":
-        """Builds the objective for a model config."""
+    def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
         return cls(PretrainingModel(model), packing)
 
     @classmethod
@@ -67,12 +67,28 @@ class MaskedLm(PretrainingObjective):
         return SENTENCE_PAIRS
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the loss weights; masked LM's has the 1e-5 of google-research/bert `run_pretraining.py` added."""
+        """Returns the divisors; masked LM's includes the 1e-5 of google-research/bert `run_pretraining.py`."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
         return {
             "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
             "nsp_loss": jnp.maximum(pairs, 1.0),
         }
+
+    def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
+        """Predicts the frequencies of training tokens, and the more frequent next-sentence label."""
+        from bertjax.data.pretraining.baseline import token_frequency_baseline
+
+        labels = np.zeros(2, np.int64)
+
+        def masked_ids() -> Iterator[np.ndarray]:
+            for batch in batches:
+                labels[:] += np.bincount(batch["next_sentence_labels"][batch["next_sentence_labels"] >= 0], minlength=2)
+                yield batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
+
+        values = token_frequency_baseline(corpus, masked_ids())
+        entropy = values.pop("heldout_entropy")
+        values = {f"mlm_{name}": value for name, value in values.items()} | {"heldout_entropy": entropy}
+        return values | ({"nsp_accuracy": float(labels.max() / labels.sum())} if labels.sum() else {})
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         """Returns metric sums; rows with the label -1 have no next sentence."""

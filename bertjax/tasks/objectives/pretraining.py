@@ -2,23 +2,28 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
+from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.task import NumpyBatch, Objective, StepCost
 
 if TYPE_CHECKING:
+    from bertjax.data.corpus.store import Corpus
     from bertjax.data.pretraining.source import RowSource
-    from bertjax.tasks.pretraining import Config
+    from bertjax.tasks.objectives.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingObjective(Objective):
-    """Rows, loss and metrics of a pre-training.
+    """Rows, loss, metrics and cost of pre-training with one objective.
+
+    A subclass also defines what `Objective` leaves open. Its head has a top-level parameter name of its own, so that no
+    checkpoint of a different objective or task fits it by accident.
 
     Attributes:
       packing: several sentence pairs share a training row.
@@ -30,12 +35,17 @@ class PretrainingObjective(Objective):
     has_pairs: ClassVar[bool] = False
 
     @classmethod
+    def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
+        """Builds the objective for a model config."""
+        raise NotImplementedError
+
+    @classmethod
     def check_config(cls, config: "Config") -> None:
         """Raises a UsageError if the model of `config` cannot be trained with this objective."""
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns the most positions that are predicted of a row.
+        """Returns the maximum number of predictions per row, which is the size of the prediction arrays of a batch.
 
         Args:
           seq_len: tokens per row.
@@ -67,13 +77,26 @@ class PretrainingObjective(Objective):
             labels=2,
         )
 
+    def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
+        """Returns the metrics of the best guess that ignores the input (default: {}, unknown).
+
+        Args:
+          corpus: corpus of the run.
+          batches: all evaluation batches.
+        """
+        return {}
+
+    def flops_per_token(self, phase: Phase) -> float:
+        """Returns the FLOPs per token of a training step; by default, a vocabulary logit for each prediction."""
+        return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
+
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
-        """Returns the cost of some steps of a phase."""
+        """Returns the cost of `steps` steps of a phase."""
         config, rows = self.model.config, steps * phase.batch_size
         positions = rows * phase.seq_len
         return StepCost(
             rows,
             positions,
-            positions * flops_per_token(config, phase.seq_len, phase.max_predictions),
+            positions * self.flops_per_token(phase),
             positions * attention_flops_per_token(config, phase.seq_len),
         )

@@ -1,0 +1,69 @@
+"""Checks during training: loss and gradients are finite, the loss does not diverge, the data is undamaged."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import jax
+
+from bertjax.errors import BertjaxError
+from bertjax.tasks.task import Task
+from bertjax.training.checkpoint import Checkpoints
+from bertjax.training.multihost import raise_on_all_hosts
+from bertjax.training.step import TrainState
+
+
+class DivergenceError(BertjaxError):
+    """A loss or gradient that diverged or is not finite."""
+
+    # Loss and gradients are replicated.
+    on_all_hosts = True
+
+
+@contextlib.contextmanager
+def name_last_checkpoint(checkpoints: Checkpoints) -> Iterator[None]:
+    """Adds the last good checkpoint and advice to a `DivergenceError` of the block."""
+    try:
+        yield
+    except DivergenceError as error:
+        checkpoints.wait()
+        last = checkpoints.latest_step()
+        good = (
+            "no checkpoint was saved yet" if last is None else f"the last good checkpoint is {checkpoints.path(last)}"
+        )
+        raise DivergenceError(
+            f"{error}; {good}; use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
+        ) from error
+
+
+def check_step(state: TrainState) -> None:
+    """Raises if any step had a loss or gradient that is not finite; waits for the steps in flight."""
+    bad_step = int(jax.device_get(state.bad_step))
+    if bad_step >= 0:
+        raise DivergenceError(f"the loss or gradient of step {bad_step:,} is not finite")
+
+
+def check_evaluation(values: dict[str, float], step: int) -> None:
+    """Raises if the evaluation loss is not finite."""
+    if not math.isfinite(values.get("loss", 0.0)):
+        raise DivergenceError(f"the evaluation loss at step {step:,} is not finite")
+
+
+def check_loss(loss: float, first_loss: float, step: int, factor: float) -> None:
+    """Raises if the training loss exceeds `factor` times the first logged one."""
+    if loss > factor * first_loss:
+        raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g}, first logged {first_loss:.4g}")
+
+
+def check_data(task: Task, *, wait: bool) -> None:
+    """Raises on all hosts if any of them found its data damaged; with `wait`, after all data is verified."""
+
+    def check() -> None:
+        try:
+            task.check_data(wait)
+        except BertjaxError as error:
+            raise BertjaxError(
+                f"{error}; checkpoints of this run may be affected, so train in a new --workdir"
+            ) from error
+
+    raise_on_all_hosts(check)

@@ -1,0 +1,99 @@
+"""Start of a run: opens its workdir, then resumes its newest checkpoint or initializes its state."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import zlib
+from collections.abc import Callable
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from bertjax.data.corpus.vocabulary import ENTRY
+from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.task import Task
+from bertjax.training import workdir as workdirs
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint_metadata import model_metadata
+from bertjax.training.init_from import check_vocabulary
+from bertjax.training.multihost import assert_same_run, assert_shared_workdir
+from bertjax.training.optimizer import Optimizer
+from bertjax.training.parameters import load_params
+from bertjax.training.step import TrainState, init_state
+
+logger = logging.getLogger(__name__)
+
+
+def open_workdir(
+    task: Task, path: str, init_from: str | None, abstract: TrainState, stack: contextlib.ExitStack
+) -> tuple[epath.Path, Checkpoints, Callable[[], None]]:
+    """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
+
+    Args:
+      task: task of the run.
+      path: workdir.
+      init_from: initial checkpoint.
+      abstract: shapes of the train state.
+      stack: closes the checkpoints and releases the lock.
+
+    Returns:
+      The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
+    """
+    config, start = dataclasses.asdict(task.config), ""
+    if init_from:
+        checkpoint = find_checkpoint(init_from)
+        check_vocabulary(task, checkpoint)
+        start = saved_fingerprint(checkpoint)
+    # Paths of the vocabulary and of labels may differ between hosts, their content may not.
+    files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
+    model = task.objective.model
+    run = {"config": config, "data": task.data_hash, "started_from": start, "files": files, **model_metadata(model)}
+    assert_same_run(run)
+    workdir = workdirs.create(path)
+    assert_shared_workdir(workdir)
+    stack.enter_context(workdirs.acquire_lock(workdir))
+    workdirs.check_config(workdir, config, task.data_hash)
+    workdirs.check_checkpoint_space(workdir, abstract)
+    workdirs.write_config(workdir, config, task.data_hash, start)
+    check_owner = workdirs.take_ownership(workdir)
+    workdirs.write_files(workdir, task.workdir_files)
+    checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
+    return workdir, stack.enter_context(contextlib.closing(checkpoints)), check_owner
+
+
+def restore_or_init(
+    task: Task,
+    mesh: Mesh,
+    workdir: epath.Path,
+    checkpoints: Checkpoints,
+    init_from: str | None,
+    abstract: TrainState,
+    optimizer: Optimizer,
+) -> TrainState:
+    """Resumes the run of the workdir; else initializes the state, with the parameters of `init_from` if given."""
+    state = checkpoints.restore_latest(abstract)
+    if state is None:
+        state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
+        if init_from:
+            state = state.replace(params=load_params(init_from, state.params, task.reinit_params))
+            logger.info(f"starting at step 0 with the parameters of {init_from}")
+        return state
+    started_from = workdirs.saved_init_fingerprint(workdir)
+    if task.features_fingerprint and task.features_fingerprint != started_from:
+        raise UsageError(
+            f"the run of {workdir} started from different parameters than --init_from, so its features differ; give "
+            "the checkpoint it started from, or choose another --workdir"
+        )
+    ignored = "; --init_from is ignored" if init_from else ""
+    if init_from and saved_fingerprint(find_checkpoint(init_from)) != started_from:
+        ignored += ", and the run started from different parameters"
+    logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
+    return state
+
+
+def random_key(seed: int, purpose: str) -> jax.Array:
+    """Returns the random key of a purpose such as "init" or "dropout"; its users fold in the step."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))
