@@ -1,8 +1,10 @@
-"""Migration from `FlaxBertModel`, which transformers no longer has: each old line as a comment above its replacement.
+"""Migration from `FlaxBertModel`, which current transformers does not have.
+
+The comments show the old code above each replacement.
 
     python examples/from_flax_bert.py CHECKPOINT
 
-CHECKPOINT is a Hugging Face folder with safetensors weights, for example one that `save_pretrained` wrote.
+CHECKPOINT is a Hugging Face folder with safetensors weights, for example from `save_pretrained`.
 """
 
 import sys

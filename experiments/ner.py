@@ -1,14 +1,15 @@
-"""Fine-tuning on the named entities of CoNLL-2003, as in section 5.3 of the paper.
+"""Fine-tuning on named-entity recognition, CoNLL-2003 (section 5.3 of the paper).
 
     bertjax train --config experiments/ner.py:path=conll2003 --init_from runs/base_cased --workdir runs/ner
     bertjax predict --checkpoint runs/ner --output runs/ner/predictions
 
-`path` is the folder with eng.train, eng.testa and eng.testb. A cased checkpoint; rows are as much of a document as fits
-in 512 tokens (`context=sentence` for sentences); the first piece of a word carries its tag.
+`path` is the folder with eng.train, eng.testa and eng.testb. Use a cased checkpoint. A row contains as much of a
+document as fits into 512 tokens, or one sentence with `context=sentence`. The model predicts the tag of a word at its
+first piece.
 
-Hardware and time: 3 epochs at size 2/256 in rows of 256 and float32: 4 minutes on two CPU cores that did other work
-too. BASE on a TPU is not measured.
-Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test, LARGE 96.6 and 92.8, means of 5 restarts (Table 7).
+Hardware and time: two CPU cores that also ran other work; 4 minutes for 3 epochs at size 2/256 in rows of 256 tokens
+and float32. BASE on a TPU has not been measured.
+Expected: F1 of BERT BASE 96.4 on dev and 92.4 on test; LARGE 96.6 and 92.8; means of 5 seeds (Table 7).
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +19,7 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 @arguments(path="", context="document", size="", grid="a3", quick=False)
 def get_config(given: ConfigDict) -> ConfigDict:
-    """The config for `path=DIR,context=document,size=SIZE,grid=a3,quick=false`."""
+    """Returns the config for `path=DIR,context=document,size=SIZE,grid=a3,quick=false`."""
     config = finetuning_config("ner", given.size)
     config.data.path = given.path
     config.data.context = given.context

@@ -1,16 +1,16 @@
-"""Pre-training with masked LM and next-sentence prediction, as in section 3.1 and A.2 of the paper.
+"""Pre-training with masked LM and next-sentence prediction (sections 3.1 and A.2 of the paper).
 
     bertjax prepare --input wiki:DUMP/'*' --vocab vocab.txt --output corpus
     bertjax train --config experiments/pretrain.py:size=base,corpus=corpus --workdir runs/base
 
-By default one phase at `seq_len`. `phases=2` is the paper's schedule: 90 % of the steps at 128 tokens, 10 % at 512,
-one learning-rate schedule across. `batch=tokens` reads the paper's batch as 131,072 tokens at both lengths (1024 rows
-of 128, 256 of 512), the only reading that gives its 40 epochs in a million steps; `batch=sequences` as 256 rows at
-both.
+The default is one phase with rows of `seq_len` tokens. `phases=2` is the paper's schedule: 90 % of the steps at length
+128 and 10 % at 512, with one learning-rate schedule. With `batch=tokens`, a batch has 131,072 tokens at both lengths
+(1024 rows of 128, 256 rows of 512). Only this gives the paper's 40 epochs in a million steps. With `batch=sequences`, a
+batch has 256 rows at both lengths.
 
-Hardware and time: BASE took the paper's authors four days on 16 TPU chips, LARGE four days on 64.
-Expected: next-sentence accuracy of 97-98 % at the end (paper, A.2 footnote), perplexity 3.99 for BASE and 3.23 for
-LARGE on held-out text (Table 6).
+Hardware and time: in the paper, BASE takes four days on 16 TPU chips and LARGE four days on 64 TPU chips.
+Expected: final next-sentence accuracy of 97-98 % (paper, A.2 footnote); held-out perplexity 3.99 for BASE and 3.23 for
+LARGE (Table 6).
 """
 
 from ml_collections import ConfigDict
@@ -25,7 +25,7 @@ _ROWS_A_BATCH = 256
 
 @arguments(size="base", seq_len=128, objective="nsp", corpus="", phases=1, batch="tokens", quick=False)
 def get_config(given: ConfigDict) -> ConfigDict:
-    """The config for `size=base,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
+    """Returns the config for `size=base,seq_len=128,objective=nsp,corpus=DIR,phases=1,batch=tokens,quick=false`."""
     check_shape(given.seq_len, batch_size=1, max_predictions=1)
     if given.phases not in (1, 2):
         raise UsageError(f"unknown phases={given.phases}; use 1, or 2 for the paper's schedule")

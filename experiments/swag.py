@@ -1,13 +1,13 @@
-"""Fine-tuning on SWAG, as in section 4.4 of the paper.
+"""Fine-tuning on SWAG (section 4.4 of the paper).
 
     bertjax train --config experiments/swag.py:path=swag --init_from runs/base --workdir runs/swag
     bertjax predict --checkpoint runs/swag --output runs/swag/predictions
 
-`path` is the folder with train.csv, val.csv and test.csv; or `tfds:DIR:swag` for a TFDS dataset with the same columns,
-`tfds:huggingface:swag/regular` for the one TFDS takes from elsewhere. Batch 16, 2e-5, 3 epochs; a row is scored with
-each of its four endings.
+`path` is the folder with train.csv, val.csv and test.csv. It may also be `tfds:DIR:swag` for a TFDS dataset with the
+same columns, or `tfds:huggingface:swag/regular`, which TFDS downloads from Hugging Face. Training uses batch size 16,
+learning rate 2e-5 and 3 epochs. The model scores each of the four endings of a row.
 
-Hardware and time: not measured; the data was not at hand.
+Hardware and time: not measured, because the data was not available.
 Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test (Table 4).
 """
 
@@ -18,7 +18,7 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 @arguments(path="", size="", grid="a3", quick=False)
 def get_config(given: ConfigDict) -> ConfigDict:
-    """The config for `path=DIR,size=SIZE,grid=a3,quick=false`."""
+    """Returns the config for `path=DIR,size=SIZE,grid=a3,quick=false`."""
     config = finetuning_config("swag", given.size)
     config.data.path = given.path
     config.data.batch_size = 16

@@ -1,17 +1,22 @@
-"""Fine-tuning on your own sentences, or pairs of them, with a class or a number each, or with a tag for each word.
+"""Fine-tuning on your own texts or text pairs: classification, regression or tagging.
 
     bertjax train --config experiments/text.py:train=train.csv,dev=dev.csv --init_from runs/base --workdir runs/topic
     bertjax predict --checkpoint runs/topic --config.data.test_file=new.jsonl --output runs/topic/predictions
 
-Files end with .tsv (quotes are text), .csv or .jsonl; `text=`, `label=` and, for a pair, `second=` name their columns.
-`kind=number` is a regression. With `kind=multilabel` a row has any number of labels: a list in JSON, else with
-`config.data.label_separator` between them. With `kind=tags` a row is a sentence: its words and as many tags,
-lists in JSON, else separated by spaces; tags of IOB, BIOES or BILOU give the F1 of entities, others accuracy.
-Rows that are not used are counted and printed with file and line. Without a dev file nothing is evaluated, and the last
-checkpoint is kept; `--config.data.dev_share=0.1` cuts a dev set off the training file.
+Files are .tsv (quotes are not special), .csv or .jsonl. `text=`, `label=` and, for a pair, `second=` name the columns.
 
-Hardware and time: whatever the data is; `bertjax bench step` with the same config gives the tokens/s of this machine.
-Expected: the table at the end has the most frequent class beside the result.
+Kinds:
+- classes: one label per row (default).
+- number: a number per row (regression).
+- multilabel: any number of labels per row, as a JSON list or separated by `config.data.label_separator`.
+- tags: words and one tag per word, as JSON lists or separated by spaces. The metric is entity F1 for IOB, BIOES and
+  BILOU tags, and accuracy for other tags.
+
+The log counts skipped rows and names their file and line. Without a dev file, there is no evaluation, and the run keeps
+the last checkpoint. `--config.data.dev_share=0.1` holds out a tenth of the training file as dev set.
+
+Hardware and time: depends on the data; `bertjax bench step` with the same config prints the tokens/s of this machine.
+Expected: depends on the data; the final table shows the result and the score of the most frequent class.
 """
 
 from ml_collections import ConfigDict
@@ -22,9 +27,9 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 
 @arguments(train="", dev="", text="text", second="", label="label", kind="classes", size="", grid="a3", quick=False)
 def get_config(given: ConfigDict) -> ConfigDict:
-    """The config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes`.
+    """Returns the config for `train=FILE,dev=FILE,text=text,second=COLUMN,label=label,kind=classes`.
 
-    And for `size=SIZE,grid=a3,quick=false`, as in the other experiments.
+    `size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
     """
     config = finetuning_config("text_tags" if given.kind == "tags" else "text", given.size)
     config.data.train_file = given.train

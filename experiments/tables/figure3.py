@@ -1,13 +1,13 @@
-"""Pre-training architectures of Figure 3: BERT, OpenAI GPT and ELMo on equal data (a table the paper lacks).
+"""Figure 3: comparison of BERT, OpenAI GPT and ELMo on equal data (not in the paper).
 
     bertjax reproduce --config experiments/tables/figure3.py:corpus=CASED,glue=GLUE,ner=CONLL \\
       --results runs/tables --plan
     bertjax table figure3 --results runs/tables
 
 All models are pre-trained on the same text. A left-to-right model predicts every token, which costs more FLOPs than
-predicting 15 % of them. It is therefore run at BERT's width (equal data) and at a smaller width (equal FLOPs); the
-LSTMs have equal FLOPs too. Each model is fine-tuned, and used with the weighted sum of all layers as features, as in
-ELMo.
+predicting 15 % of them. It is therefore trained at BERT's width (equal data) and at a smaller width (equal FLOPs). The
+LSTMs also have equal FLOPs. Each model is evaluated with fine-tuning, and with the weighted sum of all layers as
+features, as in ELMo.
 
 Arguments: see table5.py. Hardware and time: printed by `--plan`.
 """

@@ -3,10 +3,10 @@
     bertjax reproduce --config experiments/tables/figure5.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
     bertjax table figure5 --results runs/tables --plot figure5.png
 
-`task` is the fine-tuning task: MNLI at the paper's scale, and SST-2 at the small scale, where small models differ more.
-Other arguments: see table5.py. Hardware and time: printed by `--plan`.
+`task` is the fine-tuning task. The default is `mnli` at the paper's scale, and `sst2` at the small scale, where SST-2
+scores of small models differ more. Other arguments: see table5.py. Hardware and time: printed by `--plan`.
 
-Expected: masked LM overtakes left-to-right almost at once, although it predicts fewer tokens per step.
+Expected: masked LM is better than left-to-right after few steps, although it predicts fewer tokens per step.
 """
 
 from ml_collections import ConfigDict

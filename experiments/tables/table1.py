@@ -3,9 +3,9 @@
     bertjax reproduce --config experiments/tables/table1.py:scale=paper,corpus=CORPUS,glue=glue_data --results RESULTS
     bertjax table 1 --results RESULTS
 
-The paper's numbers are of the test sets, whose labels are on the GLUE server; ours are of dev. `bertjax predict` and
-`bertjax submission` write the archive for the server. The average is over nine columns, with MNLI counted twice and
-without WNLI.
+The paper's scores are measured on the test sets, whose labels are on the GLUE server. Our scores are measured on dev.
+`bertjax predict` and `bertjax submission` write the archive for the server. The average is over nine columns: MNLI
+counts twice, and WNLI is excluded.
 
 Arguments: see table5.py. Hardware and time: printed by `--plan`.
 """

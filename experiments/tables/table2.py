@@ -4,8 +4,9 @@
       --results RESULTS --plan
     bertjax table 2 --results RESULTS
 
-Single models, and ensembles of seven models that differ in the seeds of pre-training and fine-tuning; both also after
-fine-tuning on TriviaQA first. Our numbers are of dev; the labels of the test set are on the SQuAD server.
+The table has single models and ensembles of seven models with different seeds for pre-training and fine-tuning. Both
+are trained with and without prior fine-tuning on TriviaQA. Our scores are measured on dev, because the labels of the
+test set are on the SQuAD server.
 
 `triviaqa` is the folder with qa/wikipedia-train.json and evidence/wikipedia. Other arguments: see table5.py. Hardware
 and time: printed by `--plan`.

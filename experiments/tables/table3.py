@@ -3,7 +3,7 @@
     bertjax reproduce --config experiments/tables/table3.py:scale=paper,corpus=CORPUS,squad2=SQUAD --results RESULTS
     bertjax table 3 --results RESULTS
 
-Our numbers are of dev; the labels of the test set are on the SQuAD server.
+Our scores are measured on dev, because the labels of the test set are on the SQuAD server.
 
 `squad2` is the folder with train-v2.0.json and dev-v2.0.json. Other arguments: see table5.py. Hardware and time:
 printed by `--plan`.

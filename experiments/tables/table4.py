@@ -3,7 +3,7 @@
     bertjax reproduce --config experiments/tables/table4.py:scale=paper,corpus=CORPUS,swag=SWAG --results RESULTS
     bertjax table 4 --results RESULTS
 
-Our numbers are of dev; `bertjax predict` writes the predictions for the test server.
+Our scores are measured on dev. `bertjax predict` writes predictions for the test server.
 
 `swag` is the folder with train.csv and val.csv. Other arguments: see table5.py. Hardware and time: printed by `--plan`.
 """

@@ -3,14 +3,15 @@
     bertjax reproduce --config experiments/tables/table5.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
     bertjax table 5 --results runs/tables
 
-Arguments: `scale=paper` is the paper's scale, for a TPU pod; `scale=small` takes some hours on two CPU cores. `corpus`
-is the output of `bertjax prepare`; `glue` and `squad` are the folders of these data sets, and `ner` is that of
-CoNLL-2003. Columns without a folder are skipped.
+Arguments:
+- scale: `paper` for a TPU pod, or `small`, which takes some hours on two CPU cores (default).
+- corpus: output of `bertjax prepare`.
+- glue, squad, ner: folders of GLUE, SQuAD 1.1 and CoNLL-2003; columns without a folder are skipped.
 
-The left-to-right model stays left-to-right in fine-tuning. The BiLSTM starts from random parameters in fine-tuning.
+The left-to-right model remains left-to-right in fine-tuning. The BiLSTM is randomly initialized for fine-tuning.
 
-Hardware and time: printed by `--plan`. Expected: each row at or below the one above, slightly without next-sentence
-prediction, and clearly without attention to the right.
+Hardware and time: printed by `--plan`. Expected: scores drop slightly without next-sentence prediction, and clearly
+with left-to-right attention.
 """
 
 from ml_collections import ConfigDict

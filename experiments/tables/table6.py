@@ -3,8 +3,8 @@
     bertjax reproduce --config experiments/tables/table6.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
     bertjax table 6 --results runs/tables
 
-Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: every larger model is better, on small data
-sets too.
+Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: larger models are better, also on small data
+sets.
 """
 
 from ml_collections import ConfigDict

@@ -3,11 +3,12 @@
     bertjax reproduce --config experiments/tables/table7.py:corpus=CASED,ner=CONLL --results runs/tables --plan
     bertjax table 7 --results runs/tables
 
-Needs a cased corpus. Feature-based: the encoder is frozen, and its hidden states, computed once, are the inputs of a
-two-layer BiLSTM. Our numbers are of dev; `bertjax evaluate --config.data.eval_split=test` evaluates on test.
+The corpus must be cased. In the feature-based rows, a two-layer BiLSTM is trained on hidden states of the frozen
+encoder, which are computed once. Our scores are measured on dev; `bertjax evaluate --config.data.eval_split=test`
+evaluates on test.
 
-Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning is best; of the features, the
-last four layers concatenated are best.
+Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning is best. The best features are
+the concatenation of the last four layers.
 """
 
 from ml_collections import ConfigDict

@@ -3,8 +3,8 @@
     bertjax reproduce --config experiments/tables/table8.py:corpus=CASED,ner=CONLL --results runs/tables --plan
     bertjax table 8 --results runs/tables
 
-Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning hardly changes; the
-feature-based approach is worse if all masked tokens become [MASK], which its inputs never contain.
+Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning scores hardly change. The
+feature-based score is lower if all masked tokens become [MASK], because feature inputs never contain [MASK].
 """
 
 from ml_collections import ConfigDict
