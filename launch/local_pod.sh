@@ -3,10 +3,11 @@
 #
 #   launch/local_pod.sh -n 4 -d 2 -- bertjax train --distributed --config pretrain:size=tiny,corpus=runs/corpus ...
 #
-# -n PROCESSES (default: 2), -d DEVICES per process (default: 1). Lines of process I start with [I]. SIGINT and SIGTERM
-# reach every process as SIGTERM. Exits with the first status that is not 0, 42, 43 or 134, else with 43, 42 or 0.
+# Options: -n PROCESSES (default: 2), -d DEVICES per process (default: 1). Output lines of process I start with [I].
+# SIGINT and SIGTERM reach every process as SIGTERM. The exit status is the first status of a process that is not 0, 42,
+# 43 or 134; otherwise 43, 42 or 0.
 set -euo pipefail
-# A process group for each process, so that Ctrl-C reaches them through this script only.
+# Starts each process in its own process group, so that Ctrl-C reaches it only through this script.
 set -m
 
 ((BASH_VERSINFO[0] >= 5)) || { echo "local_pod.sh: bash $BASH_VERSION is too old; use 5.0 or newer" >&2; exit 1; }
@@ -29,7 +30,7 @@ export JAX_PLATFORMS=cpu JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo
 export JAX_COORDINATOR_ADDRESS="localhost:$port" JAX_NUM_PROCESSES=$processes
 export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices"
 
-# Ignores the signals that end the command, to print its last lines.
+# Ignores the signals that end the command, so that its last lines are printed.
 prefix() { trap '' INT TERM; exec sed -u "s/^/[$1] /"; }
 
 declare -A running=()
@@ -54,7 +55,7 @@ while ((${#running[@]})); do
       *) failed=${failed:-$code} ;;
     esac
   done
-  # Connected processes end by themselves; others would wait for the missing one.
+  # Connected processes exit on their own. Processes that are not connected yet would wait for the failed process.
   if [[ $failed ]] && ((${#running[@]})); then
     sleep 2
     kill -TERM "${!running[@]}" 2> /dev/null || true

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Requests Cloud TPU VMs as a queued resource; every VM runs a command in a container and restarts it after failures.
+# Requests Cloud TPU VMs as a queued resource. Every VM runs a command in a container and restarts it after failures.
 #
 #   launch/queued_resource.sh base us-docker.pkg.dev/PROJECT/bertjax/tpu --zone=us-west4-a \
 #     --accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --spot -- \
 #     bertjax train --distributed --config pretrain:size=base,corpus=gs://BUCKET/corpus --workdir gs://BUCKET/runs/base
 #
 # usage: launch/queued_resource.sh NAME IMAGE [OPTION]... -- COMMAND
-# The options are those of `gcloud compute tpus queued-resources create`. Several slices: --node-count=N
-# --node-prefix=NAME. A preempted TPU is not requested again; for that use launch/skypilot.yaml.
+# OPTION is any option of `gcloud compute tpus queued-resources create`. For several slices, use --node-count=N
+# --node-prefix=NAME. The script does not request a new TPU after a preemption; launch/skypilot.yaml does.
 set -euo pipefail
 
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit "$1"; }
@@ -40,7 +40,7 @@ docker login --username oauth2accesstoken --password-stdin "https://${image%%/*}
 docker pull --quiet "$image"
 docker_run=("$(command -v docker)" run --rm --name bertjax --privileged --network host --ulimit memlock=-1
   --volume /var/lib/bertjax:/scratch --env BERTJAX_STAGING=/scratch)
-# Exit status 1 or 2 would repeat. 180 s are longer than a save.
+# A command with exit status 1 or 2 would fail again. A save takes less than 180 s.
 systemd-run --unit=bertjax --property=Restart=on-failure --property='RestartPreventExitStatus=1 2' \
   --property=RestartSec=10 --property=StartLimitIntervalSec=0 --property=TimeoutStopSec=180 \
   --property="ExecStartPre=-$(command -v docker) rm --force bertjax" "${docker_run[@]}" "$image" "${command[@]}"

@@ -8,14 +8,15 @@
 #   sbatch --nodes=4 --ntasks-per-node=8 --gres=gpu:8 --cpus-per-task=4 --time=24:00:00 launch/slurm.sh \
 #     bertjax train --distributed --config pretrain:size=base,corpus=/shared/corpus --workdir /shared/runs/base
 #
-# Uses the environment that is active at submission. Do not use --gpus-per-task: it hides GPUs from JAX. The job gets
-# SIGTERM 180 s before its time limit, saves, and is requeued. BERTJAX_MAX_RESTARTS (default: 20) limits the restarts
-# after failures; preemptions and time limits do not count.
+# The job uses the environment that is active at submission. Do not use --gpus-per-task, which hides GPUs from JAX. The
+# job gets SIGTERM 180 s before its time limit, saves a checkpoint, and is requeued. BERTJAX_MAX_RESTARTS (default: 20)
+# limits restarts after failures; preemptions and time limits do not count.
 set -euo pipefail
 (($#)) || { echo "slurm.sh: no command; usage: sbatch OPTIONS launch/slurm.sh COMMAND" >&2; exit 2; }
 
-# srun returns the highest status of all processes. 1 and 2 become 251 and 252, so that an error that would repeat
-# outweighs the 43 and 134 of the processes that lost a peer. Bash delays its own exit on SIGTERM until the command ends.
+# srun returns the highest status of all processes. Statuses 1 and 2, after which a restart would fail again, become 251
+# and 252, so that they take precedence over 43 and 134 (other process lost). On SIGTERM, Bash exits only after the
+# command.
 trap : TERM
 # shellcheck disable=SC2016
 process='trap : TERM; "$@"; code=$?; exit $((code == 1 || code == 2 ? code + 250 : code))'
@@ -33,7 +34,7 @@ case $code in
     ;;
 esac
 
-# A cancelled job stays cancelled. Slurm itself requeues a preempted one.
+# A cancelled job stays cancelled. Slurm itself requeues a preempted job.
 if [[ $can_resume && $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING) == RUNNING ]]; then
   echo "slurm.sh: exit status $code; requeued to resume from the last checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
