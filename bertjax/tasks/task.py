@@ -49,7 +49,7 @@ class Objective:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the metrics whose means add up to the training loss; they end in `loss`, so that lower is better."""
+        """Names of the metrics whose means add up to the training loss; each ends in `loss`, `error` or `entropy`."""
         raise NotImplementedError
 
     @property

@@ -158,7 +158,10 @@ def test_terminal_escape_sequences_are_escaped(folders, capfd):
 def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
     checkpoint = f"--checkpoint={folders[CLASSES]}"
     for arguments, message in (
-        ((f"--checkpoint={folders['']}", "a"), "has no output layer; fine-tune it with `bertjax train --init_from`"),
+        (
+            (f"--checkpoint={folders['']}", "a"),
+            "has no output layer for predictions (its model is 'pretraining'); fine-tune it",
+        ),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "give the passage as context"),
         ((checkpoint, "a", "--context=b"), "context is only for models that answer questions"),
         ((checkpoint,), "nothing to predict; give texts, --text FILE, or --output DIR"),
