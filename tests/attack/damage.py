@@ -157,7 +157,7 @@ TARGETS = {
             ("bench", "input", *_PRETRAIN, "--seconds=0.05"),
         ),
     ),
-    "pair plan": Target("corpus", ("plans/*",), (("inspect", *_PRETRAIN), ("train", *_PRETRAIN, "--workdir=out"))),
+    "pair plan": Target("corpus", ("pair_index/*",), (("inspect", *_PRETRAIN), ("train", *_PRETRAIN, "--workdir=out"))),
     "vocabulary": Target(
         "letters",
         ("vocab.txt",),

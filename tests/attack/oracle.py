@@ -104,7 +104,7 @@ def faults_of(outcome: Outcome, codes: Iterable[int] = (0, 1, 2)) -> list[str]:
 def temporary_left(folder: Path) -> list[str]:
     """Names in a temporary folder that a command has left there, but for what runs share where a corpus cannot be
     written: pair plans."""
-    return sorted(name for name in os.listdir(folder) if not name.startswith("bertjax-plans-"))
+    return sorted(name for name in os.listdir(folder) if not name.startswith("bertjax-pair-index-"))
 
 
 def entries(folder: Path) -> dict[str, tuple[Any, ...]]:

@@ -144,7 +144,7 @@ class Sandbox:
             after = entries(self.folder / "pieces" / name)
             new, gone = changed(before, after)
             # Plans of other settings are kept beside the corpus.
-            found += [f"{name}/{path}" for path in (*new, *gone) if not path.startswith(("plans", "."))]
+            found += [f"{name}/{path}" for path in (*new, *gone) if not path.startswith(("pair_index", "."))]
             self._made[name] = after
         now = _elsewhere()
         found += sorted(now ^ self._elsewhere)

@@ -80,7 +80,7 @@ def test_no_pair_index_is_made_of_damaged_offsets(corpus, array):
     corpus = store.open_corpus(corpus.path)
     with pytest.raises(BertjaxError, match=rf"train\.{array}\.bin is damaged"):
         train_batches(corpus, SENTENCE_PAIRS)
-    assert not (corpus.path / "plans").exists()
+    assert not (corpus.path / "pair_index").exists()
 
 
 def test_error_of_a_batch_names_the_damaged_file(corpus):

@@ -25,7 +25,7 @@ def corpus(make_corpus):
 
 
 def files(corpus):
-    return {file.name: file for file in (corpus.path / "plans").iterdir()}
+    return {file.name: file for file in (corpus.path / "pair_index").iterdir()}
 
 
 def test_passes_are_independent(corpus):
@@ -88,10 +88,10 @@ def test_block_size_does_not_lose_sentences(corpus, monkeypatch):
 
 def test_index_of_a_read_only_corpus_is_stored_in_the_temporary_directory(corpus, tmp_path, monkeypatch):
     # A file where the folder should be: even the superuser cannot write into it.
-    (corpus.path / "plans").write_text("")
+    (corpus.path / "pair_index").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     made = open_pair_index(corpus, "train", 64, 0, 1)
-    assert len(list(tmp_path.glob("bertjax-plans-*/*.bin"))) == 1
+    assert len(list(tmp_path.glob("bertjax-pair-index-*/*.bin"))) == 1
     again = open_pair_index(corpus, "train", 64, 0, 1)
     np.testing.assert_array_equal(made.records, again.records)
 
@@ -121,7 +121,7 @@ def test_index_is_not_started_without_disk_space(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize("planted", ["link", "open to others", "of another user"])
 def test_temporary_directory_of_other_users_is_not_trusted(corpus, tmp_path, monkeypatch, planted):
     # A file where the folder should be: even the superuser cannot write into it.
-    (corpus.path / "plans").write_text("")
+    (corpus.path / "pair_index").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     made = open_pair_index(corpus, "train", 64, 0, 1)
     folder = made.path.parent
@@ -141,7 +141,7 @@ def test_temporary_directory_of_other_users_is_not_trusted(corpus, tmp_path, mon
 
 
 def test_leftovers_of_killed_processes_are_removed(corpus):
-    folder = corpus.path / "plans"
+    folder = corpus.path / "pair_index"
     folder.mkdir()
     abandoned, live = (folder / temporary_name("pairs-a.bin") for _ in range(2))
     for file in (abandoned, live):

@@ -56,7 +56,7 @@ def test_damaged_data_ends_the_run_at_a_logged_step_or_the_last(corpus, tmp_path
 
 
 def test_pretraining_checks_its_corpus(corpus, tmp_path):
-    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("plans"))
+    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("pair_index"))
     file = tmp_path / "corpus" / "train.tokens.bin"
     file.write_bytes(file.read_bytes()[:-2] + bytes(2))
     _, task = make(tmp_path / "corpus")

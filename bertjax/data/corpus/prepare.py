@@ -23,7 +23,7 @@ _MAX_WORKERS = 1024
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # Files that a corpus directory may hold.
-_FILES = (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "plans")
+_FILES = (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")
 
 # Messages for the manifest's `problems`.
 _PROBLEMS = {

@@ -113,7 +113,7 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    The index is in the corpus's directory `plans`, or, if that is not writable, in a private directory beside the
+    The index is in the corpus's directory `pair_index`, or, if that is not writable, in a private directory beside the
     temporary files. The corpus's `checksums` verifies it in the background. Several processes may build the same index
     at the same time: each writes its own file, with the same bytes, and renames it.
 
@@ -186,7 +186,7 @@ def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
     """Returns the possible paths of an index without suffix: beside the corpus, and in a temporary directory."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
-    return corpus.path / "plans" / name, Path(tempfile.gettempdir()) / f"bertjax-plans-{os.getuid()}" / name
+    return corpus.path / "pair_index" / name, Path(tempfile.gettempdir()) / f"bertjax-pair-index-{os.getuid()}" / name
 
 
 def _is_private(folder: Path) -> bool:
