@@ -13,18 +13,18 @@ _BLOCK_TOKENS = 1 << 24
 def context_free_baseline(
     corpus: Corpus, eval_batches: Iterable[dict[str, np.ndarray]], names: Sequence[str], prediction: Prediction
 ) -> dict[str, float]:
-    """Computes metrics of predicting token frequencies, on the positions and pairs that a model is evaluated on.
+    """Computes the metrics of a predictor that knows only token frequencies, on a model's evaluation batches.
 
     Args:
       corpus: corpus of the run.
       eval_batches: all evaluation batches.
       names: prefixes of the token metrics, such as `mlm`.
-      prediction: predicted tokens of the batches.
+      prediction: functions that extract the predicted tokens and labels of a batch.
 
     Returns:
       NAME_loss: cross-entropy of the predicted tokens under training frequencies, in nats (add-one smoothing).
       NAME_accuracy: fraction of the predicted tokens that are the most frequent training token.
-      nsp_accuracy: fraction of the more frequent next-sentence label; missing without labels.
+      nsp_accuracy: fraction of the more frequent next-sentence label; missing if the batches have no labels.
       heldout_entropy: entropy of the held-out token frequencies in nats, a lower bound for losses without context.
     """
     size = corpus.manifest["vocabulary"]["size"]
@@ -44,7 +44,7 @@ def context_free_baseline(
 
 
 def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
-    """Counts token ids, int64 [size], in blocks, since the array may be larger than memory."""
+    """Returns the count of each token id, int64 [size]. Works in blocks, since `tokens` may be larger than memory."""
     counts = np.zeros(size, np.int64)
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         counts += np.bincount(tokens[start : start + _BLOCK_TOKENS], minlength=size)

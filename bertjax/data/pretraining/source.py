@@ -1,4 +1,4 @@
-"""Interface between pre-training objectives and data: sources of rows, and predictions on them."""
+"""Interface between pre-training objectives and data: where rows come from, and which tokens are predicted."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.schema import Schema
 
-# Seed of the held-out rows, which are equal for all runs.
+# Seed of the held-out rows, which are the same for all runs.
 EVAL_SEED = 0
-# Purposes of random streams, the last part of a `stream_key`.
+# Purposes of random streams, used as the last part of a `stream_key`.
 ORDER, OFFSET, MASKS, CUTS = range(4)
 NumpyBatch = Mapping[str, np.ndarray]
 # Maps positions of a phase, int64 [B], to (indices of the spans, spans).
@@ -24,16 +24,16 @@ Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Predicted tokens of rows, and the arrays of a batch.
+    """Choice of predicted tokens, and construction of batches.
 
     Attributes:
       schema: schema of a batch.
-      num_uniforms: (masking, seq_len, max_predictions) to the random numbers that a row needs.
-      make_batch_function: (vocabulary, masking, seq_len, max_predictions) to a function from (token rows of the spans,
+      num_uniforms: (masking, seq_len, max_predictions) -> number of random numbers per row.
+      make_batch_function: (vocabulary, masking, seq_len, max_predictions) -> function from (token rows of the spans,
         the spans, uniforms float32 [B, num_uniforms]) to a batch.
-      predicted_ids: batch to the ids of all predicted tokens, int [N].
-      next_sentence_labels: batch to its next-sentence labels, int [N]; -1 or none at all without labels.
-      format_row: (batch, row, vocabulary) to the row as text.
+      predicted_ids: batch -> ids of all predicted tokens, int [N].
+      next_sentence_labels: batch -> next-sentence labels, int [N]; all -1 or empty if the batch has no labels.
+      format_row: (batch, row, vocabulary) -> the row as text.
     """
 
     schema: Schema
@@ -54,8 +54,8 @@ class RowSource:
       prediction: predicted tokens of the rows.
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
-      train: (corpus, phase, seed, passes, shuffle) to the lookup of the training rows of a phase.
-      heldout: (corpus, seq_len) to the number of held-out rows, and a function from row indices to spans.
+      train: (corpus, phase, seed, passes, shuffle) -> lookup of the training rows of a phase.
+      heldout: (corpus, seq_len) -> (number of held-out rows, function from row indices to spans).
       heldout_like: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
         that metrics are comparable.
     """

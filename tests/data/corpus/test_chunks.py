@@ -92,7 +92,7 @@ def test_split_with_few_documents(tmp_path, vocabulary, documents, fraction):
 def test_no_text_is_an_error(tmp_path, vocabulary):
     (tmp_path / "empty.txt").write_text("\n \n" * 5000)
     sources, _ = readers.find_sources([f"text:{tmp_path}/*.txt"])
-    with pytest.raises(BertjaxError, match="hold no text, so no corpus was written .files_named_again: 3"):
+    with pytest.raises(BertjaxError, match="contain no text, so no corpus was written .files_named_again: 3"):
         merge_chunks(sources, load_vocabulary(vocabulary), 0.1, tmp_path / "merged", {"files_named_again": 3})
 
 

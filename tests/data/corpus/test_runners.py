@@ -21,7 +21,7 @@ def without_beam(monkeypatch):
     ("settings", "message"),
     [
         ({"runner": "spark"}, "unknown runner 'spark'; use local or beam"),
-        ({"runner_options": ["project=p"]}, "--runner_options need --runner beam"),
+        ({"runner_options": ["project=p"]}, "--runner_options has no effect without --runner beam"),
         ({"runner": "beam"}, "--runner beam needs Apache Beam: pip install -e '.\\[beam\\]'"),
     ],
 )
