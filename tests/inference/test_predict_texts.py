@@ -160,7 +160,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
     for arguments, message in (
         ((f"--checkpoint={folders['']}", "a"), "has no output layer; fine-tune it with `bertjax train --init_from`"),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "give the passage as context"),
-        ((checkpoint, "a", "--context=b"), "context is only for models that answer questions"),
+        ((checkpoint, "a", "--context=b"), "context has no effect, because"),
         ((checkpoint,), "nothing to predict; give texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
         ((checkpoint, "a", "--config.seed=1"), "--config applies to the task's data only"),
