@@ -133,7 +133,7 @@ def test_damaged_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd)
         ),
         (
             ["--config.feature_head.features=first"],
-            "feature_head.features is 'first'; known: embeddings, second_to_last",
+            "feature_head.features is 'first'; use one of embeddings, second_to_last",
         ),
         (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers is -1"),
     ],

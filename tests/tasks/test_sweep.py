@@ -133,7 +133,7 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
         assert (config.model["remat"], config.seed) == (*trial.values(),)[2:]
 
     for invalid, message in (
-        ("optimizer.lr=1", r"'optimizer.lr'.*known: .*learning_rate"),
+        ("optimizer.lr=1", r"'optimizer.lr'.*use one of .*learning_rate"),
         ("optimizer.learning_rate=1e-4,fast", "learning_rate=fast"),
         ("optimizer=1", "optimizer"),
         ("optimizer.learning_rate=1e-4,0.0001", "the value 0.0001 of optimizer.learning_rate twice"),

@@ -1,4 +1,4 @@
-"""Base class of pre-training objectives: all that depends on what the model predicts."""
+"""Base class of pre-training objectives."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingObjective(Objective):
-    """Rows, loss and metrics of a pre-training.
+    """Rows, loss and metrics of a pre-training run.
 
     Attributes:
-      packing: several sentence pairs share a training row.
+      packing: whether several sentence pairs share a training row.
     """
 
     packing: bool = False
 
-    # Rows hold sentence pairs, which need two segments and can be packed.
+    # Whether rows contain sentence pairs, which need two segments and can be packed.
     has_pairs: ClassVar[bool] = False
 
     @classmethod
@@ -35,17 +35,17 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns the most positions that are predicted of a row.
+        """Returns the maximum number of predicted positions of a row.
 
         Args:
           seq_len: tokens per row.
-          configured: field `max_predictions` (0: derived from the rate).
-          rate: field `masking.rate`.
+          configured: value of the field `max_predictions` (0: derived from the rate).
+          rate: value of the field `masking.rate`.
         """
         raise NotImplementedError
 
     def row_source(self) -> "RowSource":
-        """Returns the source of training and held-out rows; imports TensorFlow."""
+        """Returns the source of training and held-out rows. This imports TensorFlow."""
         raise NotImplementedError
 
     def prepare(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
@@ -68,7 +68,7 @@ class PretrainingObjective(Objective):
         )
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
-        """Returns the cost of some steps of a phase."""
+        """Returns the cost of the given number of steps of a phase."""
         config, rows = self.model.config, steps * phase.batch_size
         positions = rows * phase.seq_len
         return StepCost(
