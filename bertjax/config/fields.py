@@ -94,7 +94,7 @@ def _check_section(values: Any, known: dict[str, Any], path: str) -> None:
     if not isinstance(values, ConfigDict):
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a section of fields")
     if unknown := sorted({*values} - {*known}):
-        raise UsageError(f"{path} has unknown fields: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise UsageError(f"{path} has unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(known))}")
 
 
 def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INTEGER) -> None:
@@ -130,7 +130,7 @@ def one_of(config: Any, section: str, **choices: tuple[str, ...]) -> None:
     """Raises a UsageError if a field is not one of its choices; `section` is the path of the config."""
     for name, values in choices.items():
         if getattr(config, name) not in values:
-            raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; known: {', '.join(values)}")
+            raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; use one of {', '.join(values)}")
 
 
 def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:

@@ -29,8 +29,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
         name, has_value, value = item.partition("=")
         if name not in defaults:
             raise UsageError(
-                f"unknown config argument {name!r}; known: {', '.join(defaults)}; set a value that contains a comma "
-                "with --config.FIELD=VALUE"
+                f"unknown config argument {name!r}; use one of {', '.join(defaults)}; set a value that contains a "
+                "comma with --config.FIELD=VALUE"
             )
         if name in names:
             raise UsageError(f"config argument {name} is given twice; give it once")
@@ -137,7 +137,7 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
         if not isinstance(node, ConfigDict) or name not in node:
             section = ".".join(["config", *names[:depth]])
             known = ", ".join(sorted(node)) if isinstance(node, ConfigDict) else "none, it is a value"
-            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; known: {known}")
+            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; use one of {known}")
         field_type, node = node.get_type(name), node[name]
     if isinstance(node, ConfigDict):
         raise UsageError(f"{flag} is a section of fields; set one of them: {', '.join(sorted(node))}")

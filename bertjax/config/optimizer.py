@@ -42,7 +42,7 @@ class OptimizerConfig:
         # JSON turns the tuple into a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.name not in NAMES:
-            raise UsageError(f"optimizer.name is {self.name!r}; known: {', '.join(NAMES)}")
+            raise UsageError(f"optimizer.name is {self.name!r}; use one of {', '.join(NAMES)}")
         for field in ("learning_rate", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be at least 0")

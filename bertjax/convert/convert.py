@@ -95,7 +95,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
       BertjaxError: reading or writing failed.
     """
     if fmt not in FORMATS:
-        raise UsageError(f"unknown --format {fmt!r}; known: {', '.join(FORMATS)}")
+        raise UsageError(f"unknown --format {fmt!r}; use one of {', '.join(FORMATS)}")
     if "://" in destination:
         raise UsageError(f"{destination} is not a local folder; convert to a local folder and copy it there")
     # os.path.realpath resolves links and `..`, and unlike Path.resolve accepts a link to itself.

@@ -174,7 +174,7 @@ def _class_of(config: dict[str, Any]) -> str:
 def _output_kind(config: dict[str, Any]) -> str:
     class_name = _class_of(config)
     if not isinstance(class_name, str) or class_name not in _CLASSES:
-        raise UsageError(f"unsupported architecture: {class_name!r}; known: {', '.join(_CLASSES)}")
+        raise UsageError(f"unsupported architecture: {class_name!r}; use one of {', '.join(_CLASSES)}")
     output_kind = _CLASSES[class_name][0]
     is_multilabel = output_kind == CLASSES and config.get("problem_type") == _MULTILABEL_PROBLEM
     return MULTILABEL if is_multilabel else output_kind

@@ -82,7 +82,9 @@ def read(path: Path) -> PortableCheckpoint:
     tf_config = read_config(config_file)
     activation = tf_config.get("hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise UsageError(f"{config_file} has hidden_act {activation!r}; known: {', '.join(_ACTIVATIONS)}")
+        raise UsageError(
+            f"{config_file} has unsupported hidden_act {activation!r}; use one of {', '.join(_ACTIVATIONS)}"
+        )
     config = parse_foreign_config(
         tf_config,
         config_file,

@@ -28,7 +28,7 @@ def check_metric(select_by: str, metrics: Iterable[str]) -> None:
     """Raises a UsageError if no evaluation yields the metric `select_by`."""
     known = sorted({*metrics})
     if select_by not in known:
-        raise UsageError(f"unknown metric: config.select_by={select_by!r}; known: {', '.join(known)}")
+        raise UsageError(f"unknown metric: config.select_by={select_by!r}; use one of {', '.join(known)}")
 
 
 def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:

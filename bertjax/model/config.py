@@ -181,7 +181,7 @@ class ModelConfig(Architecture, Layout):
 def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) -> None:
     for name, known in choices.items():
         if getattr(config, name) not in known:
-            raise UsageError(f"model.{name} is {getattr(config, name)!r}; known: {', '.join(known)}")
+            raise UsageError(f"model.{name} is {getattr(config, name)!r}; use one of {', '.join(known)}")
 
 
 def size_fields(size: str) -> dict[str, int]:
@@ -198,7 +198,7 @@ def size_fields(size: str) -> dict[str, int]:
         match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
         if not match:
             raise UsageError(
-                f"unknown size {size!r}; known: {', '.join(_NAMED_SIZES)}, or of the form L4_H512, L6_H768_A3"
+                f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or of the form L4_H512, L6_H768_A3"
             )
         num_layers, hidden_size = int(match[1]), int(match[2])
         num_heads = int(match[3]) if match[3] else max(1, hidden_size // _HEAD_SIZE)

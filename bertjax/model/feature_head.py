@@ -43,7 +43,9 @@ class FeatureHead:
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:
-            raise UsageError(f"feature_head.features is {self.features!r}; known: {', '.join(FEATURES[1:])}, or empty")
+            raise UsageError(
+                f"feature_head.features is {self.features!r}; use one of {', '.join(FEATURES[1:])}, or leave it empty"
+            )
         if not 0 <= self.lstm_layers <= 64 or not 1 <= self.lstm_size <= 1 << 16:
             raise UsageError(
                 f"feature_head.lstm_layers is {self.lstm_layers}, lstm_size {self.lstm_size}; use 0 to 64 layers "

@@ -233,7 +233,7 @@ def build_model(kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
       UsageError: the kind is unknown, for example because a newer version wrote it.
     """
     if kind["kind"] not in _MODELS:
-        raise UsageError(f"unknown kind of model: {kind['kind']!r}; known: {', '.join(_MODELS)}")
+        raise UsageError(f"unknown kind of model: {kind['kind']!r}; use one of {', '.join(_MODELS)}")
     options = {name: value for name, value in kind.items() if name != "kind" and value is not None}
     if "feature_head" in options:
         options["feature_head"] = FeatureHead(**options["feature_head"])

@@ -95,7 +95,7 @@ def check_frozen(params: Any, frozen: Frozen) -> None:
     for name in frozen.names:
         if not any(Frozen(names=(name,)).matches(path) for path in flat):
             known = sorted({"/".join(path[:2]) for path in flat})
-            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; known: {listed(known, 12)}")
+            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
     if not count_trainable(params, frozen):
         raise UsageError("optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer")
 

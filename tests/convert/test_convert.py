@@ -159,7 +159,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     for arguments, message in (
         (command, "exists; give --overwrite"),
         ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
-        ([*command, "--format=onnx"], "known: bertjax, huggingface, tensorflow"),
+        ([*command, "--format=onnx"], "use one of bertjax, huggingface, tensorflow"),
         (["convert", "bert-base-uncased", str(tmp_path / "other")], "names of a hub are not downloaded"),
         (["convert", str(tmp_path), str(tmp_path.parent / "other")], "no checkpoint at"),
     ):
@@ -179,7 +179,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     assert detect_format(tmp_path / "own") == HUGGINGFACE
     for arguments, code, message in (
         (["convert", command[1], "/sys/own"], 1, "cannot write the checkpoint /sys/own"),
-        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
+        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot create the folder /proc/a"),
         (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
         with pytest.raises(SystemExit) as exit_info:

@@ -41,7 +41,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"is_decoder": True}, "is_decoder"),
         ({"model_type": "roberta"}, "a model of type 'roberta'"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
-        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; known: BertForPreTraining"),
+        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; use one of BertForPreTraining"),
         ({"vocab_size": 7}, "the model has 7"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be an integer"),
         ({"hidden_size": 16.0}, "hidden_size is 16.0"),

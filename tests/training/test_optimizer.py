@@ -95,7 +95,7 @@ def test_every_optimizer_descends_and_decays_kernels_only(name):
 
 
 def test_unknown_optimizer_is_an_error():
-    with pytest.raises(UsageError, match="adagrad.*known: bert_adam"):
+    with pytest.raises(UsageError, match="adagrad.*use one of bert_adam"):
         OptimizerConfig(name="adagrad")
 
 

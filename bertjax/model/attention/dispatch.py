@@ -148,7 +148,7 @@ def _unsupported(config: ModelConfig, case: str) -> UsageError:
 
 def _user_implementation(path: str) -> Implementation:
     """Imports a user's `package.module.function`."""
-    known = f"known: {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
+    known = f"use one of {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
     if "." not in path.strip("."):
         raise UsageError(f"config.model.attention is {path!r}; {known}")
     try:
