@@ -74,7 +74,10 @@ def edit_weights(folder, change):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.int8)}, f"{BIAS} has dtype int8; weights must be float32"),
+        (
+            lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.int8)},
+            f"{BIAS} has dtype int8; weights must be float32",
+        ),
         (lambda arrays: arrays | {BIAS: np.full(WIDTH, 1e300)}, f"{BIAS} has values that are not finite"),
         (lambda arrays: arrays | {BIAS: np.full(WIDTH, np.nan, np.float32)}, f"{BIAS} has values that are not finite"),
         (
