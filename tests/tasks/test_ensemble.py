@@ -106,7 +106,7 @@ def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_pat
     to_workdir = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
     assert f"{tmp_path}/copy is the workdir of a run" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
-    assert "other data than the first member (task: cola -> rte)" in refused(
+    assert "different data than the first member (task: cola -> rte)" in refused(
         capfd, *command, f"--checkpoint={tmp_path}/rte"
     )
     vocabulary = tmp_path / "vocabulary.txt"

@@ -66,9 +66,7 @@ def make_class_weighting(
         mean = counts.sum() / max(1, np.count_nonzero(counts))
         return ClassWeighting(tuple(float(mean / count) if count else 1.0 for count in counts), smoothing)
     if unknown := [name for name in class_weights if name not in names]:
-        raise UsageError(
-            f"unknown class in config.data.class_weights: {unknown[0]!r}; use classes out of {listed(names, 20)}"
-        )
+        raise UsageError(f"unknown class in config.data.class_weights: {unknown[0]!r}; use one of {listed(names, 20)}")
     weights = tuple(float(class_weights.get(name, 1.0)) for name in names) if class_weights else ()
     return ClassWeighting(weights, smoothing)
 
