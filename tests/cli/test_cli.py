@@ -74,8 +74,8 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is not of type int"),
-        (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is not of type bool"),
+        (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is invalid; it must be of type int"),
+        (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is invalid; it must be of type bool"),
         (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len=0"),
         (["--config", f"{EXPERIMENT}:phases=2", "--config.long_phase.seq_len=0"], "config.long_phase.seq_len is 0"),
         (["--config", f"{EXPERIMENT}:phases=3"], "phases=3"),
@@ -89,7 +89,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
         (["--config", TINY, "--config.model=3"], "--config.model is a section of fields; set one of them: attention"),
         (
             ["--config", TINY, "--config.mesh.data=0"],
-            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1; each must be at least 1",
+            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1; sizes must be positive",
         ),
         (
             ["--config", TINY, "--config.data.objective=sop"],
