@@ -1,4 +1,4 @@
-"""`bertjax convert`: converts checkpoints between formats."""
+"""`bertjax convert`: conversion of checkpoints between formats."""
 
 import argparse
 from typing import Any

@@ -81,7 +81,7 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
     assert "has no parameters masked_lm, only classifier" in refused(
         capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]"
     )
-    assert "times pre-training input, not task glue" in refused(
+    assert "does not support task glue" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
     )
 
