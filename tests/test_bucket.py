@@ -255,7 +255,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
 
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):
     code, error = ends(capfd, *train(corpus, "gs://nosuch/run")[3:])
-    assert code == 1 and "no bucket for gs://nosuch/run; check its name, or create it" in error
+    assert code == 1 and "no bucket for gs://nosuch/run; check the name of the bucket, or create it" in error
     with pytest.raises(
         UsageError, match="unsupported address of a checkpoint: s3://bucket/run; use a local path or gs://"
     ):

@@ -173,7 +173,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     for name in ("run", "folder"):
         with pytest.raises(SystemExit):
             cli.main([*command[:2], str(tmp_path / name), "--overwrite"])
-        assert "is not a checkpoint, or holds other files" in capfd.readouterr().err
+        assert "is not a checkpoint, or contains other files" in capfd.readouterr().err
         shutil.rmtree(tmp_path / name)
     cli.main([*command, "--overwrite", "--format=huggingface"])
     assert detect_format(tmp_path / "own") == HUGGINGFACE
@@ -218,7 +218,7 @@ def test_folder_with_other_files_is_not_overwritten(fmt, letters, tmp_path):
     convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, False)
     convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
     (tmp_path / "own" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="is not a checkpoint, or holds other files"):
+    with pytest.raises(UsageError, match="is not a checkpoint, or contains other files"):
         convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
     assert (tmp_path / "own" / "thesis.tex").exists()
 
@@ -251,7 +251,7 @@ def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
     cache_dir.mkdir()
     (cache_dir / "notes.txt").write_text("mine")
     with (
-        pytest.raises(UsageError, match="is not a checkpoint, or holds other files"),
+        pytest.raises(UsageError, match="is not a checkpoint, or contains other files"),
         bertjax_checkpoint(str(tmp_path / "google"), cache_dir),
     ):
         pass

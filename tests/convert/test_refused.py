@@ -147,7 +147,7 @@ def test_pickle_is_refused_with_a_command_that_makes_safetensors(letters, tmp_pa
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UsageError, match="pickles, which can run any code") as error:
         read_checkpoint(folder)
-    _, _, command = str(error.value).partition("trust it: ")
+    _, _, command = str(error.value).partition("trust the file, run: ")
     words = shlex.split(command.partition(", and copy")[0])
     assert words[:2] == ["python", "-c"] and words[3:] == [str(folder), f"{folder}-safetensors"]
     assert "import BertForPreTraining as M" in words[2]
