@@ -96,7 +96,7 @@ class RunConfig:
         max_positions = self.model["max_position_embeddings"]
         if seq_len > max_positions:
             raise UsageError(
-                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}; shorten them"
+                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}; use fewer"
             )
         check_attention(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
 
