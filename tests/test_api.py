@@ -31,7 +31,7 @@ TEXTS = ["a film", ("who is it", "it is a man with a very long name"), "", "a b 
 
 @pytest.fixture(scope="module")
 def folders(letters, tmp_path_factory):
-    """A checkpoint in each format, and a fine-tuned one."""
+    """Returns a checkpoint in each format, and a fine-tuned checkpoint."""
     folders = {name: tmp_path_factory.mktemp(name) for name in (*FORMATS, "classifier")}
     for name, write in FORMATS.items():
         write(random_checkpoint(letters), folders[name])

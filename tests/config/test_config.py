@@ -183,7 +183,7 @@ assert not xla_bridge.backends_are_initialized()
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_path_field_is_listed(task):
-    """Unlisted, a moved file would count as another run, and a relative path would depend on the current directory."""
+    """Otherwise, moved files would change the run, and relative paths would depend on the current directory."""
     (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}
     paths = {name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")}

@@ -1,4 +1,4 @@
-"""Errors for checkpoints that are not BERT, are damaged, or do not fit their config."""
+"""Errors for checkpoints that are not BERT, are damaged, or do not match their config."""
 
 import json
 import os

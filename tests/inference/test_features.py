@@ -119,7 +119,7 @@ def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, sma
     command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
     output = [f"--output={tmp_path / 'out'}", "--layers=-1"]
     assert "has features with different layers" in usage_error(*command, output[0], "--layers=0")
-    # Equal parameters in another architecture.
+    # The parameters are equal, but the architecture differs.
     edited = tmp_path / "edited"
     convert(str(pretrained), str(edited), HUGGINGFACE, False)
     config = json.loads((edited / "config.json").read_text())

@@ -130,7 +130,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
         out, _ = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
         assert json.loads((tmp_path / "again.json").read_text()) == content
-    # The first source that has a run wins, and fine-tunings of another pre-training are refused.
+    # The first source with a run is used, and fine-tuning runs of a different pre-training run are rejected.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
     out, _ = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)

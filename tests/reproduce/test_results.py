@@ -1,4 +1,4 @@
-"""Outcomes are refused if they started from other parameters than the table's runs."""
+"""Outcomes are rejected if their initial parameters differ from those of the table's runs."""
 
 import pytest
 

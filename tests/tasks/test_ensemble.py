@@ -59,7 +59,7 @@ def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, ca
         assert shared and all(metrics[name] == pytest.approx(member[name], abs=1e-5) for name in shared)
         cli.main(["predict", checkpoint, "--split=dev", f"--output={tmp_path}/member{index}", "--logits"])
     if kind == "spans":
-        # The n-best lists of the members hold the scores of nearly all spans.
+        # The n-best lists of the members contain the scores of nearly all spans.
         ensemble = json.loads((tmp_path / "ensemble/nbest_predictions.json").read_text())
         first, second = (
             {

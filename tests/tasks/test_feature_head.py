@@ -91,7 +91,7 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     flags = [*FROZEN, *FAST, "--config.feature_head.features=concat_last_four", f"--init_from={start}"]
     path = write_files(tmp_path / "data")
     train(f"{task}.py:{arguments}path={path}", tmp_path / "run", None, *flags, steps=2, eval_every=2)
-    # Prediction computes the features, since the cache holds training and dev rows only.
+    # Prediction computes the features, since the cache contains only training and dev rows.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     assert (
         "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"

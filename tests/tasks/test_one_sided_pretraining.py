@@ -55,7 +55,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
     config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
     assert "leave size= out of the config, or use the checkpoint's value" in refused(capfd, *config, wrong)
-    # Fine-tuning takes the vocabulary of the checkpoint and adds a pooler, which a language model lacks.
+    # Fine-tuning uses the vocabulary of the checkpoint and adds a pooler, which a language model does not have.
     cli.main(
         [
             "train",

@@ -54,14 +54,14 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
     best = max(second["trials"], key=lambda trial: trial["score"])
     assert second["best"]["score"] == best["score"]
     assert "accuracy on dev" in capfd.readouterr().err
-    # Finished trials of another config are refused.
+    # Finished trials with a different config are rejected.
     error = refused(capfd, *command, "--config.model.hidden_dropout_prob=0.25")
     assert "is a different run: model.hidden_dropout_prob: 0.0 -> 0.25" in error
-    # The number of evaluations changes which one is best; the number of checkpoints does not.
+    # The number of evaluations may change the best checkpoint, but the number of checkpoints does not.
     error = refused(capfd, *command, "--config.eval_every=1")
     assert re.search(r"is a different run: eval_every: \d+ -> 1", error)
     cli.main([*command, "--config.checkpoint_every=1"])
-    # Finished trials of other data are refused, whichever trial it is.
+    # Finished trials that were trained on different data are rejected, even if they are not the first trial.
     other = tmp_path / "trials" / ".other"
     shutil.copytree(glue, other)
     dev = other / "RTE" / "dev.tsv"
@@ -78,7 +78,7 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
     assert "is a different run: it started from a checkpoint" in refused(capfd, *without)
     command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
     assert "started from parameters that differ from those of --init_from" in refused(capfd, *command)
-    # Unfinished trials with another initialization are refused as well.
+    # Unfinished trials with a different initialization are also rejected.
     half = tmp_path / "trials" / ".half"
     shutil.copytree(best, half / "trials" / best.name)
     (half / "trials" / best.name / "results.json").unlink()

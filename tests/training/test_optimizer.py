@@ -117,7 +117,7 @@ def _one_layer(seed: int, scale: float) -> dict:
 @pytest.mark.parametrize("mesh", [None, (2, 2, 2), (1, 8, 1)], ids=str)
 def test_lamb_has_a_trust_ratio_per_layer_and_matrix(mesh):
     weights = [_one_layer(0, 1.0), _one_layer(1, 1.0), jax.tree.map(jnp.zeros_like, _one_layer(2, 1.0))]
-    # Layers differ so much in gradient that one ratio for the whole stack would fit none of them.
+    # The gradients of the layers differ so much that a common ratio for the stack would be wrong for all of them.
     scales = (1e-2, 1e-4, 0.0)
     token = jnp.asarray(np.random.default_rng(9).standard_normal((8, 16)), jnp.float32)
     optimizer = make_optimizer(OptimizerConfig(name="lamb", clip_norm=0.0))
@@ -178,7 +178,7 @@ def test_layer_decay_lowers_the_rate_of_lower_layers():
     assert ratios["encoder"]["embeddings"]["token"] == 0.5**5
     layers = decayed_updates["encoder"]["layers"]["kernel"] / updates["encoder"]["layers"]["kernel"]
     np.testing.assert_array_equal(layers[:, 0, 0], [0.5**4, 0.5**3, 0.5**2, 0.5])
-    # Freezing two layers does not change the rates of the others.
+    # Freezing two layers does not change the learning rates of the other layers.
     frozen = make_optimizer(OptimizerConfig(layer_decay=0.5, freeze_layers=2))
     trained = trainable(params, frozen.frozen)
     updates, _ = frozen.tx.update(trained, initial_state(frozen, trained), trained)

@@ -17,7 +17,7 @@ WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
 KINDS = (WORDPIECE, SENTENCEPIECE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model"}
-# Trained vocabularies start with these, in this order.
+# A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # WordPiece: starts a piece inside a word
 WORD_START = "\u2581"  # SentencePiece: starts a piece at the start of a word

@@ -18,7 +18,7 @@ from bertjax.data.corpus import chunks, store
 from bertjax.errors import BertjaxError, UsageError
 
 pytestmark = pytest.mark.beam
-# Faster than several processes.
+# Running in this process is faster than starting several processes.
 IN_PROCESS = ["direct_running_mode=in_memory"]
 
 
@@ -54,7 +54,7 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     process = subprocess.Popen(
         [*command, f"--vocab={vocabulary}", "--runner=beam", "--workers=2"], stderr=subprocess.PIPE, text=True
     )
-    # One shard is complete and others are being made.
+    # Wait until one shard is complete and others are in progress.
     while not list(tmp_path.glob(".beam-*.unfinished/new/work/*.json")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)

@@ -23,7 +23,7 @@ def small_sizes(monkeypatch):
 
 
 def large_chunk(tmp_path):
-    """Returns a chunk to cut, and the characters to cut it into."""
+    """Returns a chunk to cut, and the number of characters per resulting chunk."""
     write_text(tmp_path / "a.txt", make_text(100))
     sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
     _, (chunk,), chunk_chars = chunks.group_sources(sources)
