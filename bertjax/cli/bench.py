@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
         config=True,
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement in seconds")
 
 
 def bench_step(args: argparse.Namespace) -> None:

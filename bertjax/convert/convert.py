@@ -56,7 +56,7 @@ def detect_format(path: str | epath.Path) -> str:
     if local.is_file():
         raise UsageError(f"{path} is a file; give the folder that contains it")
     raise UsageError(
-        f"no checkpoint at {path}: it has neither {CHECKPOINTS}/ (bertjax), nor config.json (Hugging Face), nor an "
+        f"no checkpoint at {path}; give a folder with {CHECKPOINTS}/ (bertjax), config.json (Hugging Face) or an "
         ".index file (TensorFlow)"
     )
 

@@ -102,5 +102,7 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except jax.errors.JaxRuntimeError as error:
         if "INVALID_ARGUMENT" in str(error):
-            raise UsageError(f"unknown --topology {topology}: {first_line(error)}") from error
-        raise BertjaxError(f"the TPU compiler cannot be used: {first_line(error)}") from error
+            raise UsageError(
+                f"unknown --topology {topology}: {first_line(error)}; use a size of Google Cloud"
+            ) from error
+        raise BertjaxError(f"cannot use the TPU compiler: {first_line(error)}; reinstall bertjax[tpu]") from error

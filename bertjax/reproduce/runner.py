@@ -63,7 +63,9 @@ def load_table(config: str) -> Table:
     except UsageError:
         raise
     except Exception as error:  # A user's `get_table` may raise any exception.
-        raise UsageError(f"get_table of {file} failed: {type(error).__name__}: {first_line(error)}") from error
+        raise UsageError(
+            f"get_table of {file} failed: {type(error).__name__}: {first_line(error)}; correct the file"
+        ) from error
     if not isinstance(table, Table):
         raise UsageError(f"get_table of {file} must return a bertjax.reproduce.table.Table")
     return table

@@ -94,7 +94,9 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
     try:
         return Architecture(**fields)
     except TypeError as error:
-        raise BertjaxError(f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}") from error
+        raise BertjaxError(
+            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use a checkpoint of this version"
+        ) from error
 
 
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:

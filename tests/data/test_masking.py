@@ -133,7 +133,7 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
     [
         ({"rate": 0.0}, "rate=0.0 is out of range"),
         ({"rate": 1.5}, "rate=1.5 is out of range"),
-        ({"mask_prob": 0.7}, "must add up to 1, not 0.9"),
+        ({"mask_prob": 0.7}, "add up to 0.9"),
         ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob=1.1 is out of range"),
     ],
 )

@@ -63,9 +63,13 @@ def read_errors(name: str, split: str) -> Iterator[None]:
             f"cannot import TensorFlow Datasets: {first_line(error)}; install tensorflow-datasets"
         ) from error
     except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}") from error
+        raise UsageError(
+            f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}; check the split"
+        ) from error
     except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}") from error
+        raise BertjaxError(
+            f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}; check its directory and the disk"
+        ) from error
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
@@ -79,7 +83,7 @@ def open_builder(name: str, data_dir: str | None) -> Any:
             f"cannot import TensorFlow Datasets: {first_line(error)}; install tensorflow-datasets"
         ) from error
     except Exception as error:  # TFDS raises many exception types that have no common base class.
-        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}") from error
+        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}; check the name") from error
 
 
 def _text_feature(name: str, features: Any) -> str:

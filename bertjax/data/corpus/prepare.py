@@ -163,7 +163,7 @@ def _runner(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
-        raise UsageError("--runner beam needs Apache Beam: pip install -e '.[beam]'") from error
+        raise UsageError("--runner beam needs Apache Beam; install it with pip install -e '.[beam]'") from error
     finally:
         logging.disable(logging.NOTSET)
     pipeline_options = run_beam.pipeline_options(options, output, workers)

@@ -138,7 +138,7 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
             files = sorted(files)
             sizes = list(pool.map(lambda file: file.stat().length, files))
     except Exception as error:  # Storage backends raise different exception types.
-        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}") from error
+        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}; check the address") from error
     if not files:
         raise UsageError(f"input {spec!r} matches no file; check the pattern")
     return [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]

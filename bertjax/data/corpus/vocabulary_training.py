@@ -206,5 +206,7 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
     except RuntimeError as error:
         # Remove SentencePiece's advice to set an option that `prepare` does not have.
         reason = " ".join(str(error).split()).partition(" or decrease character_coverage")[0]
-        raise BertjaxError(f"SentencePiece cannot train {size} pieces on this text: {reason}") from error
+        raise BertjaxError(
+            f"SentencePiece cannot train {size} pieces on this text: {reason}; change --vocab_size"
+        ) from error
     return model.getvalue()

@@ -189,9 +189,9 @@ def _json_rows(
         try:
             fields = json.loads(row) if row.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} line {line} is not JSON: {error}") from error
+            raise UsageError(f"{path} line {line} is not JSON: {error}; write one JSON object per line") from error
         if not isinstance(fields, dict):
-            raise UsageError(f"{path} line {line} is not a JSON object")
+            raise UsageError(f"{path} line {line} is not a JSON object; write one JSON object per line")
         selected = [*columns, *(name for name in optional if name in fields)]
         nested = [column for column in selected if isinstance(fields.get(column), dict)]
         if nested:

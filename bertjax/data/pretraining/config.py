@@ -99,7 +99,7 @@ class Masking:
         if not math.isclose(sum(probs.values()), 1, abs_tol=1e-6):
             values = " + ".join(f"{prob:g}" for prob in probs.values())
             raise UsageError(
-                f"probabilities of config.data.masking must add up to 1, not {sum(probs.values()):g}: {values}"
+                f"probabilities of config.data.masking add up to {sum(probs.values()):g}: {values}; use a sum of 1"
             )
 
 
