@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the parsers of both commands."""
     parser = commands.add_parser(
         "bench",
         help="Times the train step or the input pipeline.",

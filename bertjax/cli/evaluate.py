@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "evaluate",

@@ -11,7 +11,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the parsers of both commands."""
     parser = add_command(
         commands,
         "inspect",

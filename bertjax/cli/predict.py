@@ -15,7 +15,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the three commands."""
+    """Adds the parsers of the three commands."""
     parser = add_command(
         commands,
         "predict",

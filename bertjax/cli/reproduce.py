@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the parsers of both commands."""
     parser = add_command(
         commands,
         "reproduce",

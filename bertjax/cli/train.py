@@ -8,7 +8,7 @@ from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed, ad
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "train",

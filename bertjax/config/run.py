@@ -43,7 +43,7 @@ class RunConfig:
       cluster: fields of `ClusterConfig`.
     """
 
-    # Names of count fields that may be 0.
+    # Names of integer fields that may be 0.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
 

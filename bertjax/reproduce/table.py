@@ -147,7 +147,7 @@ def _tables() -> dict[str, Any]:
 
 
 def table_names() -> tuple[str, ...]:
-    """Returns `1` to `8` and `figure5`."""
+    """Returns the names of the paper's tables: `1` to `8` and `figure5`."""
     return tuple(_tables())
 
 
