@@ -1,7 +1,7 @@
 """BERT pre-training and fine-tuning in JAX and Flax, built for TPUs.
 
-`load` and `load_tokenizer` open a trained model from Python. `Encoder` and `Pooler` are Flax modules for other models.
-Names in `__all__` are the stable public API.
+`load` and `load_tokenizer` load a trained model and its tokenizer. `Encoder` and `Pooler` are Flax modules for use in
+your own models. The names in `__all__` are the stable public API.
 """
 
 import importlib
@@ -37,7 +37,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand, so that `bertjax --help` does not import JAX.
+    # Import on demand, so that `bertjax --help` does not import JAX.
     if name not in __all__:
         raise AttributeError(f"module 'bertjax' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES.get(name, "bertjax.api")), name)

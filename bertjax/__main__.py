@@ -1,4 +1,4 @@
-"""`python -m bertjax`, which equals the `bertjax` command."""
+"""`python -m bertjax`, which is equivalent to the command `bertjax`."""
 
 from bertjax.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The Python API: load a checkpoint, use it, or build a model on it.
+"""Python API for loading and using checkpoints, and for building models on them.
 
 `CHECKPOINT` below is a bertjax workdir, a Hugging Face folder, or a checkpoint of google-research/bert:
 
@@ -37,11 +37,11 @@ from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
 
 class Encoded(NamedTuple):
-    """Outputs of an encoder for B texts, the longest of L tokens, as NumPy arrays.
+    """Outputs of an encoder for B texts of at most L tokens, as NumPy arrays.
 
     Attributes:
       last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding.
-      pooled: float32 [B, D], pooler output of [CLS], or None for checkpoints without a pooler (tags and spans).
+      pooled: float32 [B, D], pooler output for [CLS]; None for checkpoints without a pooler (tags and spans).
       attention_mask: int32 [B, L], 1 for tokens and 0 for padding.
     """
 
@@ -52,7 +52,7 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Pretrained:
-    """A loaded checkpoint; returned by `load`."""
+    """Loaded checkpoint, as returned by `load`."""
 
     _loaded: LoadedModel
 
@@ -62,17 +62,17 @@ class Pretrained:
 
     @property
     def architecture(self) -> Architecture:
-        """Sizes, activation and other fields that define the model's function."""
+        """Model sizes, activation and other fields that define the function of the model."""
         return self.config.architecture
 
     @property
     def config(self) -> ModelConfig:
-        """Architecture and layout, as `Encoder` and `Pooler` take them."""
+        """Architecture and layout, the argument of `Encoder` and `Pooler`."""
         return self._loaded.config
 
     @property
     def params(self) -> dict[str, Any]:
-        """Parameters as float32 arrays on the mesh: `encoder`, and the heads that the checkpoint has.
+        """Parameters as float32 arrays on the mesh: `encoder`, and the heads of the checkpoint.
 
         >>> bertjax.load(CHECKPOINT).params["encoder"]["embeddings"]["position"].shape
         (40, 16)
@@ -81,7 +81,7 @@ class Pretrained:
 
     @property
     def model(self) -> nn.Module:
-        """Flax module of the checkpoint: pre-training, fine-tuned, or encoder and pooler for unknown heads.
+        """Flax module of the checkpoint: pre-training or fine-tuning model; if the head is unknown, encoder and pooler.
 
         >>> bert = bertjax.load(CHECKPOINT)
         >>> batch = {**bert.batch(["a b"]), "masked_lm_positions": np.array([[1]])}
@@ -93,7 +93,7 @@ class Pretrained:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the checkpoint; its `encode` adds neither [CLS] nor [SEP].
+        """Tokenizer of the checkpoint. The method `encode` does not add [CLS] and [SEP].
 
         >>> bert = bertjax.load(CHECKPOINT)
         >>> bert.tokenizer.pieces(bert.tokenizer.encode("Bad"))
@@ -107,11 +107,11 @@ class Pretrained:
         return self._loaded.output_layer.labels if self._loaded.output_layer else ()
 
     def batch(self, texts: Sequence[str | tuple[str, str]], seq_len: int | None = None) -> dict[str, np.ndarray]:
-        """Tokenizes texts or pairs into a batch: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+        """Tokenizes texts or pairs to a batch of rows [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
         Args:
           texts: B texts or pairs of texts.
-          seq_len: tokens per row, for truncation and padding (default: tokens of the longest text, at most
+          seq_len: number of tokens to which rows are truncated or padded (default: length of the longest text, at most
             `max_position_embeddings`).
 
         Returns:
@@ -172,11 +172,12 @@ class Pretrained:
         return fill_mask.fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:
-        """Predicts with a fine-tuned checkpoint: for each text a `prediction` and its `probabilities` by label.
+        """Returns a record with the `prediction` and, for classes, `probabilities` by label for each text.
 
         Args:
-          texts: texts, or tuples of texts: a pair, or a beginning and its endings; for spans, questions.
-          context: passage that contains the answers, for spans.
+          texts: texts or tuples of texts: (first, second) for pairs, or (beginning, ending, ...) for multiple choice.
+            For question answering, the texts are questions.
+          context: passage that contains the answers, for question answering.
 
         >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])
         >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
@@ -212,7 +213,7 @@ class Pretrained:
 
 
 def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = None) -> list[tuple[str, ...]]:
-    """Returns each text as a tuple of its parts; raises a UsageError for other types."""
+    """Returns each text as a tuple of its parts. Raises a UsageError for invalid types."""
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise UsageError(f"texts must be a list, such as ['a film'], not {quoted(texts)}")
     tuples = [(text,) if isinstance(text, str) else text for text in texts]
@@ -227,14 +228,14 @@ def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = N
 
 
 def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
-    """Loads a checkpoint of any of the three formats.
+    """Loads a checkpoint in one of the three formats.
 
     Args:
-      path: a bertjax workdir or a step in it, a Hugging Face folder, or a TensorFlow checkpoint or its folder.
-      mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, parameters replicated).
+      path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, or TensorFlow checkpoint or its folder.
+      mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
 
     Raises:
-      UsageError: no checkpoint, a model other than BERT, or no vocabulary.
+      UsageError: there is no checkpoint or no vocabulary, or the model is not BERT.
       BertjaxError: the checkpoint is damaged.
 
     >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
@@ -246,14 +247,14 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads the tokenizer of a checkpoint of any format, or of a `vocab.txt` or SentencePiece `.model` file.
+    """Loads the tokenizer of a checkpoint in any format, or of a `vocab.txt` or SentencePiece `.model` file.
 
     >>> tokenizer = bertjax.load_tokenizer(CHECKPOINT)
     >>> tokenizer.decode(tokenizer.encode("Bad cab"))
     'bad cab'
 
     Raises:
-      UsageError: no tokenizer at `path`.
+      UsageError: there is no tokenizer at `path`.
     """
     local = Path(path).expanduser()
     if local.is_file():

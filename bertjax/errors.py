@@ -1,30 +1,30 @@
 """Exceptions, exit codes and the formatting of values in one-line error messages.
 
-A scheduler should restart a command that exits with `STOPPED`, with `LOST`, or with 134, with which JAX's coordination
-service aborts a process if it notices a lost host first. It should not restart one that exits with 1 or 2.
+A scheduler should restart a command that exits with `STOPPED`, `LOST` or 134, but not one that exits with 1 or 2. JAX's
+coordination service aborts a process with 134 if it detects a lost host first.
 """
 
 import re
 from collections.abc import Iterable
 
-# The run was asked to stop and saved a checkpoint.
+# Exit code if a signal stopped the run and a checkpoint was saved.
 STOPPED = 42
-# Another process of the run was lost, or the run hangs.
+# Exit code if another process of the run died, or the run hangs.
 LOST = 43
-# The command was interrupted by a signal.
+# Exit code if the command was interrupted by a signal.
 INTERRUPTED = 130
 
 _MAX_CHARACTERS = 200
 _MAX_NAMES = 10
-# Start of the details that C++ libraries append to a message, such as [tensorstore_spec='...'].
+# Start of details that C++ libraries append to messages, such as [tensorstore_spec='...'].
 _STATUS_DETAILS = re.compile(r" \[[\w. /]+=")
 
 
 class BertjaxError(Exception):
-    """An expected failure with a one-line message for the user. Exit code 1.
+    """Expected failure with a one-line message for the user. The exit code is 1.
 
     Attributes:
-      on_all_hosts: True if all processes of a run raise the same error.
+      on_all_hosts: whether all processes of a run raise the same error.
     """
 
     exit_code = 1
@@ -32,19 +32,19 @@ class BertjaxError(Exception):
 
 
 class UsageError(BertjaxError):
-    """An invalid flag, path, name or value. Exit code 2."""
+    """Invalid flag, path, name or value. The exit code is 2."""
 
     exit_code = 2
 
 
 class LostError(BertjaxError):
-    """A failure of another process of the run. Exit code 43."""
+    """Failure of another process of the run. The exit code is 43."""
 
     exit_code = LOST
 
 
 def shortened(text: object, max_characters: int = _MAX_CHARACTERS) -> str:
-    """Returns a text as one line, with its middle cut out if it is longer than `max_characters`."""
+    """Returns a text as one line, without its middle if it is longer than `max_characters`."""
     line = " ".join(str(text).split())
     if len(line) <= max_characters:
         return line
@@ -53,7 +53,7 @@ def shortened(text: object, max_characters: int = _MAX_CHARACTERS) -> str:
 
 
 def listed(names: Iterable[object], max_names: int = _MAX_NAMES) -> str:
-    """Returns the first `max_names` names separated by commas, and the number of the others."""
+    """Returns the first `max_names` names separated by commas, and the number of names left out."""
     names = list(names)
     shown = [shortened(name, _MAX_CHARACTERS // 2) for name in names[:max_names]]
     more = [f"and {len(names) - max_names:,} more"] if len(names) > max_names else []
@@ -61,7 +61,7 @@ def listed(names: Iterable[object], max_names: int = _MAX_NAMES) -> str:
 
 
 def quoted(value: object) -> str:
-    """Returns the shortened `repr` of a value from a file."""
+    """Returns the shortened `repr` of a value, for messages."""
     return shortened(repr(value), _MAX_CHARACTERS // 2)
 
 

@@ -1,6 +1,6 @@
 """Building blocks of experiment files: default configs, typed arguments and the hyperparameter grids of the paper.
 
-An experiment defines `get_config`, which changes values of a default config and adds no fields:
+An experiment defines `get_config`, which changes values of a default config but adds no fields:
 
     @arguments(path="", size="", grid="a3", quick=False)
     def get_config(args):
@@ -22,17 +22,17 @@ from bertjax.errors import UsageError
 from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
-# Attribute of a decorated `get_config`: the function that parses its arguments.
+# Name of the attribute of a decorated `get_config` that stores the function that parses its arguments.
 _PARSER = "parsed_arguments"
 
 
 def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]], Callable[[str | None], ConfigDict]]:
-    """Decorates `get_config(args)` so that it takes the text after the colon of `--config FILE:size=base,quick`.
+    """Decorates `get_config(args)` so that it can be called with the text after the colon of `--config FILE:size=base`.
 
-    If there is an argument `grid`, `bertjax sweep` runs the trials of `named_grid`.
+    If an argument is called `grid`, `bertjax sweep` runs the trials of `named_grid`.
 
     Args:
-      **defaults: Default of every argument, which also determines its type.
+      **defaults: defaults of all arguments, which also determine the arguments' types.
     """
 
     def decorate(get_config: Callable[[ConfigDict], ConfigDict]) -> Callable[[str | None], ConfigDict]:
@@ -68,7 +68,7 @@ def finetuning_config(task: str, size: str = "") -> ConfigDict:
 
 
 def make_quick(config: ConfigDict, seq_len: int) -> None:
-    """Shortens a fine-tuning config to a few steps, which take less than a minute on a CPU."""
+    """Reduces a fine-tuning config to a few steps, which take less than a minute on a CPU."""
     config.steps = 4
     config.log_every = 2
     config.data.batch_size = 8
@@ -76,11 +76,11 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
 
 
 def named_grid(name: str) -> list[dict[str, Any]]:
-    """Returns the trials of a named grid, as config fields and values.
+    """Returns the trials of a named grid, each as a dict from config field to value.
 
     Args:
-      name: `one`: a single trial without changes, for several seeds. `glue`: learning rates of section 4.1. `a3`: grid
-        of section A.3. `small`: grid for the small models of google-research/bert.
+      name: name of the grid: `one` (a single trial without changes), `glue` (learning rates of section 4.1), `a3` (grid
+        of section A.3) or `small` (grid for the small models of google-research/bert).
     """
     learning_rates = {"glue": (5e-5, 4e-5, 3e-5, 2e-5), "a3": (5e-5, 3e-5, 2e-5), "small": (3e-4, 1e-4, 5e-5, 3e-5)}
     batch_sizes = {"a3": (16, 32), "small": (8, 16, 32, 64, 128)}
@@ -88,7 +88,7 @@ def named_grid(name: str) -> list[dict[str, Any]]:
     if name == "one":
         return [{}]
     if name not in learning_rates:
-        raise UsageError(f"unknown grid: {name}; known: one, {', '.join(learning_rates)}")
+        raise UsageError(f"unknown grid: {name}; use one, {', '.join(learning_rates)}")
     values = {
         "data.batch_size": batch_sizes.get(name),
         "optimizer.learning_rate": learning_rates[name],
@@ -98,7 +98,7 @@ def named_grid(name: str) -> list[dict[str, Any]]:
 
 
 def trials_of(get_config: Callable[..., ConfigDict], text: str) -> list[dict[str, Any]] | None:
-    """Returns the trials of an experiment's argument `grid`, or None if it has no such argument.
+    """Returns the trials selected by an experiment's argument `grid`, or None if it has no such argument.
 
     Args:
       get_config: function of the experiment, decorated by `arguments` or not.
@@ -110,5 +110,5 @@ def trials_of(get_config: Callable[..., ConfigDict], text: str) -> list[dict[str
 
 
 def cross_product(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Returns all combinations of one value per field."""
+    """Returns all combinations of the fields' values."""
     return [dict(zip(values, trial, strict=True)) for trial in itertools.product(*values.values())]

@@ -1,8 +1,8 @@
-"""Object storage for the tests: the part of Google's that TensorFlow, tensorstore and google-cloud-storage ask for.
+"""Fake Google Cloud Storage with the requests that TensorFlow, tensorstore and google-cloud-storage use.
 
-It answers as `www.googleapis.com` and `storage.googleapis.com` do, behind a proxy with a certificate of its own, so
-that a command runs with the libraries, their retries and their addresses just as it does against the real one. What a
-request says and this does not know is refused, and not passed over. Sources:
+The server answers for `www.googleapis.com` and `storage.googleapis.com` behind a proxy with its own certificate, so
+that commands run with the same libraries, retries and addresses as with the real storage. Requests with unknown
+parameters are rejected. Sources:
 https://cloud.google.com/storage/docs/json_api/v1/objects, .../resumable-uploads, .../xml-api/get-object-download.
 """
 
@@ -31,12 +31,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _OBJECTS, _UPLOAD = "/storage/v1/b/", "/upload/storage/v1/b/"
-# Of how an answer looks; and of tensorstore, against caches on the way.
+# Parameters that affect only the form of the response, and a parameter with which tensorstore bypasses caches.
 _IGNORED = {"fields", "projection", "prettyPrint", "tensorstore"}
 
 
 class Refusal(Exception):
-    """An answer with a status that is an error."""
+    """Response with an error status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -51,13 +51,13 @@ class Object:
 
 @dataclass
 class Storage:
-    """What is stored, and what has been asked.
+    """Stored objects and the requests received.
 
     Attributes:
-      objects: by bucket and name.
-      requests: method and path of each, with the name of the object decoded.
-      fault: called with the same when a request has been read; raises a `Refusal`, or ConnectionError to hang up, and
-        nothing is done then.
+      objects: objects by bucket and name.
+      requests: method and path of each request, with the name of the object decoded.
+      fault: function that is called with method and path of each request before it is handled. To make the request
+        fail, it raises a `Refusal`, or a ConnectionError to close the connection.
     """
 
     objects: dict[str, dict[str, Object]]
@@ -65,7 +65,7 @@ class Storage:
     fault: Callable[[str, str], None] = lambda method, path: None
     lock: threading.RLock = field(default_factory=threading.RLock)
     sessions: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
-    # Of an object that is written again, too.
+    # Every write has a new generation, even if the object exists.
     last_generation: int = 1_700_000_000_000_000
 
     def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
@@ -105,7 +105,7 @@ class Storage:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # An answer goes out as a whole and at once: else the system holds parts of it back for 40 ms.
+    # Send responses in one piece and immediately, because the system would delay parts of them by 40 ms.
     disable_nagle_algorithm = True
     wbufsize = -1
     server: "_Server"
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle_expect_100(self) -> bool:
-        # Which a client waits for before it sends a body.
+        # Flush now, because the client waits for this response before it sends the body.
         super().handle_expect_100()
         self.wfile.flush()
         return True
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _body(self) -> bytes:
-        # TensorFlow's curl gives a length too, which is then of no account.
+        # Ignore the length of chunked requests; TensorFlow's curl sends both headers.
         if self.headers.get("Transfer-Encoding") != "chunked":
             size = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(size)
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
             bucket = path.removeprefix(_UPLOAD).removesuffix("/o")
             return self._upload(bucket, query, body)
         if not path.startswith(_OBJECTS):
-            # The XML API: an object by its path alone.
+            # In the XML API, the path is the name of the object.
             bucket, _, name = path[1:].partition("/")
             _known(query, method == "GET")
             return self._content(storage.find(unquote(bucket), unquote(name)))
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         storage = self.server.storage
         with storage.lock:
             stored = dict(storage.bucket(bucket))
-        # A page holds objects and prefixes together, in the order of their names.
+        # A page contains objects and prefixes in the order of their names.
         entries: dict[str, bool] = {}
         for name in sorted(stored):
             if not name.startswith(prefix) or name < asked.get("startOffset", ""):
@@ -251,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             "items": [_resource(bucket, name, stored[name]) for name in page if not entries[name]],
             "prefixes": [name for name in page if entries[name]],
         }
-        # What is empty is left out, as it is there.
+        # Omit empty fields, as the real storage does.
         answer = {name: value for name, value in answer.items() if value}
         return _json(answer | ({"nextPageToken": page[-1]} if len(left) > len(page) else {}))
 
@@ -277,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
         if said is None:
             raise Refusal(501, f"{self.headers['Content-Range']} is not known here")
         if self.headers.get("Content-Range") and (said[1] is None or len(body) != int(said[2])):
-            # What came in parts is forgotten, which it may be.
+            # Discard partial uploads, as the protocol allows.
             raise Refusal(308, "Resume Incomplete")
         conditions = {name: value for name, value in known.items() if name != "name"}
         return _json(_resource(bucket, known["name"], storage.write(bucket, known["name"], body, conditions)))
@@ -317,12 +317,12 @@ class _Server(ThreadingHTTPServer):
         self.tls.load_cert_chain(certificate)
 
     def handle_error(self, *_) -> None:
-        """A client that was killed."""
+        """Ignores errors, which occur if a client was killed."""
 
 
 @cache
 def _certificate() -> Path:
-    """One that nothing takes for Google's but the tests' own processes, with its key, once a process."""
+    """Returns a file with a certificate and its key, which only the tests trust; created once per process."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     file = Path(folder.name) / "bucket.pem"
@@ -345,10 +345,10 @@ def _certificate() -> Path:
 
 @contextmanager
 def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, dict[str, str]]]:
-    """Object storage for as long as the block runs.
+    """Serves object storage while the block runs.
 
     Yields:
-      What it holds, and the environment in which a process finds it at `gs://`.
+      The storage, and the environment variables with which a process uses it at `gs://`.
     """
     storage = Storage({bucket: {} for bucket in buckets})
     certificate = _certificate()
@@ -361,12 +361,12 @@ def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, d
             storage,
             {
                 "https_proxy": proxy,
-                "no_proxy": "localhost,127.0.0.1",  # what processes of a run say to each other
-                "CURL_CA_BUNDLE": str(certificate),  # of TensorFlow
+                "no_proxy": "localhost,127.0.0.1",  # The processes of a run communicate without the proxy.
+                "CURL_CA_BUNDLE": str(certificate),  # TensorFlow reads this variable.
                 "TENSORSTORE_CA_BUNDLE": str(certificate),
-                "NO_GCE_CHECK": "true",  # TensorFlow has no key then, and asks nobody for one
-                "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # for tensorstore
-                "STORAGE_EMULATOR_HOST": proxy,  # of google-cloud-storage, without a key
+                "NO_GCE_CHECK": "true",  # TensorFlow then sends requests without credentials.
+                "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # tensorstore reads this variable.
+                "STORAGE_EMULATOR_HOST": proxy,  # google-cloud-storage reads this variable, and needs no credentials.
             },
         )
     finally:
@@ -375,7 +375,7 @@ def serving(buckets: tuple[str, ...] = ("bucket",)) -> Iterator[tuple[Storage, d
 
 
 def main() -> None:
-    """Serves until it is ended, for trying commands by hand."""
+    """Serves until the process is killed, to try commands by hand."""
     with serving() as (storage, environment):
         storage.fault = lambda method, path: print(f"{time.monotonic():.2f}", method, path, file=sys.stderr, flush=True)
         print(*(f"export {name}={value}" for name, value in environment.items()), sep="\n", flush=True)

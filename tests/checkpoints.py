@@ -1,4 +1,4 @@
-"""Random two-layer checkpoints: in memory, and as google-research/bert's own code would save them."""
+"""Random two-layer checkpoints, in memory and in the format of google-research/bert."""
 
 import json
 

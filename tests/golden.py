@@ -1,14 +1,14 @@
-"""What no change of the code may change: batches, converted checkpoints and, on one machine, trained parameters.
+"""Prints hashes of results that code changes must not affect: batches, converted checkpoints and trained parameters.
 
-    python tests/golden.py             # hashes of batches and of converted checkpoints, as test_golden.py holds them
-    python tests/golden.py --steps     # hashes of parameters and optimizer after 20 steps of three runs
+    python tests/golden.py             # hashes of batches and of converted checkpoints, for test_golden.py
+    python tests/golden.py --steps     # hashes of parameters and optimizer state after 20 steps of three runs
 
-The second depends on the processor and on versions of the libraries. It is for two commits on one machine:
+The hashes of --steps depend on the processor and the versions of libraries, so compare two commits on one machine:
 
     git worktree add /tmp/before COMMIT
     python tests/golden.py --steps; PYTHONPATH=/tmp/before python tests/golden.py --steps
 
-All goes through the command line, so that this file runs against any commit that has the same commands.
+The script uses only the command line, so that it runs with any commit that has the same commands.
 """
 
 import argparse
@@ -28,10 +28,10 @@ import numpy as np
 
 import bertjax
 
-# Those of the code that is tried, whichever commit it is of.
+# Use the experiments of the imported package, which may be from a different commit.
 EXPERIMENTS = Path(bertjax.__file__).parents[1] / "experiments"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Name to experiment and overrides; {data} is a folder of data sets, {corpus} a prepared corpus.
+# Experiment and overrides by name. {data} is a folder of data sets, {corpus} a prepared corpus.
 PRETRAINING = {
     "pairs at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true",
     "pairs at 512": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,seq_len=512",
@@ -54,7 +54,7 @@ _TRAINED = ("pairs at 128", "cola", "squad")
 
 
 def write_vocabulary(path: Path) -> Path:
-    """Letters, digits and punctuation, which spell any lower-case ASCII text, and some words."""
+    """Writes a vocabulary of some words and of all characters of lower-case ASCII text."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su")]
     path.write_text("\n".join([*_SPECIAL, *characters, *(f"##{char}" for char in characters), *words]) + "\n")
@@ -62,7 +62,7 @@ def write_vocabulary(path: Path) -> Path:
 
 
 def write_text(path: Path) -> Path:
-    """Forty documents of sentences, one a line."""
+    """Writes forty documents with one sentence per line."""
     rng = random.Random(5)
     words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
     documents = (
@@ -74,7 +74,7 @@ def write_text(path: Path) -> Path:
 
 
 def run(*arguments: str) -> None:
-    """Runs a command, quietly."""
+    """Runs a command without printing its output."""
     from bertjax.cli import main as cli
 
     log = io.StringIO()
@@ -86,7 +86,7 @@ def run(*arguments: str) -> None:
 
 
 def hash_of(arrays: Mapping[str, Any]) -> str:
-    """16 digits of the SHA-256 of names, dtypes, shapes and bytes."""
+    """Returns 16 digits of the SHA-256 of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(arrays.items()):
         array = np.ascontiguousarray(value)
@@ -95,7 +95,7 @@ def hash_of(arrays: Mapping[str, Any]) -> str:
 
 
 def prepare_data(folder: Path) -> dict[str, Path]:
-    """A corpus, a vocabulary and data sets, by the names that the commands above use."""
+    """Creates a corpus, a vocabulary and data sets; returns paths by the names that the commands above use."""
     from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
     vocabulary = write_vocabulary(folder / "vocab.txt")
@@ -115,7 +115,7 @@ def config_flags(experiment: str, data: Mapping[str, Path]) -> list[str]:
 
 
 def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
-    """Experiment to the hash of its first batches."""
+    """Returns the hash of the first batches of each experiment."""
     found = {}
     for name, experiment in (PRETRAINING | FINETUNING).items():
         file = folder / "batches.npz"
@@ -126,7 +126,7 @@ def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 
 def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
-    """Format to the hash of the arrays that one checkpoint of TensorFlow becomes in it."""
+    """Returns, for each format, the hash of the arrays of a converted TensorFlow checkpoint."""
     import tensorflow as tf
     from checkpoints import google_checkpoint
     from safetensors.numpy import load_file
@@ -145,7 +145,7 @@ def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
 
 
 def saved_arrays(item: Path) -> dict[str, np.ndarray]:
-    """Path to array of one item of a checkpoint."""
+    """Returns the arrays of one item of a checkpoint by path."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -157,7 +157,7 @@ def saved_arrays(item: Path) -> dict[str, np.ndarray]:
 
 
 def step_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
-    """Experiment and item to the hash of its arrays after 20 steps, dropout on."""
+    """Returns the hashes of parameters and training state of each experiment after 20 steps with dropout."""
     found = {}
     for name in _TRAINED:
         workdir = folder / "runs" / name.replace(" ", "_")

@@ -1,13 +1,14 @@
-"""Kills a training run with SIGKILL at random moments and shows that nothing is lost by it.
+"""Kills a training run with SIGKILL at random times and checks that the result does not change.
 
     python tests/kill_and_resume.py --kills 20 --seed 0
 
-One run is left alone. Another, with the same config, is killed again and again and each time started again with the
-same command: a third of the kills while a checkpoint is being written, a third between steps, a third while the
-process starts. In the end both must have the same `metrics.jsonl`, byte for byte, and the same last checkpoint, bit
-for bit: parameters, optimizer state and all else in it. No checkpoint may have been found damaged on the way.
+One run is not interrupted. Another run with the same config is killed repeatedly and restarted with the same command:
+one third of the kills occur while a checkpoint is written, one third between steps, and one third while the process
+starts. At the end, both runs must have byte-identical `metrics.jsonl` files and bitwise equal last checkpoints,
+including optimizer state. No checkpoint may be found damaged.
 
-Takes about ten seconds a kill on two CPU cores. All runs get the same environment, so the same devices.
+This takes about ten seconds per kill on two CPU cores. All runs have the same environment and therefore the same
+devices.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from attack.oracle import checkpoint_arrays, checkpoint_entries, newest_checkpoi
 from made_up_text import make_corpus
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
-# Log lines, evaluations and checkpoints fall on different steps, so that a checkpoint holds unfinished sums.
+# Log lines, evaluations and checkpoints are at different steps, so that checkpoints contain unfinished metric sums.
 OVERRIDES = {
     "log_every": 7,
     "checkpoint_every": 10,
@@ -36,18 +37,18 @@ OVERRIDES = {
     "optimizer.learning_rate": 1e-3,
 }
 KINDS = ("save", "steps", "start")
-# A save of this size takes longer, so that a delay below this hits it in different places.
+# A save takes longer than this, so a random delay below this value kills the save at different stages.
 SAVE_SECONDS = 0.05
 POLL_SECONDS = 0.001
 STARTED = b"first step after"
 
 
 class Failure(Exception):
-    """What went against the promise, in one line."""
+    """Failure of the check, with a one-line message."""
 
 
 class Run:
-    """One start of the training command, in a process group of its own."""
+    """One process of the training command, in a new process group."""
 
     def __init__(self, command: list[str], log: Path, deadline: float) -> None:
         self.log, self.deadline, self.began = log, deadline, time.monotonic()
@@ -62,7 +63,7 @@ class Run:
         return STARTED in self.log.read_bytes()
 
     def wait_for(self, reached: Callable[[], Any]) -> None:
-        """Returns when `reached` says so, with the process still alive."""
+        """Waits until `reached()` is true. Raises a Failure if the process ends before."""
         while not reached():
             if self.process.poll() is not None:
                 raise Failure(f"the run ended by itself ({self.process.returncode}) before its kill: {self.tail()}")
@@ -71,7 +72,7 @@ class Run:
             time.sleep(POLL_SECONDS)
 
     def wait(self) -> None:
-        """Returns when the run has ended well."""
+        """Waits for the end of the run. Raises a Failure unless the exit code is 0."""
         try:
             code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -99,20 +100,20 @@ def train_command(corpus: Path, workdir: Path, steps: int) -> list[str]:
 
 
 def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual: dict[str, float]) -> None:
-    """Waits for a moment of the given kind and kills the run in it.
+    """Kills a run at a random time of the given kind.
 
     Args:
-      run: just started.
-      workdir: of the run.
+      run: run that was just started.
+      workdir: workdir of the run.
       kind: one of `KINDS`.
-      rng: draws the moment.
-      usual: seconds that a `start` takes, updated here, and seconds of training from one kill to the next, `steps`.
+      rng: random generator that draws the time.
+      usual: `start`, the seconds that a start takes (updated here), and `steps`, the seconds of training between kills.
     """
     if kind == "start":
         moment = rng.uniform(0, usual["start"])
         run.wait_for(lambda: run.seconds > moment)
     else:
-        # Only then: what a save that was killed has left is still there while the process starts.
+        # Wait until training has started, because the files of a killed save remain while the process starts.
         run.wait_for(run.training)
         usual["start"] = min(usual["start"], run.seconds)
     if kind == "steps":
@@ -133,10 +134,10 @@ def kill_at_random(run: Run, workdir: Path, kind: str, rng: random.Random, usual
 
 
 def compare(alone: Path, killed: Path) -> str:
-    """What is equal, in words.
+    """Compares the files of two runs and returns a description of the equal files.
 
     Raises:
-      Failure: something differs.
+      Failure: some files differ.
     """
     steps = newest_checkpoint(alone), newest_checkpoint(killed)
     if steps[0] is None or steps[0] != steps[1]:
@@ -158,10 +159,10 @@ def compare(alone: Path, killed: Path) -> str:
 
 
 def kill_and_compare(folder: Path, kills: int, steps: int, seed: int, deadline: float) -> str:
-    """Trains twice in `folder`, once with kills, and says how both ended.
+    """Trains in `folder` without and with kills, and returns a description of the comparison.
 
     Raises:
-      Failure: they differ, or a run ended before its time.
+      Failure: the runs differ, or a run ended early.
     """
     rng = random.Random(seed)
     corpus = make_corpus(folder)
@@ -186,7 +187,7 @@ def kill_and_compare(folder: Path, kills: int, steps: int, seed: int, deadline: 
             run = start(killed)
             kill_at_random(run, killed, kind, rng, usual)
             unfinished = checkpoint_entries(killed, unfinished=True)
-            # While a process starts, what is there may be left from the kill before.
+            # While a process starts, unfinished files may be from the previous kill.
             during = "during a save" if run.training() and unfinished else "not during a save"
             if not run.training():
                 during += ", starting"
@@ -216,7 +217,7 @@ def main() -> None:
     args = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bertjax-kills-") as folder:
-        # The first run compiles for all of them.
+        # All runs share the compilation cache.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/compiled"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

@@ -1,11 +1,11 @@
-"""A small corpus whose documents can be told apart, for tests that need one."""
+"""Small corpus of documents with different words."""
 
 import random
 from pathlib import Path
 
 
 def write_text(file: Path) -> None:
-    """Writes 60 short documents, each with words of its own."""
+    """Writes 60 short documents, each with a random choice of words."""
     rng = random.Random(0)
     all_words = [f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su", "te", "vi")]
     documents = []
@@ -17,7 +17,7 @@ def write_text(file: Path) -> None:
 
 
 def make_corpus(folder: Path) -> Path:
-    """Prepares those documents, and a vocabulary trained on them."""
+    """Prepares a corpus of these documents, with a vocabulary trained on them."""
     from bertjax.data.corpus.prepare import prepare
 
     write_text(folder / "text.txt")

@@ -1,4 +1,4 @@
-"""Several JAX processes on this machine, connected as those of a pod."""
+"""Several JAX processes on this machine, connected like the processes of a pod."""
 
 import os
 import socket

@@ -31,7 +31,7 @@ TEXTS = ["a film", ("who is it", "it is a man with a very long name"), "", "a b 
 
 @pytest.fixture(scope="module")
 def folders(letters, tmp_path_factory):
-    """A checkpoint in each format, and a fine-tuned one."""
+    """Returns a checkpoint in each format, and a fine-tuned checkpoint."""
     folders = {name: tmp_path_factory.mktemp(name) for name in (*FORMATS, "classifier")}
     for name, write in FORMATS.items():
         write(random_checkpoint(letters), folders[name])
@@ -108,7 +108,7 @@ def test_error_messages(tmp_path, folders):
     with pytest.raises(bertjax.UsageError, match="has no output layer"):
         bertjax.load(folders["bertjax"]).predict(["a"])
     classifier = bertjax.load(folders["classifier"])
-    with pytest.raises(bertjax.UsageError, match="has no masked_lm"):
+    with pytest.raises(bertjax.UsageError, match="has no parameters masked_lm"):
         classifier.fill_mask("a [MASK]")
     for texts in ("a film", {"a film": 1}, [1], [None], [("a", 1)], [()]):
         for method in (classifier.batch, classifier.encode, classifier.predict):

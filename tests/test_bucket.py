@@ -1,4 +1,4 @@
-"""Workdirs in object storage: what holds on a disk holds there, where nothing is renamed, appended to or locked."""
+"""Workdirs on object storage, which does not support renaming, appending and locks, behave like those on a disk."""
 
 import json
 import os
@@ -30,7 +30,7 @@ RUN = "gs://bucket/runs/a"
 
 @pytest.fixture
 def stored(monkeypatch):
-    """Object storage that this process and those it starts find at `gs://`."""
+    """Object storage that this process and its child processes use at `gs://`."""
     with bucket.serving() as (storage, environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -54,7 +54,7 @@ def started(command: list[str]) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # The last of two equal flags holds.
+        # XLA uses the last of two equal flags.
         env=os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=1"},
     )
 
@@ -70,7 +70,7 @@ def ended(command: list[str]) -> tuple[int, str]:
 
 
 def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
-    """What is stored under a name, as files."""
+    """Copies the objects with a prefix to local files and returns their folder."""
     for name in storage.names(prefix):
         if not name.endswith("/"):
             file = folder / name.removeprefix(prefix)
@@ -96,7 +96,7 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
     assert stored.names("runs/a/checkpoints/20/params/")
     assert "runs/a/checkpoints/20/commit_success.txt" not in stored.names()
 
-    # What is not whole is taken by nobody.
+    # An incomplete checkpoint is not used.
     code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
     assert code == 0 and f"of checkpoint {RUN}/checkpoints/10\n" in said, said
     code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
@@ -119,11 +119,11 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
     for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
         assert (there / name).read_bytes() == (alone / name).read_bytes(), name
     assert (there / "curves.png").stat().st_size and not [*there.glob(".*.unfinished")]
-    # The newest two on time, wherever it stopped.
+    # The newest two regular checkpoints are kept, independent of the step at which the run was stopped.
     assert sorted(path.name for path in (there / "checkpoints").iterdir()) == ["30", "40"]
     assert checkpoint_arrays(there / "checkpoints" / "40") == checkpoint_arrays(alone / "checkpoints" / "40")
 
-    # What is damaged is passed over.
+    # A damaged checkpoint is skipped.
     for name in stored.names("runs/a/checkpoints/40/params/"):
         stored.write("bucket", name, b"x" * len(stored.read(name)), {})
     code, said = ended(train(corpus, RUN))
@@ -135,7 +135,7 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
 
 
 def lines_of(capfd, *arguments: str) -> list[dict]:
-    """The JSON that a command prints."""
+    """Returns the JSON lines that a command prints."""
     return [json.loads(line) for line in printed(capfd, *arguments).splitlines() if line.startswith("{")]
 
 
@@ -161,7 +161,7 @@ def test_a_checkpoint_at_an_address_is_started_from_asked_and_converted(corpus, 
     metadata = json.loads(stored.read("base/checkpoints/2/meta/metadata"))
     assert json.loads(stored.read("topic/data.json"))["started_from"] == metadata["fingerprints"]["params"]
     assert json.loads(stored.read("topic/config.json"))["model"]["hidden_size"] == 16
-    # The same command finds it done.
+    # Running the same command again does nothing.
     assert lines_of(capfd, *tuning) == [tuned]
     said = printed(capfd, "predict", "--checkpoint=gs://bucket/topic", "bana ro")
     assert said.startswith("bana ro\n")
@@ -184,7 +184,7 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     place, lost = workdir.create(RUN), set()
 
     def lose_the_first(method: str, path: str) -> None:
-        # Of tensorstore and of TensorFlow.
+        # tensorstore writes the first file, TensorFlow the second one.
         for name in ("checkpoints/1/params/ocdbt.process_0/manifest", "checkpoints/1/commit_success.txt"):
             if method == "POST" and name in path and name not in lost:
                 lost.add(name)
@@ -209,13 +209,13 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     assert not is_complete(checkpoints.path(2))
     stored.fault = lambda method, path: None
     checkpoints.close()
-    # Threads of the save that failed write on; in a run they end with the process.
+    # Wait until the threads of the failed save stop writing. In a real run, they end with the process.
     written = -1
     while written != stored.last_generation:
         written = stored.last_generation
         time.sleep(2)
     again = Checkpoints(place, 2, EncoderModel(ModelConfig()))
-    # Orbax does it in a thread.
+    # Orbax deletes the unfinished checkpoint in a thread.
     deadline = time.monotonic() + 60
     while stored.names("runs/a/checkpoints/2/"):
         assert time.monotonic() < deadline
@@ -245,7 +245,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
     writer.flush()
     writer.write(21, {"loss": 1.0})
     writer.close()
-    # One upload of the empty file, one with 20 lines, one with 21.
+    # The file is uploaded empty, with 20 lines, and with 21 lines.
     uploads = [path for method, path in stored.requests if method == "PUT" and "name=runs/a/metrics.jsonl&" in path]
     assert len(uploads) == 3
     resumed = JsonlWriter(place / "metrics.jsonl", 20)
@@ -255,7 +255,7 @@ def test_metric_lines_are_uploaded_by_flush(stored):
 
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):
     code, error = ends(capfd, *train(corpus, "gs://nosuch/run")[3:])
-    assert code == 1 and "no bucket for gs://nosuch/run; check its name, or create it" in error
+    assert code == 1 and "no bucket for gs://nosuch/run; check the name of the bucket, or create it" in error
     with pytest.raises(
         UsageError, match="unsupported address of a checkpoint: s3://bucket/run; use a local path or gs://"
     ):
@@ -266,8 +266,8 @@ def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus
             raise bucket.Refusal(403, "nobody does not have storage.objects.create access")
 
     stored.fault = forbidden
-    # In a process of its own: a file object that cannot be written retries in its destructor, holding the GIL that the
-    # server's thread needs.
+    # Use a subprocess, because a file object that cannot be written retries in its destructor and holds the GIL, which
+    # the server's thread needs.
     process = subprocess.run(train(corpus, RUN), capture_output=True, text=True)
     assert process.returncode == 1 and "does not have storage.objects.create access" in process.stderr
 
@@ -295,12 +295,12 @@ def test_a_table_is_filled_at_an_address_as_on_a_disk(corpus, stored, tmp_path, 
     shown = []
     for results in (f"{tmp_path}/results", "gs://bucket/results"):
         printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
-        # Nothing is left to do.
+        # Running the command again does nothing.
         assert '"done": ["first", "tuned"]' in printed(capfd, "reproduce", f"--config={file}", f"--results={results}")
         shown.append(printed(capfd, "table", "5", f"--results={results}"))
     assert shown[0] == shown[1] and "Commands of the missing runs" not in shown[0]
     there = copied(stored, "results/", tmp_path / "there")
     for name in ("first/metrics.jsonl", "first/results.json"):
         assert (there / name).read_bytes() == (tmp_path / "results" / name).read_bytes(), name
-    # Of two trials the best one keeps its checkpoints.
+    # Only the best of two trials keeps its checkpoints.
     assert len([*there.glob("tuned/trials/*/checkpoints/*")]) == 1

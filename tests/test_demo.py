@@ -1,4 +1,4 @@
-"""The demo's labelled text is the same wherever the libraries that it is from are installed."""
+"""The labeled text of the demo does not depend on where the libraries with its docstrings are installed."""
 
 import runpy
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Batches and converted checkpoints, to the bit, as they have been since version 0.1 (see `golden.py`).
+"""Batches and converted checkpoints are bitwise equal to those of version 0.1 (see `golden.py`).
 
-Who changes one of these on purpose says why in the commit, and prints the new ones with `python tests/golden.py`.
+If a change is intended, explain it in the commit message, and print the new hashes with `python tests/golden.py`.
 """
 
 import golden

@@ -1,4 +1,4 @@
-"""Layering: a module imports only from its own layer and from lower ones."""
+"""Layers: a module imports only from its own layer and from lower layers."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows of several sentence pairs, back to one pair a row."""
+"""Conversion of packed rows to rows with one sentence pair each."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def unpacked(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The pairs of packed rows, row after row, as a batch that has one a row."""
+    """Returns the pairs of packed rows, in order, as a batch with one pair per row."""
     rows: dict[str, list[np.ndarray]] = {}
     length, predictions = batch["input_ids"].shape[1], batch["masked_lm_ids"].shape[1]
     for row, labels in enumerate(batch["next_sentence_labels"]):

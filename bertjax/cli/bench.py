@@ -1,4 +1,4 @@
-"""`bertjax bench step` and `bertjax bench input`: time the train step and the input pipeline."""
+"""`bertjax bench step` and `bertjax bench input`: benchmarks of the train step and of the input pipeline."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the parsers of both commands."""
     parser = commands.add_parser(
         "bench",
         help="Times the train step or the input pipeline.",
@@ -23,21 +23,21 @@ def add_parser(commands: Any) -> None:
         benchmarks,
         "step",
         bench_step,
-        "Times train steps of the first phase on synthetic batches; the last line is JSON.",
+        "Times train steps of the first phase on synthetic batches. The last line of the output is JSON.",
         "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
         config=True,
     )
-    parser.add_argument("--steps", type=int, default=10, help="number of timed steps, after one that compiles")
+    parser.add_argument("--steps", type=int, default=10, help="number of timed steps, after one step for compilation")
     add_profile(parser)
     parser = add_command(
         benchmarks,
         "input",
         bench_input,
-        "Times the input pipeline of the first phase; the last line is JSON.",
+        "Times the input pipeline of the first phase. The last line of the output is JSON.",
         "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
         config=True,
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement in seconds")
 
 
 def bench_step(args: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def bench_input(args: argparse.Namespace) -> None:
 
     config = parse_config(load_config_dict(args))
     if not isinstance(config, Config):
-        raise UsageError(f"`bench input` times pre-training input, not task {config.task}; give a pre-training config")
+        raise UsageError(f"`bench input` does not support task {config.task}; give a pre-training config")
     if not config.has_data:
         raise UsageError("`bench input` needs a corpus; give --config FILE:corpus=DIR")
     log_timed_phase(config)

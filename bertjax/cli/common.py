@@ -1,4 +1,4 @@
-"""Steps that several commands share: loading configs and checkpoints, joining a cluster, printing results."""
+"""Functions that several commands use: loading configs and checkpoints, joining a cluster, printing results."""
 
 import argparse
 import contextlib
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 
 
 def command_name(args: argparse.Namespace) -> str:
-    """Returns the words of a command, such as `bench step`."""
+    """Returns the name of a command, such as `bench step`."""
     return " ".join(filter(None, (args.command, getattr(args, "what", None))))
 
 
 def experiment(args: argparse.Namespace) -> str:
-    """Returns the value of `--config`; raises a UsageError if it is missing."""
+    """Returns the value of `--config`. Raises a UsageError if the option is missing."""
     if not args.config:
         example = "tables/table5" if args.command == "reproduce" else "experiments/pretrain.py:size=base"
         raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}")
@@ -27,11 +27,11 @@ def experiment(args: argparse.Namespace) -> str:
 
 
 def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
-    """Returns the ConfigDict of `--config` and its overrides.
+    """Returns the ConfigDict of `--config` with overrides applied.
 
     Args:
       args: parsed arguments.
-      checkpoint: checkpoint that supplies the fields that the config leaves unset.
+      checkpoint: checkpoint that supplies unset fields of the config.
     """
     from bertjax.training.checkpoint_config import experiment_config
 
@@ -54,7 +54,7 @@ def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
 
 @contextlib.contextmanager
 def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the path of `--checkpoint`, converted to bertjax's format if needed."""
+    """Yields the path of `--checkpoint`, converted to bertjax's format if necessary."""
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import find_checkpoint
 
@@ -64,12 +64,12 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterator[str | None]:
-    """Yields the path of `--init_from`, converted to bertjax's format if needed.
+    """Yields the path of `--init_from`, converted to bertjax's format if necessary.
 
     Args:
       args: parsed arguments.
-      distributed: whether several processes run the command. Each of them converts the checkpoint for itself;
-        a single process keeps the converted checkpoint in its workdir.
+      distributed: whether several processes run the command. Each process then converts the checkpoint to a temporary
+        folder, while a single process keeps the converted checkpoint in its workdir.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -78,7 +78,7 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
     if not args.init_from:
         yield None
         return
-    # Check the config before a conversion that may take minutes.
+    # Check the config first, because a conversion may take minutes.
     parse_config(load_config_dict(args))
     keep = not distributed and "://" not in args.workdir
     with bertjax_checkpoint(
@@ -88,7 +88,7 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
 
 
 def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) -> bool:
-    """Connects the processes of a distributed run; returns whether there are several."""
+    """Connects the processes of a distributed run. Returns whether there are several processes."""
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
 
     distributed = args.distributed or is_multihost_environment()
@@ -98,7 +98,7 @@ def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) ->
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Prints the result of a run as JSON; exits with code 42 if the run was stopped before its end."""
+    """Prints the result of a run as JSON. Exits with code 42 if the run was stopped before its end."""
     print(json.dumps(result))
     if result["stopped"]:
         raise SystemExit(STOPPED)
@@ -112,5 +112,5 @@ def log_timed_phase(config: Any) -> None:
         first, second = config.phases
         logger.info(
             f"timing the first phase ({first.batch_size} rows of {first.seq_len} tokens); set config.data.batch_size="
-            f"{second.batch_size} and config.data.seq_len={second.seq_len} to time the second"
+            f"{second.batch_size} and config.data.seq_len={second.seq_len} to time the second phase"
         )

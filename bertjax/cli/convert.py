@@ -1,4 +1,4 @@
-"""`bertjax convert`: converts checkpoints between formats."""
+"""`bertjax convert`: conversion of checkpoints between formats."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "convert",

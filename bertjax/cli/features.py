@@ -13,7 +13,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "features",
@@ -23,17 +23,19 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("texts", nargs="*", metavar="text", help="text, or a pair separated by |||")
     add_checkpoint(parser)
-    parser.add_argument("--input", metavar="FILE", help="file with one text per line; - reads standard input")
+    parser.add_argument("--input", metavar="FILE", help="file with one text per line (-: standard input)")
     parser.add_argument(
-        "--layers", default="-1", help="layer indices: 0 is the embeddings, -1 the last layer, such as --layers=-1,-2"
+        "--layers",
+        default="-1",
+        help="layer indices, such as --layers=-1,-2: 0 for the embeddings, -1 for the last layer",
     )
     parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the model's maximum)")
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="directory for files 00000.npz, 00001.npz, ... of about 64 MB: hidden_states [token, layer, width] and, "
-        "for each token, tokens, input_ids, segment_ids, words and characters; text i has the tokens offsets[i] to "
-        "offsets[i + 1]; an interrupted command resumes after its last file",
+        help="directory for files 00000.npz, 00001.npz, ... of about 64 MB. Each file contains hidden_states [token, "
+        "layer, width] and, for each token, tokens, input_ids, segment_ids, words and characters. The tokens of text i "
+        "are offsets[i] to offsets[i + 1] - 1. An interrupted command resumes after the last file",
     )
     parser.add_argument("--show", type=int, default=5, help="number of texts to print")
 

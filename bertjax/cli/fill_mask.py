@@ -1,4 +1,4 @@
-"""`bertjax fill_mask`: predicts masked tokens."""
+"""`bertjax fill_mask`: prediction of masked tokens."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "fill_mask",
@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("texts", nargs="+", metavar="text")
     add_checkpoint(parser)
-    parser.add_argument("--top", type=int, default=5, help="tokens per mask")
+    parser.add_argument("--top", type=int, default=5, help="number of tokens to print per mask")
 
 
 def fill_mask(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`bertjax inspect` and `bertjax describe`: print a run's training batches, its model and its config."""
+"""`bertjax inspect` and `bertjax describe`: printouts of a run's training batches, model and config."""
 
 import argparse
 from itertools import islice
@@ -11,7 +11,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the parsers of both commands."""
     parser = add_command(
         commands,
         "inspect",
@@ -20,8 +20,8 @@ def add_parser(commands: Any) -> None:
         "bertjax inspect --config experiments/pretrain.py:corpus=runs/corpus --rows 2",
         config=True,
     )
-    parser.add_argument("--steps", type=int, default=1, help="number of batches, from step 0")
-    parser.add_argument("--rows", type=int, default=3, help="rows to print per batch")
+    parser.add_argument("--steps", type=int, default=1, help="number of batches to print, starting at step 0")
+    parser.add_argument("--rows", type=int, default=3, help="number of rows to print per batch")
     parser.add_argument("--npz", metavar="FILE", help="write the complete batches to this file")
 
     parser = add_command(
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         "bertjax describe --config experiments/pretrain.py:size=large,phases=2",
         config=True,
     )
-    parser.add_argument("--fields", action="store_true", help="print every config field with its meaning instead")
+    parser.add_argument("--fields", action="store_true", help="print only the config fields and their meanings")
 
 
 def inspect(args: argparse.Namespace) -> None:

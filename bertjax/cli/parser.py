@@ -1,4 +1,4 @@
-"""Argument parser of the commands and the options that several commands share."""
+"""Argument parser of the commands, and options of several commands."""
 
 import argparse
 import sys
@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from bertjax.errors import UsageError, shortened
 from bertjax.utils.logging import LOG_LEVELS
 
-# Metavars of options that take a path.
+# Metavars of options whose values are paths.
 PATH_METAVARS = ("DIR", "FILE", "CKPT", "SRC", "DST")
-CHECKPOINT_HELP = "workdir, step in a workdir, Hugging Face folder or TensorFlow 1 checkpoint"
-_CONFIG_HELP = "experiment with arguments after a colon: pretrain:size=base,seq_len=128 or FILE.py:..."
+CHECKPOINT_HELP = "workdir, checkpoint in a workdir, Hugging Face folder or TensorFlow 1 checkpoint"
+_CONFIG_HELP = "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS"
 _MAX_INTEGER = 2**31 - 1
 
 
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
     """Argument parser that reports errors as `UsageError` and rejects empty paths and integers above 32 bits."""
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Adds an argument; the types of paths and integers are replaced by ones that check the value."""
+        """Adds an argument. Paths and integers are checked when they are parsed."""
         if options.get("metavar", "").partition("[")[0] in PATH_METAVARS:
             options.setdefault("type", _path)
         if options.get("type") is int:
@@ -48,10 +48,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Version(argparse.Action):
-    """Prints the version of the installed package."""
+    """Action that prints the version of the installed package."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        # Takes as long to import as the rest of `bertjax --help`.
+        # Import here, because this import takes as long as the rest of `bertjax --help`.
         import importlib.metadata
 
         print(f"bertjax {importlib.metadata.version('bertjax')}")
@@ -59,7 +59,7 @@ class Version(argparse.Action):
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help with default values and with examples on lines of their own."""
+    """Help formatter that prints default values, and keeps the lines of examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return super()._get_help_string(action) if action.default not in (None, False) else action.help
@@ -78,7 +78,7 @@ def add_command(
     Args:
       commands: subparsers of `bertjax` or of `bertjax bench`.
       name: name of the command.
-      run: function of the command; receives the parsed arguments.
+      run: function that runs the command, given the parsed arguments.
       description: one sentence for the help.
       example: command lines that show typical use.
       config: whether the command takes `--config` and overrides of config fields.
@@ -95,7 +95,7 @@ def add_command(
     if config:
         parser.add_argument("--config", metavar="FILE[:ARGS]", help=_CONFIG_HELP)
         parser.epilog += "\n\n--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
-    parser.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="lowest level of log lines to print")
+    parser.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="minimum level of log messages")
     return parser
 
 
@@ -109,7 +109,7 @@ def add_distributed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="fail unless this is one of several processes (default: detected from the environment)",
+        help="require several processes, and fail if there is only one (default: detect them from the environment)",
     )
 
 
@@ -119,5 +119,5 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="",
         metavar="START:STOP",
-        help="trace steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
+        help="profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
     )

@@ -1,4 +1,4 @@
-"""`bertjax plan`: compiles the train step for a TPU and estimates memory, time and cost."""
+"""`bertjax plan`: estimates of memory, time and cost on TPUs, from the compiled train step."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "plan",
@@ -28,11 +28,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")
     parser.add_argument(
-        "--mfu", type=float, default=0.35, help="model-FLOPs utilization for the time of a step, in (0, 1]"
+        "--mfu", type=float, default=0.35, help="model-FLOPs utilization assumed for the step time, in (0, 1]"
     )
-    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency; prints the cost of the run")
+    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, to print the cost of the run")
     parser.add_argument(
-        "--search", action="store_true", help="search the largest batch that fits with each remat policy first"
+        "--search", action="store_true", help="first search the largest batch that fits into memory per remat policy"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")
@@ -56,7 +56,7 @@ def plan(args: argparse.Namespace) -> None:
     if args.price_per_chip_hour is not None and not 0 <= args.price_per_chip_hour < math.inf:
         raise UsageError(f"--price_per_chip_hour is {args.price_per_chip_hour}; it must be at least 0")
     if args.output and not Path(args.output).absolute().parent.is_dir():
-        # Compilation may take an hour.
+        # Check the path first, because compilation may take an hour.
         raise UsageError(f"no directory for --output: {Path(args.output).absolute().parent}; create it first")
     chip_of(args.topology)
     load_config_dict(args)

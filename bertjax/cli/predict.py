@@ -15,12 +15,12 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the three commands."""
+    """Adds the parsers of the three commands."""
     parser = add_command(
         commands,
         "predict",
         predict,
-        "Predicts texts, or writes predictions for the task's data in its official format.",
+        "Prints predictions for texts, or writes predictions for the task's data in the official format.",
         'bertjax predict --checkpoint runs/sst2 "a good film" "a film"\n'
         '  bertjax predict --checkpoint runs/squad --context_file passage.txt "who wrote it?"\n'
         "  bertjax predict --checkpoint runs/mrpc --output runs/glue --columns index",
@@ -30,20 +30,20 @@ def add_parser(commands: Any) -> None:
         "texts",
         nargs="*",
         metavar="text",
-        help="sentence, words to tag or question; ||| separates the texts of a pair, or a context from its endings",
+        help="sentence, words to tag, or question; ||| separates the texts of a pair, or a beginning and its endings",
     )
     add_checkpoint(parser)
-    parser.add_argument("--text", metavar="FILE", help="file with one text per line; - reads standard input")
+    parser.add_argument("--text", metavar="FILE", help="file with one text per line (-: standard input)")
     parser.add_argument("--context", metavar="TEXT", help="passage that answers the questions")
     parser.add_argument("--context_file", metavar="FILE", help="file with the passage that answers the questions")
-    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: as in training)")
+    parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the value in training)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per text")
-    parser.add_argument("--logits", action="store_true", help="add logits to the probabilities")
+    parser.add_argument("--logits", action="store_true", help="add logits to the output")
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="directory for predictions of the task's data: files in the official format and, beside each, a .jsonl "
-        "file with the line, prediction and probabilities of each example; existing files are replaced",
+        help="directory for predictions of the task's data: files in the official format, and .jsonl files with the "
+        "line number, prediction and probabilities of each example. Existing files are replaced",
     )
     parser.add_argument("--split", help="split of the task's data: dev or test (default: test)")
     parser.add_argument("--columns", metavar="NAME,NAME", help="columns of the task's data to copy to the .jsonl file")
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument(
-        "--checkpoint", required=True, action="append", metavar="CKPT", help="member; repeat the option for each"
+        "--checkpoint", required=True, action="append", metavar="CKPT", help="checkpoint of a member (repeatable)"
     )
     parser.add_argument("--split", default="dev", help="split of the task's data: dev or test")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory for predictions and results.json")
@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
         "--own_wnli", action="store_true", help="include the directory's WNLI.tsv instead of the majority class"
     )
     parser.add_argument(
-        "--partial", action="store_true", help="allow missing tasks, although the server rejects such an archive"
+        "--partial", action="store_true", help="allow missing tasks, although the server rejects incomplete archives"
     )
 
 
@@ -114,7 +114,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
     if "" in args.texts:
         raise UsageError("a text is empty; give a text, or a file with --text")
     if args.context and args.context_file:
-        raise UsageError("--context and --context_file exclude each other; give one of them")
+        raise UsageError("--context and --context_file are both given; give one of them")
     if args.texts == [STDIN]:
         args.texts, args.text = [], STDIN
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())
@@ -125,7 +125,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
     records = predict_texts(model, model_inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
     for number, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
-            # ASCII only, so that every terminal and locale can print it.
+            # `json.dumps` writes ASCII only, which every terminal and locale can print.
             print(json.dumps({"line": number, "text": text, **record}))
         else:
             show(format_record(text, record))

@@ -1,4 +1,4 @@
-"""`bertjax prepare`: builds a tokenized corpus from text."""
+"""`bertjax prepare`: creation of a tokenized corpus from text."""
 
 import argparse
 from typing import Any
@@ -9,12 +9,12 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "prepare",
         prepare,
-        "Builds a tokenized corpus from text and trains a vocabulary if none is given.",
+        "Creates a tokenized corpus from text, and trains a vocabulary unless one is given.",
         "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
         "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     )
@@ -34,22 +34,24 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--vocab_size", type=int, default=30522, help="size of the vocabulary to train")
     parser.add_argument(
-        "--cased", action="store_true", help="keep case and accents (default: as the vocabulary requires)"
+        "--cased", action="store_true", help="keep case and accents (default: detected from the vocabulary)"
     )
-    parser.add_argument("--uncased", action="store_true", help="lowercase and strip accents")
+    parser.add_argument("--uncased", action="store_true", help="convert to lower case and strip accents")
     parser.add_argument(
-        "--heldout", type=float, default=0.01, help="fraction of documents held out of training, in [0, 1)"
+        "--heldout", type=float, default=0.01, help="fraction of documents excluded from training, in [0, 1)"
     )
     parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
     parser.add_argument(
-        "--runner", default="local", help="local: processes on this machine; beam: Apache Beam, local or on a cluster"
+        "--runner",
+        default="local",
+        help="local (processes on this machine) or beam (Apache Beam, local or on a cluster)",
     )
     parser.add_argument(
         "--runner_options",
         nargs="+",
         default=[],
         metavar="NAME=VALUE",
-        help="Beam pipeline options: runner=DataflowRunner project=P region=R temp_location=gs://...",
+        help="Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
     )
     parser.add_argument("--data_dir", metavar="DIR", help="data directory of TensorFlow Datasets")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus")
@@ -61,7 +63,7 @@ def prepare(args: argparse.Namespace) -> None:
     from bertjax.data.corpus.prepare import summary
 
     if args.cased and args.uncased:
-        raise UsageError("--cased and --uncased exclude each other; give one of them")
+        raise UsageError("--cased and --uncased are both given; give one of them")
     manifest = run(
         args.input,
         args.output,

@@ -1,4 +1,4 @@
-"""`bertjax reproduce` and `bertjax table`: run and print the tables of the paper."""
+"""`bertjax reproduce` and `bertjax table`: execution and printing of the paper's tables."""
 
 import argparse
 import logging
@@ -14,18 +14,21 @@ logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: Any) -> None:
-    """Adds both commands."""
+    """Adds the parsers of both commands."""
     parser = add_command(
         commands,
         "reproduce",
         reproduce,
-        "Runs all experiments of a table of the paper; skips finished runs and resumes interrupted ones.",
+        "Runs all experiments of a table of the paper. Skips finished runs and resumes interrupted runs.",
         "bertjax reproduce --config experiments/tables/table5.py:scale=small,corpus=runs/corpus,glue=glue_data "
         "--results runs/tables --plan",
     )
     parser.add_argument("--config", metavar="FILE[:ARGS]", help="table in experiments/tables, such as tables/table5")
     parser.add_argument(
-        "--results", required=True, metavar="DIR", help="directory of all runs; tables share their common runs"
+        "--results",
+        required=True,
+        metavar="DIR",
+        help="directory for all runs; runs of several tables are trained once",
     )
     parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
     add_distributed(parser)
@@ -34,7 +37,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "table",
         table,
-        "Prints tables of the paper beside the reproduced results, and commands for missing results.",
+        "Prints the paper's numbers of tables with the reproduced numbers, and commands for missing results.",
         "bertjax table 5 --results runs/tables",
     )
     parser.add_argument("number", nargs="+", help="1 to 8, figure3, figure5 or the name of a custom table")
@@ -44,10 +47,10 @@ def add_parser(commands: Any) -> None:
         required=True,
         metavar="DIR",
         help="directory of `bertjax reproduce` or a file of --keep; repeat the option to look up missing runs in "
-        "further directories",
+        "more directories",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown instead of aligned columns")
-    parser.add_argument("--plot", metavar="FILE", help="draw figure5 into this PNG file")
+    parser.add_argument("--plot", metavar="FILE", help="plot figure5 to this PNG file")
     parser.add_argument("--keep", metavar="FILE", help="write the results of these tables to one JSON file")
 
 
@@ -88,7 +91,7 @@ def table(args: argparse.Namespace) -> None:
     from bertjax.reproduce.runner import load_table, table_experiment
 
     if args.plot and "figure5" not in args.number:
-        raise UsageError(f"--plot draws figure5, not {' '.join(args.number)}; add figure5")
+        raise UsageError(f"--plot supports only figure5, not {' '.join(args.number)}; add figure5")
     results = load_results(args.results)
     for path, source in zip(args.results, results.sources, strict=True):
         if not epath.Path(source.path).exists():

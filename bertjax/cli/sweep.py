@@ -1,4 +1,4 @@
-"""`bertjax sweep`: runs a grid of hyperparameters and random seeds."""
+"""`bertjax sweep`: training runs over a grid of hyperparameters and random seeds."""
 
 import argparse
 from typing import Any
@@ -8,28 +8,26 @@ from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "sweep",
         sweep,
-        "Runs the trials of a grid, each with several seeds, and selects the best on the dev set.",
+        "Trains all trials of a grid, each with several seeds, and selects the best on the dev set.",
         "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
         "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
         config=True,
     )
     parser.add_argument("--workdir", required=True, metavar="DIR", help="sweep directory; resumed if it exists")
-    parser.add_argument(
-        "--init_from", metavar="CKPT", help=f"initialize the parameters of each trial from a {CHECKPOINT_HELP}"
-    )
+    parser.add_argument("--init_from", metavar="CKPT", help=f"initial parameters of each trial: {CHECKPOINT_HELP}")
     add_distributed(parser)
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds per trial")
     parser.add_argument(
         "--grid",
         action="append",
         metavar="FIELD=VALUE,VALUE",
-        help="values of a config field; repeat the option for more fields; all combinations are run (default: the "
-        "trials of the experiment's sweep()); a value cannot contain a comma",
+        help="values of a config field, which cannot contain commas. Repeat the option for more fields, to run all "
+        "combinations (default: trials of the experiment's sweep())",
     )
 
 

@@ -1,4 +1,4 @@
-"""`bertjax train`: pre-trains or fine-tunes a model."""
+"""`bertjax train`: pre-training or fine-tuning of a model."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,7 @@ from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed, ad
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the parser of this command."""
     parser = add_command(
         commands,
         "train",
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="directory of checkpoints, metrics and curves; resumed if it exists",
     )
-    parser.add_argument("--init_from", metavar="CKPT", help=f"initialize parameters from a {CHECKPOINT_HELP}")
+    parser.add_argument("--init_from", metavar="CKPT", help=f"initial parameters: {CHECKPOINT_HELP}")
     add_distributed(parser)
     add_profile(parser)
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         choices=("wandb", "trackio"),
-        help="log metrics to this experiment tracker; repeat the option for both",
+        help="experiment tracker to log metrics to; repeat the option to use both",
     )
 
 

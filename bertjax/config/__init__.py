@@ -1,1 +1,1 @@
-"""Configs of runs: frozen dataclasses with types, limits and documentation, and how they are loaded."""
+"""Configs of runs: frozen dataclasses with types, limits and documentation, and functions that load them."""

@@ -1,6 +1,6 @@
 """Conversion between config dataclasses and ConfigDicts, checks of field values, and documentation of fields.
 
-A config is a frozen dataclass whose sections are dataclasses too. Experiments and the command line edit the same tree
+A config is a frozen dataclass whose sections are also dataclasses. Experiments and the command line edit the same tree
 as an `ml_collections.ConfigDict`. Each class documents its fields under `Attributes:` and checks them in
 `__post_init__`.
 """
@@ -18,12 +18,12 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import ModelConfig
 
 _Config = TypeVar("_Config")
-# Counters on devices are int32.
+# Integer fields are limited, because counters on devices are int32.
 _MAX_INTEGER = 2**31 - 1
 _MAX = "max"
 _MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
 _WIDTH = 100
-# For the type of a default: the types of valid values, and their name in messages.
+# Valid types of a field's value, and their description for messages, by the type of the field's default.
 _TYPES = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -34,10 +34,10 @@ _TYPES = {
 
 
 class Field(NamedTuple):
-    """A field of a config.
+    """Field of a config.
 
     Attributes:
-      path: path such as `data.seq_len`.
+      path: path of the field, such as `data.seq_len`.
       value: value of the field.
       meaning: documentation of the field.
     """
@@ -48,12 +48,12 @@ class Field(NamedTuple):
 
 
 def limited(default: int, max_value: int) -> Any:
-    """Returns a dataclass field for an integer of at most `max_value` (the limit of other fields is 2^31 - 1)."""
+    """Returns a dataclass field for an integer of at most `max_value`, instead of the default limit of 2^31 - 1."""
     return dataclasses.field(default=default, metadata={_MAX: max_value})
 
 
 def to_config_dict(config: Any) -> ConfigDict:
-    """Returns a config as a mutable ConfigDict; unset model fields become typed placeholders."""
+    """Returns a config as a mutable ConfigDict. Unset model fields become typed placeholders."""
     fields = dataclasses.asdict(config)
     if "model" in fields:
         fields["model"] = {
@@ -64,11 +64,11 @@ def to_config_dict(config: Any) -> ConfigDict:
 
 
 def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str = "config") -> _Config:
-    """Returns the config for a ConfigDict; fields that it lacks get their default.
+    """Converts a ConfigDict to a config. Missing fields get their defaults.
 
     Args:
       config_class: class of the config or section.
-      values: values of its fields.
+      values: values of the class's fields.
       path: path of the section for messages.
     """
     fields = {field.name: field for field in dataclasses.fields(config_class)}
@@ -94,7 +94,7 @@ def _check_section(values: Any, known: dict[str, Any], path: str) -> None:
     if not isinstance(values, ConfigDict):
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a section of fields")
     if unknown := sorted({*values} - {*known}):
-        raise UsageError(f"{path} has unknown fields: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise UsageError(f"{path} has unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(known))}")
 
 
 def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INTEGER) -> None:
@@ -120,21 +120,21 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def at_least(config: Any, section: str, **minimums: float) -> None:
-    """Raises a UsageError if a field is below its minimum; `section` is the path of the config for the message."""
+    """Raises a UsageError if a field is below its minimum. `section` is the path of the config for the message."""
     for name, minimum in minimums.items():
         if getattr(config, name) < minimum:
             raise UsageError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
 
 
 def one_of(config: Any, section: str, **choices: tuple[str, ...]) -> None:
-    """Raises a UsageError if a field is not one of its choices; `section` is the path of the config."""
+    """Raises a UsageError if a field is not one of its choices. `section` is the path of the config for the message."""
     for name, values in choices.items():
         if getattr(config, name) not in values:
-            raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; known: {', '.join(values)}")
+            raise UsageError(f"{section}.{name} is {getattr(config, name)!r}; use one of {', '.join(values)}")
 
 
 def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
-    """Yields all fields of a config with their documentation; `prefix` is prepended to paths."""
+    """Yields all fields of a config with their documentation. Paths of fields start with `prefix`."""
     meanings = field_meanings(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -149,7 +149,7 @@ def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
 
 
 def field_meanings(config_class: type) -> dict[str, str]:
-    """Returns the documentation of each field from the `Attributes:` of a class and its bases."""
+    """Returns the documentation of each field, from the `Attributes:` of a class and its base classes."""
     meanings: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
         text = inspect.cleandoc(cls.__doc__ or "")
@@ -162,7 +162,7 @@ def field_meanings(config_class: type) -> dict[str, str]:
 
 
 def describe_fields(config: Any) -> str:
-    """Returns every field of a config with its value and meaning, for a terminal."""
+    """Returns a text with every field of a config, its value and its meaning, for a terminal."""
     lines = []
     for field in iter_fields(config):
         lines.append(f"{field.path} = {field.value!r}")
@@ -171,7 +171,7 @@ def describe_fields(config: Any) -> str:
 
 
 def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a saved config, as nested dictionaries, with defaults for fields that were added later."""
+    """Returns a saved config, given as nested dictionaries, with defaults for fields added in later versions."""
 
     def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         nested = {name: merge(defaults[name], values[name]) for name in values if isinstance(defaults.get(name), dict)}
@@ -181,7 +181,7 @@ def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns the differing fields of two nested dictionaries, each as `name: old value -> new value`."""
+    """Returns the fields that differ between two nested dictionaries, as texts `name: old value -> new value`."""
     lines = []
     for name in sorted({*old, *new}):
         before, after = old.get(name, "(absent)"), new.get(name, "(absent)")

@@ -18,8 +18,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     """Parses the arguments after the colon of `--config FILE:size=base,seq_len=128`.
 
     Args:
-      text: `name=value` pairs separated by commas; a bare `name` sets a boolean to true.
-      **defaults: Default of every argument; a value is converted to the type of its default.
+      text: `name=value` pairs separated by commas. A `name` without value sets a boolean to true.
+      **defaults: defaults of all arguments. Values are converted to the types of the defaults.
 
     Raises:
       UsageError: a name is unknown or repeated, or a value has the wrong type.
@@ -29,8 +29,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
         name, has_value, value = item.partition("=")
         if name not in defaults:
             raise UsageError(
-                f"unknown config argument {name!r}; known: {', '.join(defaults)}; set a value that contains a comma "
-                "with --config.FIELD=VALUE"
+                f"unknown config argument {name!r}; use one of {', '.join(defaults)}; set a value that contains a "
+                "comma with --config.FIELD=VALUE"
             )
         if name in names:
             raise UsageError(f"config argument {name} is given twice; give it once")
@@ -43,7 +43,9 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
             else:
                 arguments[name] = value_type(value)
         except (KeyError, ValueError):
-            raise UsageError(f"config argument {name}={value!r} is not of type {value_type.__name__}") from None
+            raise UsageError(
+                f"config argument {name}={value!r} is invalid; it must be of type {value_type.__name__}"
+            ) from None
     return arguments
 
 
@@ -51,7 +53,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     """Loads `FILE[:ARGUMENTS]` and applies overrides.
 
     Args:
-      config: experiment, as of `--config`.
+      config: experiment, in the form of `--config`.
       overrides: `--config.FIELD=VALUE` flags.
 
     Raises:
@@ -69,11 +71,11 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
 
 
 def experiment_file(name: str) -> str:
-    """Returns the path of a config file, or of an experiment that ships with the package, such as `pretrain`."""
+    """Returns the path of a config file, or of a packaged experiment such as `pretrain`."""
     if os.path.isfile(name):
         return name
     package = Path(__file__).parents[1]
-    # An installed package contains the experiments; in a checkout they lie beside it.
+    # An installed package contains the experiments. In a checkout, they are in the folder next to the package.
     directories = [path for path in (package / "experiments", package.parent / "experiments") if path.is_dir()]
     for directory in directories[:1]:
         if os.path.isfile(directory / f"{name}.py"):
@@ -98,7 +100,7 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
 
 
 def _with_tuples(value: Any) -> Any:
-    # JSON turns tuples into lists, which ConfigDict flags cannot override.
+    # Convert lists back to the tuples that JSON replaced, because ConfigDict flags cannot override lists.
     if isinstance(value, dict):
         return {name: _with_tuples(child) for name, child in value.items()}
     return tuple(value) if isinstance(value, list) else value
@@ -126,18 +128,18 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
 
 
 def _check_override(config_dict: ConfigDict, item: str) -> None:
-    """Raises a UsageError that lists the known fields, or names the type of the field."""
+    """Raises a UsageError if the field of an override is unknown or the value has the wrong type."""
     flag, has_value, text = item.partition("=")
     names = flag.removeprefix("--config.").split(".")
     if names == ["task"]:
-        raise UsageError(f"config.task={text!r} cannot be overridden; choose an experiment of that task")
+        raise UsageError(f"config.task={text!r} cannot be overridden; choose an experiment of this task")
     node: Any = config_dict
     field_type: type = ConfigDict
     for depth, name in enumerate(names):
         if not isinstance(node, ConfigDict) or name not in node:
             section = ".".join(["config", *names[:depth]])
             known = ", ".join(sorted(node)) if isinstance(node, ConfigDict) else "none, it is a value"
-            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; known: {known}")
+            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; use one of {known}")
         field_type, node = node.get_type(name), node[name]
     if isinstance(node, ConfigDict):
         raise UsageError(f"{flag} is a section of fields; set one of them: {', '.join(sorted(node))}")

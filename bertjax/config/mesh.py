@@ -27,13 +27,14 @@ class MeshConfig:
         if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in (*sizes, self.slices)):
             raise UsageError(
                 f"invalid mesh.data={self.data}, mesh.fsdp={self.fsdp}, mesh.tensor={self.tensor}, "
-                f"mesh.slices={self.slices}; each must be at least 1 or -1, and at most one of the first three -1"
+                f"mesh.slices={self.slices}; sizes must be positive or -1 (inferred), and only one of data, fsdp and "
+                "tensor may be -1"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterConfig:
-    """Settings of distributed runs; a single process ignores them.
+    """Settings of distributed runs. They have no effect on a single process.
 
     Attributes:
       coordinator_port: port of process 0 (default: 0, chosen automatically: 8476 on TPUs, which Google Cloud's default

@@ -39,10 +39,10 @@ class OptimizerConfig:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # JSON turns the tuple into a list.
+        # Convert to a tuple, because JSON configs contain a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.name not in NAMES:
-            raise UsageError(f"optimizer.name is {self.name!r}; known: {', '.join(NAMES)}")
+            raise UsageError(f"optimizer.name is {self.name!r}; use one of {', '.join(NAMES)}")
         for field in ("learning_rate", "weight_decay", "clip_norm"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise UsageError(f"optimizer.{field} is {getattr(self, field)}; it must be at least 0")
@@ -59,7 +59,7 @@ class OptimizerConfig:
             raise UsageError(f"optimizer.freeze is {self.freeze}; give paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:
             raise UsageError(
-                "optimizer.freeze cannot name encoder/layers; set optimizer.freeze_layers or freeze encoder"
+                "optimizer.freeze cannot contain encoder/layers; set optimizer.freeze_layers, or freeze encoder"
             )
         if "encoder" in self.freeze and self.freeze_layers:
             raise UsageError(

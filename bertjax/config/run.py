@@ -1,4 +1,4 @@
-"""Config fields that every run has."""
+"""Config fields of all runs."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -10,40 +10,40 @@ from bertjax.errors import UsageError
 from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import ModelConfig
 
-# Fields of `config.data` that hold paths; data may be moved without changing a run.
+# Fields of `config.data` that contain paths. Comparisons of configs ignore them, because data may be moved.
 DATA_PATHS = ("corpus", "path", "vocabulary", "labels")
-# Files relative to `data.path` if that is set.
+# Fields of `config.data` that contain file names, relative to `data.path` if it is set.
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
-# Vocabulary size of the released uncased models; used if a config has no data.
+# Vocabulary size if a config has no data: that of the released uncased models.
 DEFAULT_VOCAB_SIZE = 30522
 _MAX_TOKENS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Config of a run; each task adds its own fields, among them `data`.
+    """Config of a run. Each task adds fields, including the section `data`.
 
     Attributes:
-      task: name of the task, a module of `bertjax.tasks`; set by the experiment and not overridable.
+      task: name of the task, a module of `bertjax.tasks`; set by the experiment and cannot be overridden.
       seed: random seed for initialization, dropout, data order and masks.
       steps: optimizer steps of the run.
       log_every: steps between lines of training metrics.
       eval_every: steps between evaluations.
       checkpoint_every: steps between checkpoints.
-      keep_checkpoints: number of checkpoints to keep: the latest, and the latest of those saved every
+      keep_checkpoints: number of checkpoints to keep: the newest one, and the newest of those saved every
         `checkpoint_every` steps.
       grad_accum_steps: micro-batches per step.
-      hang_seconds: exits with code 43 if no step, evaluation batch or checkpoint finishes within this many seconds, so
-        that the launcher restarts the job (0: never); compilation counts.
+      hang_seconds: exits with code 43 if no step, evaluation batch or checkpoint finishes within this many seconds
+        (compilation included), so that the launcher restarts the job (0: never).
       divergence_factor: stops the run if a logged loss exceeds this multiple of the first logged loss.
-      model: fields of `ModelConfig`; `vocab_size` 0 is the size of the data's vocabulary.
+      model: fields of `ModelConfig`; a `vocab_size` of 0 means the size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.
       mesh: fields of `MeshConfig`.
       cluster: fields of `ClusterConfig`.
     """
 
-    # Counts that may be 0.
+    # Names of integer fields that may be 0.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
 
@@ -71,14 +71,16 @@ class RunConfig:
         at_least(self.optimizer, "config.optimizer", warmup_steps=self.least_warmup)
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """Returns the config of the model for a vocabulary of the given size.
+        """Returns the model config for a vocabulary of the given size.
 
         Raises:
-          UsageError: `model.vocab_size` is set to another size, or a model field is invalid.
+          UsageError: `model.vocab_size` is set to a different size, or a model field is invalid.
         """
         config_size = self.model["vocab_size"]
         if config_size and config_size != vocab_size:
-            raise UsageError(f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces")
+            raise UsageError(
+                f"config.model.vocab_size is {config_size}, but the vocabulary has {vocab_size} pieces; leave it unset"
+            )
         model = {**self.model, "vocab_size": vocab_size}
         if unset := [name for name, value in model.items() if value is None]:
             raise UsageError(f"config.model has unset fields: {', '.join(unset)}; set size= or give --init_from")
@@ -94,7 +96,7 @@ class RunConfig:
         max_positions = self.model["max_position_embeddings"]
         if seq_len > max_positions:
             raise UsageError(
-                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}"
+                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}; use fewer"
             )
         check_attention(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
 
@@ -108,5 +110,5 @@ class RunConfig:
         if batch_size % self.grad_accum_steps:
             raise UsageError(
                 f"config.data.batch_size={batch_size} is not divisible by config.grad_accum_steps="
-                f"{self.grad_accum_steps}"
+                f"{self.grad_accum_steps}; use a multiple"
             )

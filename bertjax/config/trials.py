@@ -1,4 +1,4 @@
-"""Trials of a sweep: from the `sweep()` of an experiment or from `--grid`."""
+"""Trials of a sweep, defined by the function `sweep()` of an experiment or by `--grid`."""
 
 import runpy
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bertjax.config.load import experiment_file
 from bertjax.errors import UsageError, shortened
 
-# Config fields and their values in one trial.
+# Values of config fields in one trial, by field.
 Trial = dict[str, Any]
 
 
@@ -20,7 +20,7 @@ def load_trials(
 
     Args:
       config: `FILE[:ARGUMENTS]`.
-      grid_trials: returns the trials for `get_config` and the arguments of an experiment without `sweep()`, or None.
+      grid_trials: function from `get_config` and the arguments of an experiment without `sweep()` to trials or None.
     """
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
@@ -42,7 +42,7 @@ def load_trials(
                 "{'optimizer.learning_rate': 1e-4}"
             )
     if not trials:
-        raise UsageError(f"sweep() of {file} yields no trials")
+        raise UsageError(f"sweep() of {file} yields no trials; yield at least one")
     return trials
 
 
@@ -52,9 +52,9 @@ def grid_values(
     """Returns the fields of `--grid` and their values, converted to the types of the fields.
 
     Args:
-      items: `FIELD=VALUE,VALUE` of each option.
-      overrides: other `--config.FIELD=VALUE` flags, which must not set a field of the grid.
-      load: returns the config with the given overrides.
+      items: values `FIELD=VALUE,VALUE` of the `--grid` options.
+      overrides: `--config.FIELD=VALUE` flags, which must not set a field of the grid.
+      load: function that returns the config with the given overrides.
     """
     grid: dict[str, list[Any]] = {}
     for item in items:

@@ -50,11 +50,13 @@ def detect_format(path: str | epath.Path) -> str:
     if local.name == CHECKPOINTS and local.is_dir():
         return BERTJAX
     if not local.exists():
-        raise UsageError(f"no file or folder at {path}; give a local folder (names of a hub are not downloaded)")
+        raise UsageError(
+            f"no file or folder at {path}; give a local folder (Hugging Face Hub models are not downloaded)"
+        )
     if local.is_file():
         raise UsageError(f"{path} is a file; give the folder that contains it")
     raise UsageError(
-        f"no checkpoint at {path}: it has neither {CHECKPOINTS}/ (bertjax), nor config.json (Hugging Face), nor an "
+        f"no checkpoint at {path}; give a folder with {CHECKPOINTS}/ (bertjax), config.json (Hugging Face) or an "
         ".index file (TensorFlow)"
     )
 
@@ -63,7 +65,7 @@ def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
     """Reads a checkpoint of any format onto the host.
 
     Raises:
-      UsageError: no checkpoint, or one that bertjax does not support.
+      UsageError: there is no checkpoint, or bertjax does not support it.
       BertjaxError: the checkpoint is damaged.
     """
     fmt = detect_format(path)
@@ -73,32 +75,32 @@ def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Reads the vocabulary of a foreign checkpoint without its arrays."""
+    """Reads the vocabulary of a foreign checkpoint, but not its arrays."""
     prefix = tensorflow.find_prefix(path)
     vocabulary = read_tokenizer(path if prefix is None else prefix.parent)[0]
     if vocabulary is None:
-        raise UsageError(f"{path} has no vocab.txt; copy the vocabulary it was trained with there")
+        raise UsageError(f"{path} has no vocab.txt; copy the model's vocabulary to this folder")
     return vocabulary
 
 
 def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
-    """Converts a checkpoint to another format; the destination appears only when it is complete.
+    """Converts a checkpoint to a different format. The destination appears only when it is complete.
 
     Args:
       source: checkpoint of any format.
       destination: folder to write.
-      fmt: one of `FORMATS`.
-      overwrite: replace an existing checkpoint at `destination`.
+      fmt: format to write, one of `FORMATS`.
+      overwrite: whether to replace an existing checkpoint at `destination`.
 
     Raises:
-      UsageError: no checkpoint at `source`, one that `fmt` cannot express, or an existing `destination`.
+      UsageError: `source` has no checkpoint, `fmt` cannot express the checkpoint, or `destination` exists.
       BertjaxError: reading or writing failed.
     """
     if fmt not in FORMATS:
-        raise UsageError(f"unknown --format {fmt!r}; known: {', '.join(FORMATS)}")
+        raise UsageError(f"unknown --format {fmt!r}; use one of {', '.join(FORMATS)}")
     if "://" in destination:
-        raise UsageError(f"{destination} is not a local folder; convert to a local folder and copy it there")
-    # os.path.realpath resolves links and `..`, and unlike Path.resolve accepts a link to itself.
+        raise UsageError(f"{destination} is not a local folder; convert to a local folder, then copy the result")
+    # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link to itself.
     target, origin = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
     if "://" not in source and (target == origin or target in origin.parents or origin in target.parents):
         raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
@@ -113,8 +115,8 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
             notes = [*checkpoint.notes, *write(checkpoint, folder)]
         except (BertjaxError, OSError):
             raise
-        except Exception as error:  # Orbax, TensorFlow and safetensors have exceptions of their own for a full disk.
-            raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}") from error
+        except Exception as error:  # Orbax, TensorFlow and safetensors raise different exception types on a full disk.
+            raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
         for note in notes:
             logger.info(note)
         if fmt == BERTJAX:
@@ -124,7 +126,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a bertjax checkpoint, converting a foreign one.
+    """Yields the path of a bertjax checkpoint; a foreign checkpoint is converted first.
 
     Args:
       path: checkpoint of any format.
@@ -153,13 +155,13 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
                     convert(path, target, BERTJAX, overwrite=False)
                 yield target
             except BertjaxError as error:
-                # Messages name the path that the user gave.
+                # Replace temporary paths in the message by the path that the user gave.
                 message = str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
                 raise type(error)(message) from error
 
 
 def _convert_in_subprocess(path: str, target: str) -> None:
-    """Converts on this host alone: under jax.distributed, Orbax would write on host 0 and wait for all hosts."""
+    """Converts a checkpoint in a subprocess, because under jax.distributed Orbax would wait for all hosts."""
 
     def worker_died() -> BertjaxError:
         return BertjaxError(f"the conversion of {path} was killed; check the free memory of the host")
@@ -169,12 +171,12 @@ def _convert_in_subprocess(path: str, target: str) -> None:
 
 
 def _use_cpu() -> None:
-    # The accelerators belong to the parent process.
+    # Use the CPU, because the parent process owns the accelerators.
     jax.config.update("jax_platforms", "cpu")
 
 
 def _origin_of(path: str) -> dict[str, Any]:
-    """Identifies a checkpoint by its path and by names, sizes and times of its files."""
+    """Returns a checkpoint's path, and the names, sizes and modification times of its files, to identify it."""
     source = Path(path).expanduser().absolute()
     folder = source if source.is_dir() else source.parent
     files = sorted(file for file in folder.glob("*") if file.is_file())
@@ -185,7 +187,7 @@ def _origin_of(path: str) -> dict[str, Any]:
 
 
 def _holds_only_a_checkpoint(path: Path) -> bool:
-    """Checks that a folder contains nothing but files of a conversion, so that no workdir or notes are overwritten."""
+    """Returns whether a folder contains only files of a conversion, so that other files are not overwritten."""
     entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     if is_converted(path):
         patterns = workdir.FILES

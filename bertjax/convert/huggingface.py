@@ -1,4 +1,4 @@
-"""Conversion from and to Hugging Face folders, as `save_pretrained` writes them: config, safetensors, tokenizer."""
+"""Conversion from and to folders in the format of Hugging Face's `save_pretrained`: config, safetensors, tokenizer."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files that `write` writes.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
-# Names of activations in transformers. `gelu` is the exact form by erf there, the tanh form in google-research/bert.
+# Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 # Defaults of `BertConfig` in transformers.
 _DEFAULTS = {
@@ -43,20 +43,20 @@ _DEFAULTS = {
 _DEFAULT_EPSILON = 1e-12
 _FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
 _MULTILABEL_PROBLEM = "multi_label_classification"
-# Classes of transformers: their kind of output layer, and their modules beside the encoder.
+# Output kind, and modules in addition to the encoder, of each model class of transformers.
 _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForPreTraining": ("", {names.POOLER, names.MASKED_LM, names.NEXT_SENTENCE}),
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # Reversed, so that the first kind of a class is its default; `problem_type` selects the others.
+    # Iterate in reverse, so that the first kind of a class is its default; `problem_type` selects other kinds.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
         if kind.huggingface_class
     },
 }
-# Arrays that older checkpoints store twice, and constant buffers.
+# Copies of tied arrays that older checkpoints store, by the name of the original.
 _TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -66,7 +66,7 @@ _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Returns True for a folder with a Hugging Face config, or one that cannot be read."""
+    """Returns True if a folder has a Hugging Face config, or an unreadable config."""
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -96,7 +96,7 @@ def read(folder: Path) -> PortableCheckpoint:
     stored_names = {_canonical_name(name, prefix): name for name in shapes}
     if len(stored_names) < len(shapes):
         duplicates = [name for name in shapes if name not in stored_names.values()]
-        raise UsageError(f"{folder} has {listed(duplicates)} twice, under an old and a new name; remove the old ones")
+        raise UsageError(f"{folder} has {listed(duplicates)} under an old and a new name; remove the old arrays")
     _check_tied_arrays(stored_names, read_array, folder)
     if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
         notes.append(f"ignored pad_token_id={hf_config['pad_token_id']}: [PAD] is token {vocabulary.pad_id}")
@@ -119,13 +119,13 @@ def read(folder: Path) -> PortableCheckpoint:
     if dtypes - {"float32"}:
         notes.append(f"converted weights of {', '.join(sorted(dtypes))} to float32")
     if output_kind == CLASSES and len(labels) == 1:
-        # As in transformers, a single output is a number.
+        # As in transformers, a single output means regression.
         labels = ()
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a Hugging Face folder, removing the arrays from `checkpoint.params`; returns notes for the user."""
+    """Writes a Hugging Face folder and returns notes for the user. Removes the arrays from `checkpoint.params`."""
     from safetensors.numpy import save_file
 
     class_name = _closest_class(checkpoint)
@@ -136,7 +136,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     if class_name == "BertModel":
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
-    # The library makes it readable by its owner only.
+    # safetensors makes the file readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
     (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
@@ -163,7 +163,7 @@ def _read_supported_config(folder: Path) -> dict[str, Any]:
     }
     if any(unsupported.values()):
         options = listed(name for name, is_set in unsupported.items() if is_set)
-        raise UsageError(f"{folder} has options that bertjax does not support: {options}")
+        raise UsageError(f"{folder} has options that bertjax does not support: {options}; use a standard BERT model")
     return config
 
 
@@ -174,7 +174,7 @@ def _class_of(config: dict[str, Any]) -> str:
 def _output_kind(config: dict[str, Any]) -> str:
     class_name = _class_of(config)
     if not isinstance(class_name, str) or class_name not in _CLASSES:
-        raise UsageError(f"unsupported architecture: {class_name!r}; known: {', '.join(_CLASSES)}")
+        raise UsageError(f"unsupported architecture: {class_name!r}; use one of {', '.join(_CLASSES)}")
     output_kind = _CLASSES[class_name][0]
     is_multilabel = output_kind == CLASSES and config.get("problem_type") == _MULTILABEL_PROBLEM
     return MULTILABEL if is_multilabel else output_kind
@@ -186,12 +186,12 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
         id2label = {str(index): f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
     labels = [id2label.get(str(index)) for index in range(len(id2label))]
     if not all(isinstance(label, str) for label in labels) or len({*labels}) < len(labels):
-        raise UsageError(f"id2label is {id2label!r}; it must have a different name for each id from 0")
+        raise UsageError(f"id2label is {id2label!r}; it must have a unique name for each id from 0")
     return tuple(labels)
 
 
 def _canonical_name(name: str, prefix: str) -> str:
-    """Returns the name that current classes with a head use for an array."""
+    """Returns the name of an array in current model classes with a head."""
     for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
     return f"{prefix}{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
@@ -216,7 +216,7 @@ def _closest_class(checkpoint: PortableCheckpoint) -> str:
     def distance(class_name: str) -> tuple[int, ...]:
         class_modules = _CLASSES[class_name][1]
         missing, unused = class_modules - modules, modules - class_modules
-        # The pooler counts least.
+        # Compare the pooler last, because it is the least important module.
         return len(missing - {names.POOLER}), len(unused - {names.POOLER}), len(missing), len(unused)
 
     return min((name for name, (output_kind, _) in _CLASSES.items() if not output_kind), key=distance)
@@ -256,7 +256,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 
 def has_weights(path: Path) -> bool:
-    """Returns True for a folder with safetensors weights."""
+    """Returns True if a folder has safetensors weights."""
     return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
 
 
@@ -275,7 +275,7 @@ def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, 
     shapes, files = {}, {}
     for path in _weight_files(folder, architecture):
         with _naming_file(path):
-            # Pages of a memory-mapped file would count as memory until it is closed.
+            # Read without mmap, because mapped pages would count as used memory until the file is closed.
             file = safe_open(path, framework="numpy", backend="pread")
             for name in file.keys():  # noqa: SIM118 - not a dictionary
                 shapes[name], files[name] = tuple(file.get_slice(name).get_shape()), (path, file)
@@ -311,13 +311,13 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         if outside:
             raise UsageError(f"{index} has files outside its folder: {listed(outside)}; copy the original index")
         if missing := [name for name in names if not (folder / name).is_file()]:
-            raise UsageError(f"{folder} lacks {listed(missing)}, listed in {_INDEX}; copy all shards")
+            raise UsageError(f"{folder} has no {listed(missing)}, listed in {_INDEX}; copy all shards")
         return [folder / name for name in names]
     if pickles := [name for name in _PICKLES if (folder / name).is_file()]:
         raise UsageError(
             f"{folder} has {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run any code. If "
-            f'you trust it: python -c "import sys; from transformers import {architecture} as M; '
+            f'you trust the file, run: python -c "import sys; from transformers import {architecture} as M; '
             f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(str(folder))} '
             f"{shlex.quote(f'{folder}-safetensors')}, and copy {VOCABULARY} there"
         )
-    raise UsageError(f"{folder} has neither {WEIGHTS} nor {_INDEX}; copy the weights there")
+    raise UsageError(f"{folder} has neither {WEIGHTS} nor {_INDEX}; copy the weights to this folder")

@@ -19,7 +19,7 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
     """Reads the vocabulary of a folder.
 
     Returns:
-      The vocabulary, or None if the folder has none, and notes for the user.
+      The vocabulary (None if the folder has no vocabulary), and notes for the user.
     """
     config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
     normalizer = tokenizer.get("normalizer") or {}
@@ -42,8 +42,8 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
         unsupported = f"strip_accents={strip_accents}"
     if unsupported:
         raise UsageError(
-            f"the tokenizer of {folder} has {unsupported} with do_lower_case={vocabulary.lower_case}; bertjax does not "
-            "support it"
+            f"the tokenizer of {folder} has {unsupported} with do_lower_case={vocabulary.lower_case}, which bertjax "
+            "does not support; use a different tokenizer"
         )
     if lower_case is None and vocabulary.kind == WORDPIECE:
         guess = "true, as no token has a capital" if vocabulary.lower_case else "false, as tokens have capitals"
@@ -52,7 +52,7 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
 
 
 def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> list[str]:
-    """Writes the files of `AutoTokenizer`; returns notes for the user."""
+    """Writes the files that `AutoTokenizer` reads, and returns notes for the user."""
     if vocabulary is None:
         return ["the source has no vocabulary; AutoTokenizer will not find one"]
     file_name = VOCABULARY_FILES[vocabulary.kind]
@@ -62,7 +62,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     from tokenizers import BertWordPieceTokenizer
 
     tokenizer = BertWordPieceTokenizer(str(folder / file_name), lowercase=vocabulary.lower_case)
-    # Longer words become [UNK] in google-research/bert; the library's default is 100.
+    # Use google-research/bert's limit, above which a word becomes [UNK]; the library's default is 100.
     tokenizer._tokenizer.model.max_input_chars_per_word = MAX_WORD_CHARS
     tokenizer.save(str(folder / _TOKENIZER))
     special_tokens = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
@@ -102,7 +102,7 @@ def _vocab_txt(file: Path, tokenizer: dict[str, Any]) -> bytes:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; {} if the file does not exist."""
+    """Reads a JSON object; returns {} if the file does not exist."""
     if not file.is_file():
         return {}
     try:

@@ -16,21 +16,21 @@ from bertjax.model.config import ModelConfig
 HUGGINGFACE = "huggingface"
 TENSORFLOW = "tensorflow"
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
-# Modules of a model. A checkpoint always has the encoder, and each of the others completely or not at all.
+# Modules of a model. A checkpoint always has the encoder; each other module is complete or missing.
 ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "masked_lm", "next_sentence", "classifier"
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter of bertjax and its counterpart in foreign formats.
+    """Parameter of bertjax and its counterpart in foreign formats.
 
     Attributes:
       path: path in bertjax.
       shape: shape in bertjax, without the layer axis.
-      foreign_names: name in each format, with `{layer}` for parameters of each layer.
-      num_input_axes: number of leading axes that are a matrix's input (default: 0, not a matrix).
+      foreign_names: name in each format; names of layer parameters contain `{layer}`.
+      num_input_axes: number of leading axes that form a matrix's input (default: 0, not a matrix).
       transposed_in: formats that store the matrix as [out, in].
-      num_rows: rows without the padding of bertjax's token table (default: 0, not padded).
+      num_rows: number of rows without the padding of bertjax's token table (default: 0, not padded).
     """
 
     path: str
@@ -70,7 +70,7 @@ class Parameter:
         return np.ascontiguousarray(array[: self.num_rows] if self.num_rows else array.reshape(self.foreign_shape(fmt)))
 
     def from_foreign(self, array: np.ndarray, fmt: str) -> np.ndarray:
-        """Converts one layer's array from a foreign format; padding rows are 0."""
+        """Converts one layer's array from a foreign format. Padding rows are filled with 0."""
         if self.num_input_axes:
             return (array.T if fmt in self.transposed_in else array).reshape(self.shape)
         if self.num_rows:
@@ -85,8 +85,9 @@ def bert_parameters(
 
     Args:
       config: model config.
-      num_outputs: width of the output layer (default: 0, none).
-      output_kernels: name of the output layer's matrix in each format; the bias replaces `weight(s)` by `bias`.
+      num_outputs: width of the output layer (default: 0, no output layer).
+      output_kernels: name of the output layer's kernel in each format. The name of the bias has `bias` instead of
+        `weight` or `weights`.
     """
     width, heads, head_size = config.hidden_size, config.num_attention_heads, config.head_size
     mlp_width, padded_vocab = config.intermediate_size, config.padded_vocab_size
@@ -191,24 +192,26 @@ def import_params(
     read_array: Callable[[str], np.ndarray],
     source: str,
 ) -> dict[str, np.ndarray]:
-    """Converts a foreign checkpoint's arrays, reading one at a time to save memory.
+    """Converts the arrays of a foreign checkpoint, one at a time to save memory.
 
     Args:
       table: parameters of the model.
       num_layers: number of layers of the model.
       fmt: `HUGGINGFACE` or `TENSORFLOW`.
       shapes: shape of each array of the checkpoint.
-      read_array: function from a name to its array.
+      read_array: function that reads an array by name.
       source: path of the checkpoint, for messages.
 
     Returns:
       float32 arrays by path.
 
     Raises:
-      UsageError: arrays are missing, unknown or of another shape; the message lists them.
+      UsageError: arrays are missing or unknown, or have a different shape. The message lists the arrays.
     """
     if num_layers > len(shapes):
-        raise UsageError(f"{source} has {len(shapes)} arrays, but its config has {num_layers:,} layers")
+        raise UsageError(
+            f"{source} has only {len(shapes)} arrays, but its config has {num_layers:,} layers; use the matching config"
+        )
     names = {parameter.path: parameter.names(num_layers, fmt) for parameter in table}
     # A fine-tuned checkpoint must have its output layer.
     modules = {ENCODER} | {parameter.module for parameter in table if parameter.module == CLASSIFIER}
@@ -223,11 +226,11 @@ def import_params(
     problems = {
         "missing": [name for name in expected if name not in shapes],
         "not part of BERT": [name for name in shapes if name not in expected],
-        "of another shape than the config's": mismatches,
+        "with a shape that differs from the config": mismatches,
     }
     if any(problems.values()):
         text = "; ".join(f"{problem}: {listed(arrays)}" for problem, arrays in problems.items() if arrays)
-        raise UsageError(f"the arrays of {source} do not fit its config: {text}")
+        raise UsageError(f"the arrays of {source} do not match its config: {text}; use the matching config")
     params = {}
     for parameter in parameters:
         arrays = (
@@ -245,20 +248,20 @@ def import_params(
 
 def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
     if array.dtype.name not in _FLOAT_DTYPES:
-        raise UsageError(f"{source}: {name} is of {array.dtype.name}; weights must be {', '.join(_FLOAT_DTYPES)}")
+        raise UsageError(f"{source}: {name} has dtype {array.dtype.name}; weights must be {', '.join(_FLOAT_DTYPES)}")
     with np.errstate(over="ignore"):
         converted = array.astype(np.float32)
     if not np.isfinite(converted).all():
-        raise UsageError(f"{source}: {name} has values that are not finite in float32")
+        raise UsageError(f"{source}: {name} has values that are not finite in float32; use an undamaged checkpoint")
     return converted
 
 
 def export_params(
     table: list[Parameter], num_layers: int, fmt: str, params: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and arrays in a foreign format, removing each parameter from `params` to save memory."""
+    """Yields names and arrays in a foreign format. Removes each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
-        raise UsageError(f"the format {fmt} has no parameters {listed(unknown)}; only bertjax can load this checkpoint")
+        raise UsageError(f"the format {fmt} has no parameters {listed(unknown)}; use the bertjax checkpoint itself")
     for parameter in table:
         if parameter.path in params:
             array = params.pop(parameter.path)

@@ -1,4 +1,4 @@
-"""Checkpoints in memory, independent of any format, and the config fields that the foreign formats share."""
+"""Format-independent checkpoints in memory, and the config fields that all formats share."""
 
 import dataclasses
 from pathlib import Path
@@ -25,23 +25,24 @@ from bertjax.utils.io import read_json_object
 
 _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_size")
-# `ModelConfig` uses the names of BertConfig, so these have the same name in all formats.
+# These fields have the same name in all formats, because `ModelConfig` uses the names of BertConfig.
 SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# Fields that each format expresses in its own way, or that do not change the exported arrays.
+# Fields that formats express differently, or that do not change the exported arrays.
 _FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
 
 
 @dataclasses.dataclass(frozen=True)
 class PortableCheckpoint:
-    """A checkpoint independent of any format.
+    """Format-independent checkpoint.
 
     Attributes:
       config: architecture and layout.
-      params: float32 arrays by path, stacked over layers, as in `bertjax.model.heads`; exports remove them one by one.
-      vocabulary: the vocabulary, or None if the source has none.
-      output_kind: kind of the output layer (default: "", none).
-      labels: names of classes, labels or tags in the order of their ids (default: (), as for regression).
-      notes: remarks of the reader for the user.
+      params: float32 arrays by path, stacked over layers, for the models of `bertjax.model.heads`. Exports remove the
+        arrays one by one.
+      vocabulary: the vocabulary, or None if the source has no vocabulary.
+      output_kind: kind of the output layer (default: "", no output layer).
+      labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
+      notes: messages of the import for the user.
     """
 
     config: ModelConfig
@@ -53,7 +54,7 @@ class PortableCheckpoint:
 
     @property
     def num_outputs(self) -> int:
-        """Width of the output layer; 0 without one."""
+        """Width of the output layer; 0 without an output layer."""
         return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output_kind else 0
 
     @property
@@ -76,7 +77,7 @@ class PortableCheckpoint:
 
 
 def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> list[Parameter]:
-    """Lists the parameters of a BERT model with an output layer of a kind ("" for none)."""
+    """Lists the parameters of a BERT model with an output layer; `output_kind` is "" for no output layer."""
     if not output_kind:
         return bert_parameters(config)
     kind = OUTPUT_KINDS[output_kind]
@@ -89,22 +90,22 @@ def read_config(file: Path) -> dict[str, Any]:
     try:
         return read_json_object(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}, the config of the checkpoint: {error}") from error
+        raise UsageError(f"cannot read the config of the checkpoint, {file}: {error}; copy it again") from error
 
 
 def parse_foreign_config(
     foreign_config: dict[str, Any], file: Path, defaults: dict[str, Any], **format_fields: Any
 ) -> ModelConfig:
-    """Builds the model config from a foreign one.
+    """Builds the model config from a foreign config.
 
     Args:
       foreign_config: content of `file`.
       file: path of the config, for messages.
-      defaults: the format's defaults of `SHARED_FIELDS`.
-      **format_fields: fields that the format expresses in its own way.
+      defaults: default values of `SHARED_FIELDS` in the format.
+      **format_fields: config fields that are not in `SHARED_FIELDS`.
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in foreign_config]:
-        raise UsageError(f"{file} lacks {', '.join(missing)}; add what the checkpoint was trained with")
+        raise UsageError(f"{file} has no {', '.join(missing)}; add the values that the checkpoint was trained with")
     fields = {name: {**defaults, **foreign_config}[name] for name in SHARED_FIELDS}
     for name, value in fields.items():
         types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")
@@ -122,14 +123,12 @@ def foreign_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
     for name in ARCHITECTURE_FIELDS:
         value = getattr(config, name)
         if name not in (*SHARED_FIELDS, *_FORMAT_FIELDS) and value != getattr(bert, name):
-            raise UsageError(
-                f"the format {fmt} cannot express model.{name}={value}; only bertjax can load this checkpoint"
-            )
+            raise UsageError(f"the format {fmt} cannot express model.{name}={value}; use the bertjax checkpoint itself")
     return {name: getattr(config, name) for name in SHARED_FIELDS}
 
 
 def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, folder: Path) -> None:
-    """Raises a UsageError if the size of the vocabulary differs from the model's."""
+    """Raises a UsageError if the vocabulary and the model differ in size."""
     if vocabulary and vocabulary.size != config.vocab_size:
         name = vocabulary.path.name
         raise UsageError(

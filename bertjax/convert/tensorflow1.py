@@ -40,19 +40,19 @@ _DEFAULTS = {
 }
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 _DEFAULT_EPSILON = 1e-12
-# Additional fields of bertjax, which google-research/bert ignores.
+# Additional config fields that bertjax writes and google-research/bert ignores.
 _ACTIVATION_FIELD, _LABELS_FIELD = "bertjax_activation", "bertjax_labels"
 _EPSILON_FIELD, _LOWER_CASE_FIELD = "layer_norm_eps", "do_lower_case"
 _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
-# Variables of training, which are not converted: Adam's moments, step counters.
+# Training variables, which are not converted: Adam's moments and step counters.
 _OPTIMIZER_SUFFIXES = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
 _COUNTERS = ("global_step", "beta1_power", "beta2_power")
-# Bytes per part of a checkpoint that is written; limits memory.
+# Bytes per part when a checkpoint is written; this limits memory.
 _PART_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Finds the prefix of a checkpoint, such as `DIR/bert_model.ckpt`, in a folder or by its name, or None."""
+    """Returns the prefix of the checkpoint at a path or in a folder, such as `DIR/bert_model.ckpt`, or None."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
@@ -65,7 +65,7 @@ def find_prefix(path: Path) -> Path | None:
 
 
 def _latest_prefix(folder: Path) -> str:
-    """Reads the latest checkpoint's name from TensorFlow's file `checkpoint`; "" if there is none."""
+    """Returns the latest checkpoint's name in TensorFlow's file `checkpoint`, or "" if there is no such file."""
     try:
         match = _LATEST_CHECKPOINT.search((folder / "checkpoint").read_text("utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -74,7 +74,7 @@ def _latest_prefix(folder: Path) -> str:
 
 
 def read(path: Path) -> PortableCheckpoint:
-    """Reads the checkpoint of a folder or prefix."""
+    """Reads the checkpoint in a folder or with a prefix."""
     import tensorflow as tf
 
     prefix = find_prefix(path)
@@ -82,7 +82,9 @@ def read(path: Path) -> PortableCheckpoint:
     tf_config = read_config(config_file)
     activation = tf_config.get("hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise UsageError(f"{config_file} has hidden_act {activation!r}; known: {', '.join(_ACTIVATIONS)}")
+        raise UsageError(
+            f"{config_file} has unsupported hidden_act {activation!r}; use one of {', '.join(_ACTIVATIONS)}"
+        )
     config = parse_foreign_config(
         tf_config,
         config_file,
@@ -93,7 +95,7 @@ def read(path: Path) -> PortableCheckpoint:
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         all_shapes = reader.get_variable_to_shape_map()
-    except Exception as error:  # TensorFlow has a class of its own for each kind of damage.
+    except Exception as error:  # TensorFlow raises different exception types for different kinds of damage.
         raise BertjaxError(f"cannot read {prefix}: {str(error).splitlines()[0]}; copy it again") from error
     shapes = {
         name: tuple(shape)
@@ -110,7 +112,9 @@ def read(path: Path) -> PortableCheckpoint:
         try:
             return reader.get_tensor(name)
         except Exception as error:
-            raise BertjaxError(f"cannot read {name} of {prefix}: {str(error).splitlines()[0]}") from error
+            raise BertjaxError(
+                f"cannot read {name} of {prefix}: {str(error).splitlines()[0]}; copy it again"
+            ) from error
 
     params = names.import_params(
         parameter_table(config, output_kind, num_outputs),
@@ -121,7 +125,7 @@ def read(path: Path) -> PortableCheckpoint:
         str(prefix),
     )
     labels: tuple[str, ...] = ()
-    # A single output is a number, as in regression.
+    # A single output means regression, which has no labels.
     if output_kind and OUTPUT_KINDS[output_kind].has_labels and num_outputs > 1:
         labels = _read_labels(tf_config, num_outputs, config_file)
     notes = [f"read {prefix.name}"]
@@ -134,14 +138,14 @@ def _read_labels(tf_config: dict[str, Any], num_outputs: int, config_file: Path)
     labels = tuple(tf_config.get(_LABELS_FIELD) or (f"LABEL_{index}" for index in range(num_outputs)))
     if len(labels) != num_outputs or not all(isinstance(label, str) for label in labels):
         raise UsageError(
-            f"{config_file}: {_LABELS_FIELD} is {list(labels)}, but the output layer has {num_outputs} classes; give a "
-            "name for each"
+            f"{config_file}: {_LABELS_FIELD} is {list(labels)}, but the output layer has {num_outputs} classes; give "
+            "each class a name"
         )
     return labels
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a folder, removing the arrays from `checkpoint.params`; returns notes for the user."""
+    """Writes a checkpoint folder and returns notes for the user. Removes the arrays from `checkpoint.params`."""
     kind = OUTPUT_KINDS.get(checkpoint.output_kind)
     if kind and not kind.tensorflow_kernel:
         raise UsageError(
@@ -152,12 +156,14 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     if config.hidden_act == "gelu_erf":
         tf_config["hidden_act"] = "gelu"
         tf_config[_ACTIVATION_FIELD] = config.hidden_act
-        notes.append("google-research/bert computes gelu by tanh, not erf; its outputs will differ slightly")
+        notes.append("google-research/bert computes gelu with tanh rather than erf; its outputs will differ slightly")
     else:
         tf_config["hidden_act"] = {own: foreign for foreign, own in _ACTIVATIONS.items()}[config.hidden_act]
     if config.layer_norm_eps != _DEFAULT_EPSILON:
         tf_config[_EPSILON_FIELD] = config.layer_norm_eps
-        notes.append(f"google-research/bert ignores layer_norm_eps={config.layer_norm_eps:g} for {_DEFAULT_EPSILON:g}")
+        notes.append(
+            f"google-research/bert uses {_DEFAULT_EPSILON:g} instead of layer_norm_eps={config.layer_norm_eps:g}"
+        )
     if checkpoint.labels:
         tf_config[_LABELS_FIELD] = list(checkpoint.labels)
     if checkpoint.vocabulary is None:
@@ -172,7 +178,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 
 def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
-    """Writes arrays in parts, to limit memory, and merges them into one checkpoint."""
+    """Writes arrays in parts, which limits memory, and merges the parts into one checkpoint."""
     import tensorflow as tf
 
     parts: list[str] = []

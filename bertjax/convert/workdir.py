@@ -1,4 +1,4 @@
-"""Conversion from and to bertjax checkpoints: a workdir with one checkpoint, at step 0."""
+"""Conversion from bertjax checkpoints, and to bertjax workdirs with one checkpoint at step 0."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.val
 
 
 def read(path: Path | epath.Path) -> PortableCheckpoint:
-    """Reads the best (else newest) checkpoint of a workdir, or a step in it."""
+    """Reads a checkpoint, or the best (or else newest) checkpoint of a workdir."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
     kind, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
@@ -52,9 +52,9 @@ def read(path: Path | epath.Path) -> PortableCheckpoint:
 
 
 def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
-    """Writes a workdir, for example for `--init_from`; returns notes for the user."""
+    """Writes a workdir, for example for `--init_from`, and returns notes for the user."""
     if checkpoint.vocabulary is None:
-        raise UsageError("the source has no vocab.txt; copy the vocabulary it was trained with there")
+        raise UsageError("the source has no vocab.txt; copy the model's vocabulary to its folder")
     kind = checkpoint.output_kind
     run_config = finetuning_config(OUTPUT_KINDS[kind].task) if kind else pretraining_config()
     for name, value in vars(checkpoint.config).items():
@@ -75,7 +75,7 @@ def write_origin(folder: Path, origin: dict[str, Any]) -> None:
 
 
 def read_origin(folder: Path) -> dict[str, Any]:
-    """Reads the source of a conversion; {} if `folder` does not hold one."""
+    """Reads the source of a conversion; returns {} if `folder` is not a conversion."""
     try:
         return read_json(folder / ORIGIN)
     except (OSError, ValueError):

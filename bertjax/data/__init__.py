@@ -1,1 +1,1 @@
-"""From a tokenised corpus, or from a task's files, to batches."""
+"""Batches from a tokenized corpus or from the files of a task."""

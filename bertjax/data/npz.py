@@ -14,7 +14,7 @@ _WIDTH = 120
 
 
 def paragraph(head: str, text: str) -> list[str]:
-    """Wraps text to lines, with `head` before the first one."""
+    """Wraps text into lines; the first line starts with `head`."""
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -28,8 +28,8 @@ def paragraph(head: str, text: str) -> list[str]:
 def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path) -> None:
     """Writes the batches of consecutive steps to one `.npz` file, atomically.
 
-    Batches are stacked to arrays [N, ...]. If their shapes change between phases, the arrays of each phase have a
-    prefix: `phase_0/input_ids`, `phase_1/input_ids` and so on.
+    Batches are stacked into arrays [N, ...]. If batch shapes change between phases, array names have a prefix for each
+    phase: `phase_0/input_ids`, `phase_1/input_ids` and so on.
     """
     path = Path(path)
     if path.exists() and not path.is_file():

@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Array of a batch.
+    """Specification of one array of a batch.
 
     Attributes:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      bound: name of the size that bounds random values in synthetic batches (default: "", all ones).
-      ascending: synthetic values are 0, 1, 2, ... along the last axis.
-      padding: value in rows of padding.
+      bound: name of the size below which random values of synthetic batches are drawn (default: "", all values are 1).
+      ascending: whether synthetic values are 0, 1, 2, ... along the last axis.
+      padding: value in padding rows.
     """
 
     name: str
@@ -60,12 +60,12 @@ def is_token(batch: Mapping[str, Any]) -> Any:
 
 
 def padding_values(schema: Schema) -> dict[str, int]:
-    """Returns the value of each array in rows of padding."""
+    """Returns the value of each array in padding rows."""
     return {spec.name: spec.padding for spec in schema}
 
 
 def sequences(*axes: str) -> Schema:
-    """Returns the inputs of an encoder; the last axis is the sequence."""
+    """Returns the schema of an encoder's inputs; the last axis is the sequence."""
     return (
         ArraySpec("input_ids", axes, bound="pieces"),
         ArraySpec("input_mask", axes),
@@ -73,10 +73,10 @@ def sequences(*axes: str) -> Schema:
     )
 
 
-# Batches with one sequence per example, and with several that are encoded apart.
+# Inputs with one sequence per example, and with several sequences that are encoded independently.
 SEQUENCE = sequences("length")
 MULTI_SEQUENCE = sequences("sequences_per_example", "length")
-# Index of a fine-tuning example, and its weight: 0 for padding.
+# Index of each fine-tuning example, and its weight in the loss, which is 0 for padding.
 EXAMPLE: Schema = (ArraySpec("example", (), bound="rows", padding=-1), ArraySpec("weights", (), "float32"))
-# Tags of words, at the first piece of each word.
+# Tag of each word at its first word piece; all other positions are -1.
 TOKEN_LABELS = ArraySpec("token_labels", ("length",), bound="classes", padding=-1)

@@ -1,4 +1,4 @@
-"""Rows of a global batch that one process produces, as the device mesh determines (`training/sharding.py`)."""
+"""Rows of a global batch that one process produces. `training/sharding.py` derives them from the device mesh."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ class DataShard:
         """Returns the contiguous row ranges of this process as (start, stop), ascending.
 
         Raises:
-          UsageError: the batch does not divide into equal parts.
+          UsageError: `batch_size` is not a multiple of `count`.
         """
         if batch_size % self.count:
             raise UsageError(
@@ -41,7 +41,7 @@ class DataShard:
         return ranges
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """Returns the row indices of this process, int64, ascending; raises as `row_ranges`."""
+        """Returns the row indices of this process, int64, ascending. Raises the same errors as `row_ranges`."""
         return np.concatenate([np.arange(start, stop) for start, stop in self.row_ranges(batch_size)])
 
 

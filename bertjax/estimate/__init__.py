@@ -1,1 +1,1 @@
-"""Estimates of a run: memory, time and cost on TPUs (`bertjax plan`), parameters and FLOPs (`bertjax describe`)."""
+"""Estimates of memory, time and cost on TPUs (`bertjax plan`), and of parameters and FLOPs (`bertjax describe`)."""

@@ -1,4 +1,4 @@
-"""The train step of a run, compiled for TPUs on a machine without a TPU."""
+"""Compilation of a run's train step for TPUs, on a machine without a TPU."""
 
 import dataclasses
 import math
@@ -21,12 +21,12 @@ from bertjax.utils.process_pool import process_pool
 
 
 class CompilerError(BertjaxError):
-    """The compiler failed on this step; it may succeed with another batch size or remat policy."""
+    """Failure of the compiler on a step. A different batch size or remat policy may succeed."""
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"([\d.]+)([KMG]?)"
-# Messages for a program that does not fit. Both give the total memory, although the second says temporaries.
+# Compiler messages for a program that does not fit. Both state the total memory, although one says "temporaries".
 _NEEDED = re.compile(rf"[Uu]sed {_SIZE} of|HLO temporaries \({_SIZE}\) exceeds")
 
 
@@ -56,7 +56,7 @@ class CompiledStep:
     """Result of a compilation.
 
     Attributes:
-      memory: memory of one device.
+      memory: memory needed on one device.
       fits: whether the program fits into the device's memory.
       seconds: compilation time.
     """
@@ -67,9 +67,10 @@ class CompiledStep:
 
 
 def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
-    """Compiles the train step of `train` in a process of its own.
+    """Compiles the train step in a subprocess.
 
-    libtpu 0.0.42.1 crashes on some programs, such as BERT of hidden size 128 with remat=full.
+    The subprocess isolates crashes: libtpu 0.0.42.1 crashes on some programs, such as BERT with hidden size 128 and
+    remat=full.
 
     Args:
       settings: config of the run.
@@ -78,7 +79,7 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
       slices: number of slices.
 
     Raises:
-      UsageError: the mesh does not fit the devices, or the batch does not fit the mesh.
+      UsageError: the devices cannot be divided by the mesh, or the batch cannot be divided over the mesh.
       CompilerError: the compiler failed or crashed.
     """
     with process_pool(1, _crashed, use_tpu_compiler) as process:
@@ -87,7 +88,7 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
 
 def _crashed() -> CompilerError:
     return CompilerError(
-        "the TPU compiler crashed or ran out of memory; try another --config.model.remat or --config.model.scan_layers"
+        "the TPU compiler crashed or ran out of memory; change --config.model.remat or --config.model.scan_layers"
     )
 
 
@@ -125,7 +126,9 @@ def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> Com
     except jax.errors.JaxRuntimeError as error:
         total, fits = needed_bytes(str(error)), False
         if total is None:
-            raise CompilerError(f"the TPU compiler failed: {first_line(error)}") from error
+            raise CompilerError(
+                f"the TPU compiler failed: {first_line(error)}; change the batch size or remat"
+            ) from error
     memory = Memory(**arguments, temporaries=max(total - sum(arguments.values()), 0))
     return CompiledStep(memory, fits, time.monotonic() - start)
 
@@ -133,9 +136,9 @@ def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> Com
 def peak_bytes(compiled: Any) -> int:
     """Returns the peak memory of a compiled TPU program on one device, including its arguments and its code.
 
-    `memory_analysis` has two figures that can be too large: one adds buffers of disjoint lifetimes, the other counts
-    on-chip memory. The smaller one plus the code is 0.1 % (LARGE) to 8 MiB (4 million parameters) above the
-    memory-usage report of `--xla_dump_to`.
+    `memory_analysis` has two values that can be too large: one adds buffers with disjoint lifetimes, the other includes
+    on-chip memory. The smaller value plus the size of the code is 0.1 % (LARGE) to 8 MiB (4 million parameters) larger
+    than in the memory-usage report of `--xla_dump_to`.
     """
     analysis = compiled.memory_analysis()
     data = min(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes)
@@ -143,7 +146,7 @@ def peak_bytes(compiled: Any) -> int:
 
 
 def needed_bytes(message: str) -> int | None:
-    """Returns the memory that a program needs from the compiler's out-of-memory error; None for other errors."""
+    """Parses the memory that a program needs from an out-of-memory error of the compiler; None for other errors."""
     match = _NEEDED.search(message)
     if "RESOURCE_EXHAUSTED" not in message or not match:
         return None

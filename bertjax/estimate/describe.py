@@ -1,4 +1,4 @@
-"""A config as text: parameters, FLOPs, batches and schedule."""
+"""Description of a config as text: parameters, FLOPs, batches and schedule."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from bertjax.training.optimizer import make_optimizer
 
 
 def parameter_counts(task: Task) -> dict[str, int]:
-    """Returns the number of parameters of each module (first two levels), without padding of the vocabulary."""
+    """Returns the number of parameters of each module (up to two levels deep), without padding of the vocabulary."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(_abstract_params(task))[0]:
         name = "/".join(entry.key for entry in path[:2])
@@ -33,7 +33,7 @@ def _abstract_params(task: Task) -> Any:
 def _describe_layers(model: ModelConfig) -> str:
     layers, width = model.num_hidden_layers, model.hidden_size
     if model.encoder == LSTM:
-        return f"{layers} LSTMs in each direction, {width} units in both together"
+        return f"{layers} LSTMs per direction, {width} units in both directions together"
     heads = f"{model.num_attention_heads} heads of {model.head_size}"
     return f"{layers} layers, hidden size {width}, {heads}, feed-forward {model.intermediate_size}"
 

@@ -1,4 +1,4 @@
-"""Memory, communication, time and cost of a run on TPUs, from its compiled train steps and its model FLOPs."""
+"""Estimates of a run's memory, communication, time and cost on TPUs, from compiled train steps and model FLOPs."""
 
 import dataclasses
 import importlib.metadata
@@ -24,10 +24,10 @@ from bertjax.utils.terminal import duration
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """One kind of exchange.
+    """Collective operations of one kind in a train step.
 
     Attributes:
-      name: what is exchanged.
+      name: arrays that are exchanged, such as gradients.
       collective: `all-reduce`, `all-gather` or `reduce-scatter`.
       axis: mesh axis.
       sent_bytes: bytes that each device sends per step.
@@ -44,21 +44,21 @@ class Communication:
 def step_communication(
     params: Any, mesh: Mesh, model: ModelConfig, positions: int, slices: int = 1, micro_batches: int = 1
 ) -> list[Communication]:
-    """Returns what each device sends in one train step.
+    """Returns the communication of each device in one train step.
 
-    Gradients are all-reduced over `data` in the model's dtype, except the token table's, which are float32. With
-    several slices all are float32, and are summed within a slice first. Parameters sharded over `fsdp`, except the
-    token table, are all-gathered in the forward and the backward pass, and their gradients are reduce-scattered. With
-    `tensor`, each kernel of a layer that is sharded over it costs one all-reduce of activations: of its output in the
-    forward pass if it is sharded along its input, else of the gradient of its input in the backward pass.
+    Gradients are all-reduced over `data` in the model's dtype, except for the token table, whose gradient is float32.
+    With several slices, all gradients are float32 and are first summed within each slice. Parameters sharded over
+    `fsdp`, except the token table, are all-gathered in the forward and the backward pass, and their gradients are
+    reduce-scattered. With `tensor`, each layer kernel that is sharded over it costs one all-reduce of activations: of
+    its output in the forward pass, or of the gradient of its input in the backward pass.
 
     Args:
       params: tree of `jax.ShapeDtypeStruct` with shardings.
-      mesh: axes `data`, `fsdp` and `tensor`; slices follow each other along `data`.
+      mesh: mesh with the axes `data`, `fsdp` and `tensor`; slices are consecutive along `data`.
       model: config of the model.
-      positions: positions of the global batch, padding included.
+      positions: number of positions of the global batch, including padding.
       slices: number of TPU slices.
-      micro_batches: `grad_accum_steps`.
+      micro_batches: number of micro-batches per step (`grad_accum_steps`).
     """
     data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
     itemsize = jnp.dtype(model.dtype).itemsize
@@ -92,7 +92,7 @@ def step_communication(
 logger = logging.getLogger(__name__)
 
 # MFU of Google's MLPerf run of BERT-Large on 64 TPU v4 chips (TensorFlow, 196 sequences/s per chip). Published JAX runs
-# of BERT on TPUs are at 11 to 18 %; those of language models of 16 billion parameters and more are at 50 to 70 %.
+# reach 11 to 18 % for BERT on TPUs, and 50 to 70 % for language models with at least 16 billion parameters.
 DEFAULT_MFU = 0.35
 _GIB = 2**30
 
@@ -108,24 +108,24 @@ def plan_run(
 ) -> dict[str, Any]:
     """Compiles the train step of each phase for a TPU and estimates the run.
 
-    A step takes as long as its model FLOPs at the stated MFU, or as its communication at the published bandwidth if
-    that is longer. Evaluation, checkpoints and restarts are not included.
+    The step time is the time of the model FLOPs at the given MFU, or the time of the communication at the published
+    bandwidth, whichever is longer. Evaluation, checkpoints and restarts are not included.
 
     Args:
       settings: config of the run.
-      task: task of that config.
+      task: task built from the config.
       topology: topology of one slice, such as `v5e:16x16`.
       slices: number of slices.
       mfu: model-FLOPs utilization, in (0, 1].
-      price_per_chip_hour: price in any currency (default: None, no cost).
-      compiled: compiled step of a run of one phase (default: None, compile it).
+      price_per_chip_hour: price per chip and hour in any currency (default: None, do not estimate the cost).
+      compiled: compiled step of a run with one phase (default: None, compile the step).
 
     Returns:
       A dictionary for JSON; `phases` has the values of each phase. `seconds`, `chip_hours` and `cost` are None if a
       phase does not fit into memory.
 
     Raises:
-      UsageError: the topology does not exist, or mesh or batch do not fit it.
+      UsageError: the topology does not exist, or its devices cannot be divided by the mesh or the batch.
       CompilerError: the compiler failed or crashed.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
@@ -151,7 +151,7 @@ def plan_run(
                 "positions": cost.positions,
                 "fits": step.fits,
                 "compile_seconds": step.seconds,
-                # A chip may have several devices.
+                # The estimates are per chip, and a chip may have several devices.
                 "memory": {name: chip.cores * size for name, size in dataclasses.asdict(step.memory).items()},
                 "peak_memory_bytes": chip.cores * step.memory.total,
                 "model_flops": cost.flops,
@@ -188,7 +188,7 @@ def plan_run(
 
 
 def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[str, float]:
-    """Returns the time of a step's communication within and between slices at the published bandwidth."""
+    """Returns the seconds of a step's communication within and between slices at the published bandwidth."""
     within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
     between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
     seconds = {"ici": chip.cores * within / chip.ici_bytes_per_second}

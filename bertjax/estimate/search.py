@@ -1,4 +1,4 @@
-"""The largest batch that fits into memory with each remat policy, found with few compilations."""
+"""Search for the largest batch that fits into memory with each remat policy, with few compilations."""
 
 import dataclasses
 import logging
@@ -20,9 +20,9 @@ from bertjax.training.step import abstract_state
 logger = logging.getLogger(__name__)
 
 _MAX_COMPILATIONS = 3
-# Rows per device are multiples of 8 (the sublanes of a TPU register), from 8 to 1,024.
+# The search tries rows per device that are multiples of 8 (the sublanes of a TPU register), from 8 to 1,024.
 _ROW_STEP, _MAX_ROWS = 8, 1024
-# Parameters and optimizer are sharded over `fsdp` until they take at most this part of a device's memory.
+# Parameters and optimizer state are sharded over `fsdp` until they take at most this fraction of a device's memory.
 _STATE_FRACTION = 0.25
 
 ConfigWith = Callable[[Sequence[str]], RunConfig]
@@ -30,11 +30,11 @@ ConfigWith = Callable[[Sequence[str]], RunConfig]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """The largest batch that fits with a remat policy.
+    """Largest batch that fits into memory with a remat policy.
 
     Attributes:
       overrides: `--config.FIELD=VALUE` flags.
-      rows: rows per device.
+      rows: number of rows per device.
       step: compiled step.
     """
 
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidate]:
-    """Returns one candidate per remat policy that fits, from the least to the most recomputation.
+    """Returns a candidate for each remat policy that fits, from the least to the most recomputation.
 
     Args:
       config_with: function from overrides to the config of the run.
@@ -56,7 +56,7 @@ def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidat
     task = build_task(settings, train=None)
     if len(task.phase_steps) > 1:
         raise UsageError(
-            "--search takes a run of one phase; search each phase alone, such as with phases=1,seq_len=512"
+            "--search supports only runs with one phase; search each phase alone, such as with phases=1,seq_len=512"
         )
     limit = chip.hbm_bytes / chip.cores
     fsdp = _fsdp(_state_bytes(settings, task, devices), limit, len(devices))
@@ -91,7 +91,7 @@ def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
 
 
 def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidate | None:
-    """Returns the largest batch that fits: memory is linear in rows, so two compilations predict the third."""
+    """Returns the largest batch that fits. Memory is linear in rows, so two compilations predict the number of rows."""
     tried: list[Candidate] = []
     rows = _ROW_STEP
     while rows and len(tried) < _MAX_COMPILATIONS and rows not in [each.rows for each in tried]:
@@ -110,7 +110,7 @@ def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidat
 
 
 def _predicted_rows(tried: list[Candidate], limit: float) -> int:
-    """Extrapolates the number of rows that just fits; 0 if not even one row does."""
+    """Extrapolates the maximum number of rows that fits; returns 0 if no row fits."""
     ordered = sorted(tried, key=lambda each: each.rows)
     first, last = ordered[0], ordered[-1]
     if len(ordered) > 1:

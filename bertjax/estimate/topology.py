@@ -1,4 +1,4 @@
-"""TPU chips with their published figures, and devices of a topology for the TPU compiler without a TPU."""
+"""Published specifications of TPU chips, and devices of a topology for compilation without a TPU."""
 
 import dataclasses
 import importlib.util
@@ -17,17 +17,18 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Figures of one chip.
+    """Specifications of a TPU chip.
 
     Attributes:
       name: generation, as in `--topology v5e:16x16`.
-      flops_per_second: dense bfloat16 peak.
-      hbm_bytes: memory that the compiler (libtpu 0.0.42) lets a program use.
-      ici_bytes_per_second: bandwidth to neighbor chips of a slice, sum of all links.
-      dcn_bytes_per_second: share of the host's network between slices; None if not published.
-      cores: JAX devices per chip, which share these figures.
-      axes: dimensions of the torus.
-      source: source of the figures.
+      flops_per_second: peak dense bfloat16 FLOP/s.
+      hbm_bytes: memory that the compiler (libtpu 0.0.42) makes available to a program.
+      ici_bytes_per_second: total bandwidth of all links to neighboring chips of a slice.
+      dcn_bytes_per_second: bandwidth between slices per chip, a fraction of the host's network bandwidth; None if not
+        published.
+      cores: number of JAX devices per chip. The specifications are per chip.
+      axes: number of dimensions of the torus.
+      source: source of the specifications.
     """
 
     name: str
@@ -60,22 +61,22 @@ def use_tpu_compiler() -> None:
     """Configures JAX for the TPU compiler without a TPU. Call it before JAX initializes its backends."""
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError("`bertjax plan` needs the TPU compiler; install it with pip install 'bertjax[tpu]'")
-    # Without a TPU there is no metadata server, and several processes may load libtpu.
+    # A machine without a TPU has no metadata server, and several of its processes may load libtpu.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     jax.config.update("jax_platforms", "cpu")
 
 
 def chip_of(topology: str) -> Chip:
-    """Returns the chip of a topology such as `v5e:16x16`; raises a UsageError for an invalid topology."""
+    """Returns the chip of a topology such as `v5e:16x16`. Raises a UsageError for an invalid topology."""
     name, _, sizes = topology.partition(":")
     if name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sizes):
         raise UsageError(
-            f"invalid --topology {topology[:40]!r}; write GENERATION:SIZE such as v5e:16x16, with one of "
+            f"invalid --topology {topology[:40]!r}; use GENERATION:SIZE such as v5e:16x16, with a generation of "
             f"{', '.join(CHIPS)}"
         )
     if sizes.count("x") + 1 != CHIPS[name].axes:
-        raise UsageError(f"invalid --topology {topology}; a topology of {name} has {CHIPS[name].axes} sizes")
+        raise UsageError(f"invalid --topology {topology}; give {CHIPS[name].axes} sizes for {name}")
     return CHIPS[name]
 
 
@@ -85,7 +86,7 @@ def chips_in(topology: str) -> int:
 
 
 def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
-    """Returns the devices of `slices` slices, to compile for.
+    """Returns the devices of `slices` slices, as targets of a compilation.
 
     Raises:
       UsageError: libtpu does not know the topology.
@@ -93,7 +94,7 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     """
     from jax.experimental import topologies
 
-    # By default libtpu makes the two cores of a v4 chip two devices.
+    # Make one device of a v4 chip; by default, libtpu makes two devices of the chip's two cores.
     options = {"chip_config_name": "megacore"} if chip_of(topology).name == "v4" else {}
     if slices > 1:
         options["num_slices"] = slices
@@ -101,5 +102,7 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
     except jax.errors.JaxRuntimeError as error:
         if "INVALID_ARGUMENT" in str(error):
-            raise UsageError(f"unknown --topology {topology}: {first_line(error)}") from error
-        raise BertjaxError(f"the TPU compiler cannot be used: {first_line(error)}") from error
+            raise UsageError(
+                f"unknown --topology {topology}: {first_line(error)}; use a size of Google Cloud"
+            ) from error
+        raise BertjaxError(f"cannot use the TPU compiler: {first_line(error)}; reinstall bertjax[tpu]") from error

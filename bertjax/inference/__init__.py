@@ -1,1 +1,1 @@
-"""Use of trained models: masked words, embeddings, predictions, ensembles."""
+"""Inference with trained models: masked words, embeddings, predictions, ensembles."""

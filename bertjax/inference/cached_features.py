@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, computed once per machine and cached on its disk, for training on them."""
+"""Cache of a frozen encoder's features for training, computed once and stored on the machine's disk."""
 
 import dataclasses
 import hashlib
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 
 def build_training_task(config: RunConfig, init_from: str | None) -> Task:
-    """Builds a task for training; with `feature_head.features`, its batches contain cached features.
+    """Builds a task for training. If `feature_head.features` is set, batches contain cached features.
 
-    Runs of several processes, or without an initial checkpoint, compute the frozen encoder in each step instead.
+    With several processes or without an initial checkpoint, each step computes the frozen encoder instead.
 
     Args:
       config: config of the run.
@@ -58,20 +58,20 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
 
 
 def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> np.ndarray:
-    """Returns features of the examples' tokens as a memory map, float32 [tokens, C, D], computing them if needed."""
+    """Returns memory-mapped features of the examples' tokens, float32 [tokens, C, D]; computes them if necessary."""
     checkpoint = find_checkpoint(init_from)
-    # The dtype of the run, so that features equal those of an encoder inside the step.
+    # Use the dtype of the run, so that cached features equal those of an encoder inside the training step.
     model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model["dtype"]))
     layers = config.feature_head.layers(model.num_hidden_layers)
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(examples.offsets[-1]), len(layers), model.hidden_size
     with FileLock(path.parent / f".{path.name}.lock"):
         if not _is_valid(path):
-            # Killed runs leave partial files of tens of gigabytes.
+            # Killed runs leave partial files, which may have tens of gigabytes.
             remove_temporaries(path.parent, path.name)
             num_bytes = 4 * int(np.prod(shape))
             check_free_space(
-                path.parent, num_bytes, "features of the frozen encoder", f"set {CACHE_DIR_VARIABLE} to another folder"
+                path.parent, num_bytes, "features of the frozen encoder", f"change the folder {CACHE_DIR_VARIABLE}"
             )
             logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
             _compute(path, shape, dataclasses.replace(load_workdir(init_from), config=model), layers, examples)
@@ -81,7 +81,7 @@ def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> n
 def _compute(
     path: Path, shape: tuple[int, ...], model: LoadedModel, layers: tuple[int, ...], examples: Examples
 ) -> None:
-    """Writes features batch by batch, and their checksum last."""
+    """Writes features batch by batch, then a file with their checksum."""
     offsets = examples.offsets
     hidden_states_of = make_hidden_states_fn(model, layers, max(8, int(np.diff(offsets).max())))
     try:
@@ -93,7 +93,7 @@ def _compute(
             features.flush()
     except OSError as error:
         raise BertjaxError(
-            f"cannot write {path}: {error.strerror}; free some space or set {CACHE_DIR_VARIABLE} to another folder"
+            f"cannot write {path}: {error.strerror}; free some space or set {CACHE_DIR_VARIABLE} to a different folder"
         ) from error
     write_atomic(_checksum_path(path), json.dumps({"sha256": file_sha256(path)}) + "\n")
 
@@ -110,7 +110,7 @@ def _checksum_path(path: Path) -> Path:
 
 
 def _cache_key(checkpoint: epath.Path, model: ModelConfig, layers: tuple[int, ...], examples: Examples) -> str:
-    """Returns a hash of everything that determines the features."""
+    """Returns a hash of the parameters, architecture, layers and examples, which determine the features."""
     inputs_hash = hashlib.sha256(examples.offsets.tobytes())
     for name in ("input_ids", "segment_ids"):
         inputs_hash.update(examples.tokens[name].tobytes())

@@ -1,4 +1,4 @@
-"""Ensembles of fine-tuned models by the mean of their logits, as the paper's for SQuAD 1.1 (Table 2)."""
+"""Ensembles that average the logits of fine-tuned models, like the paper's ensemble for SQuAD 1.1 (Table 2)."""
 
 import dataclasses
 import json
@@ -26,32 +26,33 @@ from bertjax.utils.io import write_atomic
 logger = logging.getLogger(__name__)
 
 _Outputs = list[dict[str, np.ndarray]]
-# Data fields in which members may differ: paths inside the checkpoint, and fields of training.
+# Data fields that may differ between members: paths inside the checkpoint, and fields that affect only training.
 _IGNORED_DATA_FIELDS = ("vocabulary", "labels", "train_share", "batch_size", "class_weights")
 
 
 def ensemble(
     checkpoints: Sequence[epath.Path], read_config: Callable[[epath.Path], RunConfig], folder: str
 ) -> dict[str, Any]:
-    """Predicts with several models and writes the predictions of their mean logits.
+    """Averages the logits of several models and writes the resulting predictions.
 
-    Averaging logits instead of probabilities keeps the scores of a question's windows comparable.
+    The ensemble averages logits rather than probabilities, so that the scores of a question's windows stay comparable.
 
     Args:
-      checkpoints: members, of one task and vocabulary; sizes may differ.
-      read_config: function from a checkpoint to the config of its predictions.
-      folder: output folder for the predictions and `results.json`: the returned metrics, the first member's config,
-        and the hash of the data.
+      checkpoints: checkpoints of the members, which share task and vocabulary; model sizes may differ.
+      read_config: function that returns the prediction config of a checkpoint.
+      folder: output folder for the predictions and `results.json`, which contains the returned metrics, the first
+        member's config, and the hash of the data.
 
     Returns:
-      Metrics of the ensemble, and `members` with those of each member; no metrics if the examples have no labels.
+      Metrics of the ensemble, and the metrics of each member in `members`; no metrics if the examples have no labels.
 
     Raises:
-      UsageError: the members do not fit together, the task has no predictions, or the folder is a workdir.
+      UsageError: the members' tasks, data or vocabularies differ, the task has no prediction files, or the folder is a
+        workdir.
       BertjaxError: the folder cannot be written.
     """
     if len(checkpoints) < 2:
-        raise UsageError(f"an ensemble of {len(checkpoints)} checkpoints; give --checkpoint at least twice")
+        raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
     if (Path(folder) / CONFIG).exists():
         raise UsageError(f"{folder} is the workdir of a run, whose {RESULTS} would be lost; choose another --output")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
@@ -86,25 +87,28 @@ def _check_same_task(
     first_config: RunConfig, first_task: Task, config: RunConfig, task: Task, checkpoint: epath.Path
 ) -> None:
     if config.task != first_config.task:
-        raise UsageError(f"{checkpoint} is of task {config.task}, but the first member is of {first_config.task}")
+        raise UsageError(
+            f"{checkpoint} has task {config.task}, but the first member has task {first_config.task}; use checkpoints "
+            "of one task"
+        )
     first_data, data = (
         {name: value for name, value in dataclasses.asdict(config_.data).items() if name not in _IGNORED_DATA_FIELDS}
         for config_ in (first_config, config)
     )
     if changed := differences(first_data, data):
         raise UsageError(
-            f"{checkpoint} was trained on other data than the first member ({changed[0]}); set the same data for all "
-            "with --config.data.FIELD"
+            f"{checkpoint} was trained on different data than the first member ({changed[0]}); set the same data for "
+            "all members with --config.data.FIELD"
         )
     for name in (ENTRY, *first_task.workdir_files.keys() & task.workdir_files.keys()):
         if _shared_content(name, first_task.workdir_files) != _shared_content(name, task.workdir_files):
             raise UsageError(
-                f"{checkpoint} has another {name} than the first member; use checkpoints with the same one"
+                f"{checkpoint} has a different {name} than the first member; use checkpoints with the same {name}"
             )
 
 
 def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
-    """Returns the part of a file that all members must share: everything but the feature head."""
+    """Returns the part of a workdir file that must be equal for all members: everything except the feature head."""
     content = files.get(name)
     if name != OUTPUT_LAYER or content is None:
         return content
@@ -112,10 +116,10 @@ def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the mean of `count - 1` members by one more; a sum would overflow at padding."""
+    """Adds a member's outputs to the mean of `count - 1` members. A running mean avoids overflow at padding."""
     return [
         {
-            # `example` is the index of each row, not a logit.
+            # `example` is the index of each row's example, not a logit.
             name: mean_batch[name]
             if name == "example"
             else mean_batch[name] + (batch[name] - mean_batch[name]) / np.float32(count)

@@ -1,4 +1,4 @@
-"""A folder of feature shards, each written atomically, so that an interrupted command resumes after the last shard."""
+"""Folders of feature shards. Shards are written atomically, so an interrupted command resumes after the last shard."""
 
 import contextlib
 import fcntl
@@ -28,11 +28,11 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes `00000.npz`, `00001.npz`, ... and finally the numbers of texts and shards to `features.json`.
 
-    Existing shards are kept; `texts` must begin with the texts they were made from.
+    Existing shards are kept; `texts` must begin with the texts of these shards.
 
     Args:
-      folder: output folder, new or of an interrupted command.
-      metadata: JSON object of everything but the texts that determines the features.
+      folder: output folder, new or from an interrupted command.
+      metadata: JSON object that identifies all settings that determine the features, except the texts.
       make_shards: deterministic function from texts to shards.
       texts: texts of all shards.
 
@@ -64,7 +64,7 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
     try:
         with np.load(file) as shard:
             count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
-    except Exception as error:  # zlib, zipfile and NumPy raise exceptions of their own.
+    except Exception as error:  # zlib, zipfile and NumPy each raise different exception types.
         raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
     texts_hash = TextsHash()
     for _ in range(count):
@@ -72,7 +72,7 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
         if text is not None:
             texts_hash.add(text)
     if texts_hash.hexdigest() != expected_hash:
-        raise UsageError(f"{file} was made from other texts; choose another --output")
+        raise UsageError(f"{file} was created from different texts; choose another --output")
     return count
 
 
@@ -84,7 +84,7 @@ def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise BertjaxError(f"cannot make the folder {folder}: {error.strerror}; choose another --output") from error
+        raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
                 raise UsageError(f"{folder} contains files other than features; choose another --output")
             _write_metadata(folder, metadata)
         elif changed := [name for name in metadata if saved.get(name) != metadata[name]]:
-            raise UsageError(f"{folder} has features with other {changed[0]}; choose another --output")
+            raise UsageError(f"{folder} has features with different {changed[0]}; choose another --output")
         yield
     except UsageError:
         if not existed and [path.name for path in folder.iterdir()] == [METADATA]:

@@ -17,20 +17,21 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.encoder import Encoder
 from bertjax.model.partitioning import resolve_layout
 
-# Hidden states in memory at a time.
+# Maximum bytes of hidden states in memory.
 SHARD_BYTES = 64 << 20
-# Limits the tokens of a shard for narrow models.
+# Maximum tokens of a shard; it limits shards of narrow models.
 _MAX_SHARD_TOKENS = 1 << 18
 _NO_WORD = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExtractor:
-    """A model with the layers and the length of its features.
+    """Extractor of hidden states from selected layers of a model.
 
     Attributes:
-      model: the model.
-      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative ones count from the last.
+      model: model that computes the features.
+      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative indices count from the last
+        layer.
       seq_len: maximum tokens per text, with [CLS] and [SEP]; longer texts are truncated.
     """
 
@@ -49,7 +50,7 @@ class FeatureExtractor:
             raise UsageError(f"seq_len={self.seq_len} is out of range; use 8 to {max_len}")
 
     def metadata(self) -> dict[str, Any]:
-        """Returns a JSON object of everything but the text that determines features."""
+        """Returns a JSON object of all settings that determine the features, except the texts."""
         digest, vocabulary, config = hashlib.sha256(), self.model.vocabulary, self.model.config
         for path, array in sorted(flatten_dict(self.model.params["encoder"], sep="/").items()):
             digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
@@ -64,7 +65,7 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields hidden states of texts, with the texts of one shard in memory; equal texts give equal shards.
+        """Yields hidden states of texts, shard by shard. Memory is bounded by one shard, and shards are deterministic.
 
         Args:
           texts: texts, or pairs as `FIRST ||| SECOND`.
@@ -75,8 +76,8 @@ class FeatureExtractor:
             `hidden_states`: float32 [K, C, D].
             `input_ids`, `segment_ids`: int32 [K].
             `tokens`: str [K].
-            `words`: int32 [K], index of the token's word in `text.split()`, where the second text of a pair continues
-              the numbers of the first; -1 for [CLS] and [SEP].
+            `words`: int32 [K], index of the token's word in `text.split()`, counted across both texts of a pair; -1 for
+              [CLS] and [SEP].
             `characters`: int32 [K, 2], start and end of the token in the text; -1 for [CLS] and [SEP].
             `texts_sha256`: str, hash of the texts.
         """
@@ -115,7 +116,7 @@ class FeatureExtractor:
             yield rows, texts_hash.hexdigest()
 
     def _encode(self, text: str) -> dict[str, list[int]]:
-        """Encodes a text or pair as one list per array of a shard."""
+        """Returns one text or pair as a dict from array name to a list of values per token."""
         vocabulary = self.model.vocabulary
         parts = text.split(PAIR_SEPARATOR, 1)
         if len(parts) > 1 and self.model.config.type_vocab_size < 2:
@@ -132,7 +133,7 @@ class FeatureExtractor:
         for segment, (part, (ids, spans), length) in enumerate(zip(parts, encoded, lengths, strict=True)):
             word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
             spans = spans[:length]
-            # By the last character: SentencePiece tokens may begin with the space before their word.
+            # Assign tokens to words by their last character, since SentencePiece tokens may start with a space.
             words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
             row["input_ids"] += [*ids[:length], vocabulary.sep_id]
             row["segment_ids"] += [segment] * (length + 1)
@@ -150,8 +151,9 @@ def make_hidden_states_fn(
     """Returns a function that yields hidden states of examples.
 
     Args:
-      model: the model.
-      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative ones count from the last.
+      model: model that computes the hidden states.
+      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative indices count from the last
+        layer.
       seq_len: maximum tokens per sequence.
 
     Returns:
@@ -209,7 +211,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequence[int]) -> str:
-    """Formats a text's tokens, one per line, with the first six numbers of the first layer."""
+    """Formats a text's tokens, one per line, with the first six features of the first layer."""
     lines = [text]
     for token in range(shard["offsets"][index], shard["offsets"][index + 1]):
         numbers = " ".join(f"{value:9.5f}" for value in shard["hidden_states"][token, 0, :6])

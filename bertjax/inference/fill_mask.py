@@ -32,20 +32,20 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
       For each mask, from left to right, `top` pairs of token and probability, best first.
 
     Raises:
-      UsageError: no mask, too many tokens for the model, or no masked-LM head.
+      UsageError: the text has no mask or too many tokens, or the model has no masked-LM head.
     """
     check_texts([text], top)
     model.check_modules("masked_lm")
     vocabulary, max_len = model.vocabulary, model.config.max_position_embeddings
     if top > vocabulary.size:
-        raise UsageError(f"top={top} is larger than the vocabulary of {vocabulary.size} tokens")
+        raise UsageError(f"top={top} is larger than the vocabulary; use at most {vocabulary.size}")
     ids = [vocabulary.cls_id]
     for index, part in enumerate(text.split(_MASK)):
         ids += [vocabulary.mask_id] * (index > 0) + model.tokenizer.encode(part)
     ids.append(vocabulary.sep_id)
     if len(ids) > max_len:
-        raise UsageError(f"the text has {len(ids)} tokens; the model takes at most {max_len}")
-    # Texts of similar length share a compiled program.
+        raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
+    # Pad to a multiple of `_BUCKET`, so that texts of similar length share a compiled program.
     padded_len = min(max_len, -(-len(ids) // _BUCKET) * _BUCKET)
     input_ids = np.full((1, padded_len), vocabulary.pad_id, np.int32)
     input_ids[0, : len(ids)] = ids

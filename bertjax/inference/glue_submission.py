@@ -1,4 +1,4 @@
-"""The ZIP archive that the GLUE server accepts: one prediction file per task."""
+"""ZIP archive for the GLUE server, with one prediction file per task."""
 
 import io
 import zipfile
@@ -7,7 +7,7 @@ from pathlib import Path
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import normalize_newlines, reject_utf16, write_atomic
 
-# Files of a complete submission and their numbers of test examples.
+# Number of test examples for each file of a complete submission.
 NUM_TEST_EXAMPLES = {
     "CoLA.tsv": 1063,
     "SST-2.tsv": 1821,
@@ -23,7 +23,7 @@ NUM_TEST_EXAMPLES = {
 }
 _WNLI = "WNLI.tsv"
 _WNLI_MAJORITY = "0"
-# A fixed date, so that equal predictions give equal archives.
+# The date is fixed, so that equal predictions give identical archives.
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -31,16 +31,17 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
     """Packs prediction files into a submission archive.
 
     Args:
-      folder: folder that `bertjax predict` wrote the predictions to.
+      folder: folder of predictions written by `bertjax predict`.
       output: archive to write; replaced if it exists.
-      wnli_by_majority: predict WNLI's majority class for every example, as the paper does, instead of the model's.
-      partial: write the archive even if files or rows are missing.
+      wnli_by_majority: whether to predict the majority class for all examples of WNLI, as in the paper, instead of
+        using the folder's file.
+      partial: whether to write the archive even if files or rows are missing.
 
     Returns:
       Notes for the user, one per line: the choice for WNLI, and missing files or rows.
 
     Raises:
-      UsageError: no prediction file in `folder`.
+      UsageError: `folder` has no prediction file.
       BertjaxError: the submission is incomplete, or the archive cannot be written.
     """
     contents = {name: _read_text(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
@@ -54,7 +55,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
         source = "replaces the file of the folder" if _WNLI in contents else "not in the folder"
         notes.append(
             f"{_WNLI} ({source}): the majority class for all {NUM_TEST_EXAMPLES[_WNLI]} examples, as in the paper; "
-            "--own_wnli takes the folder's file"
+            "use --own_wnli for the folder's file"
         )
         rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
         contents[_WNLI] = "index\tprediction\n" + rows

@@ -13,24 +13,24 @@ from bertjax.errors import UsageError
 from bertjax.utils.io import reject_utf16
 
 STDIN = "-"
-# Separates the parts of a line: the texts of a pair, or a beginning and its endings.
+# Separator of the parts of a line: the texts of a pair, or a beginning and its endings.
 PAIR_SEPARATOR = " ||| "
-# Tokens per batch, with padding: enough to keep a CPU or GPU busy, little memory beside the parameters of BASE.
+# Tokens per batch, including padding. They keep a CPU or GPU busy, and need little memory compared to a BASE model.
 BATCH_TOKENS = 4096
 _BUCKET = 32
-# Limits memory for files without line ends.
+# The maximum limits memory for files without line ends.
 _MAX_LINE_BYTES = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 
 def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields every example once, longest first.
+    """Yields batches that contain every example once, longest first.
 
     Rows are padded to a multiple of 32 tokens. Each batch has as many rows as fit into `BATCH_TOKENS`, so that a model
-    compiles once per length. The last batch of a length may be smaller: a power of two.
+    compiles once per length. The last batch may have fewer rows, rounded up to a power of two.
 
     Yields:
-      A batch; `example` [B] holds the index of each row's example, or -1 for padding rows.
+      A batch; `example` [B] is the index of each row's example, or -1 for padding rows.
     """
     batching = Batching(1, min(_BUCKET, seq_len), seq_len)
     order = np.argsort(-examples.lengths, kind="stable")
@@ -45,13 +45,13 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, or of standard input for `-`, holding one line in memory."""
+    """Yields the lines of a UTF-8 file, or of standard input for `-`, with one line in memory at a time."""
     name = "standard input" if path == STDIN else path
     try:
         file = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
         first_line = file.readline(_MAX_LINE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error
     reject_utf16(name, first_line)
     if not first_line:
         raise UsageError(f"{name} is empty; write one text per line")
@@ -69,6 +69,8 @@ def _decode_lines(file: IO[bytes], line: bytes, name: str) -> Iterator[str]:
             try:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
             except UnicodeDecodeError as error:
-                raise UsageError(f"{name} line {number} is not UTF-8 at byte {error.start}") from error
+                raise UsageError(
+                    f"{name} line {number} is not UTF-8 at byte {error.start}; convert the file to UTF-8"
+                ) from error
             number += 1
             line = file.readline(_MAX_LINE_BYTES + 1)

@@ -18,11 +18,11 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
     Args:
-      path: a workdir or a step in it, a Hugging Face folder, or a TensorFlow checkpoint or its folder.
-      mesh: device mesh with the axes `MESH_AXES` (default: all devices, parameters replicated).
+      path: workdir, checkpoint in a workdir, Hugging Face folder, or TensorFlow checkpoint or its folder.
+      mesh: device mesh with the axes `MESH_AXES` (default: all devices, with replicated parameters).
 
     Raises:
-      UsageError: no checkpoint or no vocabulary at `path`, or wrong mesh axes.
+      UsageError: `path` has no checkpoint or no vocabulary, or the mesh has wrong axes.
       BertjaxError: the checkpoint is damaged.
     """
     if mesh is not None:
@@ -33,7 +33,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     for note in checkpoint.notes:
         logger.info(note)
     if checkpoint.vocabulary is None:
-        raise UsageError(f"{path} has no vocab.txt; copy the vocabulary it was trained with there")
+        raise UsageError(f"{path} has no vocab.txt; copy the model's vocabulary to this folder")
     kind = checkpoint.output_kind
     layer = OutputLayer(kind, checkpoint.labels) if kind else None
     return put_on_mesh(
@@ -48,7 +48,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
 
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:
-    """Returns the mesh with `Auto` axes, which the models need; `jax.make_mesh` makes `Explicit` ones."""
+    """Returns the mesh with `Auto` axes, as the models require; `jax.make_mesh` creates `Explicit` axes."""
     if not isinstance(mesh, Mesh) or mesh.axis_names != MESH_AXES:
         axes = getattr(mesh, "axis_names", mesh)
         raise UsageError(f"wrong mesh axes: {quoted(axes)}; pass a jax.sharding.Mesh with axes {quoted(MESH_AXES)}")

@@ -1,4 +1,4 @@
-"""Trained models on a device mesh, with vocabulary, output layer and inference settings."""
+"""Trained models on a device mesh, with their vocabulary, output layer and inference settings."""
 
 import dataclasses
 import functools
@@ -36,14 +36,14 @@ from bertjax.training.workdir import RESULTS, is_converted
 
 @dataclasses.dataclass(frozen=True)
 class InferenceDefaults:
-    """Settings of the fine-tuning run; converted checkpoints get the defaults.
+    """Inference settings from the fine-tuning run. Converted checkpoints use the defaults.
 
     Attributes:
-      seq_len: maximum tokens per row (default: 0, as many as the model takes).
-      texts: texts per row, 1 or 2 (default: 0, either).
-      doc_stride, max_query_len, n_best, max_answer_len: as in `SquadData`.
-      threshold: probability from which a label of a multilabel model is predicted.
-      null_threshold: odds above which a question is unanswerable (default: None, every question has an answer).
+      seq_len: maximum tokens per row (default: 0, the model's maximum).
+      texts: number of texts per row, 1 or 2 (default: 0, either).
+      doc_stride, max_query_len, n_best, max_answer_len: fields of `SquadData`.
+      threshold: minimum probability of a predicted label in multi-label classification.
+      null_threshold: null odds above which a question is unanswerable (default: None, every question has an answer).
     """
 
     seq_len: int = 0
@@ -67,7 +67,7 @@ def read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
     settings = {name: data[name] for name in names if name in data}
     null_threshold = None
     if data.get("version") == "2.0":
-        # Runs with a dev set choose the threshold on it.
+        # Runs with a dev set choose the threshold on the dev set.
         results = read_results(workdir) if (workdir / RESULTS).exists() else {}
         null_threshold = float(results.get("null_threshold", data.null_threshold))
     return InferenceDefaults(**{**settings, "texts": output_layer.texts, "null_threshold": null_threshold})
@@ -82,7 +82,7 @@ class LoadedModel:
 
     Attributes:
       config: architecture and layout.
-      params: float32 parameters on the mesh, as `model` takes them; may include heads that `model` does not have.
+      params: float32 parameters of `model` on the mesh; may include parameters of heads that `model` does not have.
       vocabulary: WordPiece or SentencePiece vocabulary.
       output_layer: kind and labels of the output layer, or None for pre-trained models.
       model_kind: description of the Flax module, see `bertjax.model.heads.model_kind`.
@@ -106,26 +106,26 @@ class LoadedModel:
 
     @functools.cached_property
     def model(self) -> nn.Module:
-        """The Flax module of the checkpoint; an `EncoderModel` if its head is unknown."""
+        """Flax module of the checkpoint, or an `EncoderModel` if the checkpoint's head is unknown."""
         return _build_known_model(self.model_kind, self.config)
 
     def check_modules(self, *modules: str) -> None:
-        """Raises a UsageError if the checkpoint lacks one of these top-level parameters."""
+        """Raises a UsageError if one of these top-level parameters is missing in the checkpoint."""
         if missing := [module for module in modules if module not in self.params]:
             raise UsageError(
-                f"{self.path} has no {', '.join(missing)}, only {', '.join(sorted(self.params))}; use a checkpoint "
-                "that has it"
+                f"{self.path} has no parameters {', '.join(missing)}, only {', '.join(sorted(self.params))}; use a "
+                "checkpoint that has them"
             )
 
     @functools.cached_property
     def apply(self) -> Callable[[Batch], Any]:
-        """Jitted function from a batch on the host to the outputs of `model` on the host."""
+        """Jitted function from a host batch to the outputs of `model` on the host."""
         model = self.model
         return self.jit(lambda params, batch: model.apply({"params": params}, batch))
 
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
-        """Jitted function from a batch with `masked_lm_positions` [B, P] to token probabilities [B, P, V]."""
+        """Jitted function from a host batch with `masked_lm_positions` [B, P] to token probabilities [B, P, V]."""
         config = self.config
 
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
@@ -137,7 +137,7 @@ class LoadedModel:
             logits = MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
-        # Compile time dominates the time to the first answer.
+        # Compile quickly, because compilation takes most of the time to the first result.
         return self.jit(masked_lm_probs, quick_compilation(self.mesh))
 
     def jit(
@@ -148,12 +148,12 @@ class LoadedModel:
         """Jits a function of parameters and a batch on the mesh.
 
         Args:
-          function: maps parameters and a batch to arrays whose first axis is the batch.
-          compiler_options: XLA options (default: None, JAX's).
+          function: function from parameters and a batch to arrays whose first axis is the batch.
+          compiler_options: XLA options (default: None, JAX's defaults).
 
         Returns:
-          A function from a batch on the host, of any number of rows, to arrays on the host. Rows are padded to a
-          multiple of the data shards.
+          A function from a host batch with any number of rows to host arrays. Rows are padded to a multiple of the
+          number of data shards.
         """
         jitted = jax.jit(
             in_mesh(function, self.mesh), out_shardings=replicated(self.mesh), compiler_options=compiler_options
@@ -176,8 +176,8 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
     """Loads a bertjax checkpoint.
 
     Args:
-      path: a workdir, whose best (else newest) checkpoint is loaded, or a step in it.
-      mesh: device mesh (default: all devices, parameters replicated).
+      path: checkpoint, or a workdir, whose best (or else newest) checkpoint is loaded.
+      mesh: device mesh (default: all devices, with replicated parameters).
     """
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
@@ -208,9 +208,12 @@ def put_on_mesh(
     path: str,
     mesh: Mesh | None = None,
 ) -> LoadedModel:
-    """Puts a model from the host on a mesh; `params` maps paths to float32 arrays, otherwise see `LoadedModel`."""
+    """Puts a model's parameters on a device mesh.
+
+    `params` maps paths to float32 arrays on the host. For the other arguments see `LoadedModel`.
+    """
     mesh = mesh or make_mesh(MeshConfig())
-    # Tracing the model for its shardings takes 0.3 s, which one device can save.
+    # A single device needs no shardings; tracing the model to find them would take 0.3 s.
     if mesh.size == 1:
         shardings = dict.fromkeys(params, replicated(mesh))
     else:
@@ -227,10 +230,10 @@ def _build_known_model(model_kind: Mapping[str, Any], config: ModelConfig) -> nn
 
 
 class _Shardings(dict[str, Sharding]):
-    """Parameter shardings by path; parameters of heads that the model lacks are replicated."""
+    """Parameter shardings by path. Parameters of heads that the model does not have are replicated."""
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        # Parameters do not depend on the layout, and a scanned layer is traced once.
+        # Trace with scanned layers, which are traced once; the shardings do not depend on the layout.
         model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
         ids = jax.ShapeDtypeStruct((1, 8), np.int32)
         batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)

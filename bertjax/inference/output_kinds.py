@@ -1,4 +1,4 @@
-"""The table of output kinds: the Flax module of each, its predictions, and its names in other formats."""
+"""Table of output kinds: their Flax modules, prediction functions, and names in other checkpoint formats."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from bertjax.tasks.finetuning.records import Record
 
 @dataclasses.dataclass(frozen=True)
 class OutputKind:
-    """One kind of output layer.
+    """Kind of output layer.
 
     Attributes:
       task: task that fine-tunes models of this kind.
-      build_model: Flax module for a config and a number of outputs.
-      predict: function from texts to one record per text.
-      num_outputs: width of the output layer (default: None, the number of labels).
-      has_labels: the outputs have names.
-      pools: the output layer reads the pooled [CLS] vector instead of every token.
-      huggingface_class: class in Hugging Face transformers (default: None, cannot be converted).
-      huggingface_kernel: name of the output layer's matrix there.
-      tensorflow_kernel: variable name in google-research/bert (default: None, cannot be converted).
+      build_model: function that builds the Flax module from a config and a number of outputs.
+      predict: function that returns one record per text.
+      num_outputs: number of outputs (default: None, the number of labels).
+      has_labels: whether outputs have names.
+      pools: whether the input of the output layer is the pooled [CLS] vector rather than every token.
+      huggingface_class: model class of Hugging Face transformers (default: None, cannot be converted).
+      huggingface_kernel: name of the output layer's kernel in Hugging Face checkpoints.
+      tensorflow_kernel: name of the kernel in google-research/bert checkpoints (default: None, cannot be converted).
     """
 
     task: str

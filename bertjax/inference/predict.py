@@ -1,4 +1,4 @@
-"""Predictions of fine-tuned models: for texts, and for a task's data as official files and JSON Lines."""
+"""Predictions of fine-tuned models for texts, and for a task's data as official files and JSON Lines."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
 from bertjax.utils.io import atomic_file
 
-# Texts in memory at a time.
+# Maximum number of texts in memory.
 _CHUNK_TEXTS = 256
 _NUM_SHOWN_CLASSES = 5
 
@@ -39,24 +39,25 @@ def check_model(model: LoadedModel, context: str | None) -> None:
     if kind == SPANS and not context:
         raise UsageError(f"{model.path} answers questions about a passage; give the passage as context")
     if kind != SPANS and context:
-        raise UsageError(f"context is only for models that answer questions, but {model.path} predicts {kind}")
+        raise UsageError(f"context has no effect, because {model.path} predicts {kind} and not answers; leave it out")
 
 
 def predict_texts(
     model: LoadedModel, lines: Iterable[str], *, context: str = "", seq_len: int | None = None, logits: bool = False
 ) -> Iterator[Record]:
-    """Yields one record per line, in order, holding a few hundred lines in memory.
+    """Yields one record per line, in order, with a few hundred lines in memory at a time.
 
     Args:
-      model: a fine-tuned model.
-      lines: depending on the output layer, a text or `FIRST ||| SECOND` (classes, labels, numbers),
-        `BEGINNING ||| ENDING ||| ENDING` (choices), words separated by spaces (tags), or a question (spans).
+      model: fine-tuned model.
+      lines: input lines. Their format depends on the output layer: a text or `FIRST ||| SECOND` (classes, labels,
+        regression), `BEGINNING ||| ENDING ||| ENDING` (choices), words separated by spaces (tags), or a question
+        (spans).
       context: passage that contains the answers, for spans.
-      seq_len: maximum tokens per row (default: as in training, else as many as the model takes).
-      logits: add logits to the records.
+      seq_len: maximum tokens per row (default: None, the value in training, or else the model's maximum).
+      logits: whether to add logits to the records.
 
     Raises:
-      UsageError: the model cannot predict, or a line does not fit it.
+      UsageError: the model has no output layer, or a line does not have the format that the model requires.
     """
     check_model(model, context)
     max_len = model.config.max_position_embeddings
@@ -108,9 +109,9 @@ def write_predictions(
     Args:
       config: config of the task.
       task: task built from `config`.
-      checkpoint: checkpoint of that task.
-      folder: output folder; created if needed.
-      logits: add logits to the records.
+      checkpoint: checkpoint trained on the task.
+      folder: output folder; created if necessary.
+      logits: whether to add logits to the records.
       columns: columns of the data file to copy into the records.
 
     Returns:
@@ -122,7 +123,7 @@ def write_predictions(
 
 
 def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str] = ()) -> None:
-    """Creates the folder and raises if `write_outputs` would fail, before any prediction."""
+    """Creates the folder, and raises before any prediction if `write_outputs` would fail."""
     if not task.writes_predictions:
         raise UsageError(f"the task {task_name} has no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records():
@@ -130,7 +131,7 @@ def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str]
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BertjaxError(f"cannot make the folder {folder}: {error.strerror}; choose another --output") from error
+        raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
 
 
 def write_outputs(
@@ -149,9 +150,9 @@ def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> N
     if not columns:
         return
     if file_records.read_columns is None:
-        raise UsageError("--columns needs data with named columns, which this task does not have")
+        raise UsageError("--columns needs data with named columns, which this task does not have; leave it out")
     if reserved := [column for column in columns if column in FIELDS]:
-        raise UsageError(f"--columns={reserved[0]!r} is the name of another field of the records; leave it out")
+        raise UsageError(f"--columns={reserved[0]!r} is also a field of the records; leave it out")
     empty = {*columns}
     for row in file_records.read_columns(columns):
         empty -= {column for column in columns if row.fields[column]}
@@ -177,9 +178,9 @@ def _write_json_lines(path: Path, records: Iterable[Record]) -> None:
     try:
         with contextlib.ExitStack() as stack:
             unfinished = stack.enter_context(atomic_file(path))
-            # Lone surrogates become JSON escapes.
+            # `backslashreplace` writes lone surrogates as JSON escapes.
             file = stack.enter_context(open(unfinished, "w", encoding="utf-8", errors="backslashreplace"))
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise BertjaxError(f"cannot write {path}: {error.strerror or error}") from error
+        raise BertjaxError(f"cannot write {path}: {error.strerror or error}; choose another --output") from error

@@ -21,13 +21,13 @@ from bertjax.tasks.finetuning.records import Record
 
 @dataclasses.dataclass(frozen=True)
 class TextPredictor:
-    """A fine-tuned model with the options of its predictions.
+    """Fine-tuned model with prediction options.
 
     Attributes:
-      model: the model.
+      model: fine-tuned model.
       seq_len: maximum tokens per row.
       context: passage that contains the answers, for spans.
-      with_logits: records include logits.
+      with_logits: whether records include logits.
     """
 
     model: LoadedModel
@@ -40,7 +40,7 @@ class TextPredictor:
         return self.model.output_layer.labels
 
     def logits(self, examples: Examples) -> list[np.ndarray]:
-        """Returns each example's logits: float32 [outputs], or [length, outputs] from a model of tokens."""
+        """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""
         lengths = examples.lengths
         logits: list[Any] = [None] * len(examples)
         for batch in make_batches(examples, self.seq_len):
@@ -57,7 +57,7 @@ class TextPredictor:
         return encode_pair(first, pair, self.seq_len, vocabulary.cls_id, vocabulary.sep_id)
 
     def sequence_logits(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """Returns logits [outputs] of each line, a text or a pair."""
+        """Returns the logits [outputs] of each line, which is a text or a pair."""
         return self.logits(make_examples([self.encode(self._split_pair(line)) for line in lines], {}))
 
     def _split_pair(self, line: str) -> list[str]:
@@ -72,7 +72,7 @@ class TextPredictor:
 
 
 def predict_classes(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
-    """Predicts one class for each text or pair, or a number if the model has no labels."""
+    """Predicts one class for each text or pair, or a number if the model is a regression."""
     logits = predictor.sequence_logits(lines)
     if not predictor.labels:
         return [records.number_record(row[0]) for row in logits]
@@ -89,7 +89,7 @@ def predict_labels(predictor: TextPredictor, lines: Sequence[str]) -> list[Recor
 
 
 def predict_choices(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
-    """Predicts one of the endings of each beginning."""
+    """Predicts the most plausible ending of each beginning."""
     choices = [line.split(PAIR_SEPARATOR) for line in lines]
     for line, (_, *endings) in zip(lines, choices, strict=True):
         if len(endings) < 2:

@@ -1,1 +1,1 @@
-"""Evaluation metrics as the benchmarks define them, in NumPy."""
+"""Evaluation metrics of the benchmarks, in NumPy."""

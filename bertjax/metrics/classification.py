@@ -1,30 +1,30 @@
-"""GLUE's metrics, computed over a whole evaluation set and never averaged over batches."""
+"""GLUE's metrics. They are computed over the entire evaluation set, not averaged over batches."""
 
 import numpy as np
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the fraction of equal entries of two integer arrays [N]."""
+    """Returns the fraction of positions at which two integer arrays [N] are equal."""
     return float(np.mean(predictions == labels))
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the binary F1 score of class 1, or 0 if class 1 is neither predicted nor a label."""
+    """Returns the F1 score of class 1, or 0 if class 1 is neither predicted nor a label."""
     true_positives = np.sum((predictions == 1) & (labels == 1))
     total = np.sum(predictions == 1) + np.sum(labels == 1)
     return float(2 * true_positives / total) if total else 0.0
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean F1 of the classes that are predicted or are labels.
+    """Returns the mean F1 over the classes that occur in predictions or labels.
 
-    Equals scikit-learn's `f1_score(average="macro")`: classes that appear on neither side are left out of the mean.
+    The result equals scikit-learn's `f1_score(average="macro")`.
     """
     return float(np.mean([f1(predictions == c, labels == c) for c in np.union1d(predictions, labels)]))
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the multi-class Matthews correlation, or 0 if predictions or labels have a single class."""
+    """Returns the multi-class Matthews correlation, or 0 if predictions or labels contain only one class."""
     classes = int(max(predictions.max(), labels.max())) + 1
     confusion = np.zeros((classes, classes))
     np.add.at(confusion, (labels, predictions), 1)
@@ -45,8 +45,8 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 def multilabel_scores(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns micro F1, macro F1 and subset accuracy of 0/1 arrays [N, K], as scikit-learn defines them.
 
-    A label that is never predicted and never present has F1 0 and counts in the macro average. Subset accuracy is the
-    fraction of rows whose K labels are all correct.
+    A label that occurs in neither predictions nor labels has an F1 of 0, which is included in the macro average. Subset
+    accuracy is the fraction of rows with K correct labels.
     """
     true_positives = (predictions & labels).sum(axis=0)
     totals = predictions.sum(axis=0) + labels.sum(axis=0)

@@ -1,4 +1,4 @@
-"""Entity-level F1 as in `conlleval`, for IOB1, IOB2, BIOES and BILOU tags."""
+"""Entity-level F1 for IOB1, IOB2, BIOES and BILOU tags, as computed by `conlleval`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from bertjax.errors import UsageError
 # (first word, end word (exclusive), type)
 Entity = tuple[int, int, str]
 
-# BILOU's L and U mean the same as BIOES' E and S.
+# L and U of BILOU are equivalent to E and S of BIOES.
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 _SCHEMES = ("BI", "BIES", "BILU")
 
@@ -16,8 +16,8 @@ _SCHEMES = ("BI", "BIES", "BILU")
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
     """Returns the entities of one sentence as (first word, end word (exclusive), type).
 
-    An entity starts at B or S, and at I or E that follow O, another type, or a completed entity (after E or S). It
-    extends over I tags of its type and ends with E. Every tag sequence is valid, as in `conlleval` and `seqeval`.
+    An entity starts at B or S, or at an I or E after O, after a different type, or after E or S. It continues with I
+    tags of its type and ends at E. Every tag sequence is valid, as in `conlleval` and `seqeval`.
     """
     entities = set()
     start, current_type = 0, ""
@@ -37,7 +37,7 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns whether a tag set marks entities: O plus at least one tag of IOB, BIOES or BILOU."""
+    """Returns whether a tag set marks entities: it contains O and at least one tag of IOB, BIOES or BILOU."""
     inside = {tag for tag in tags if tag != "O"}
     prefixes = {tag: prefix for tag in inside for prefix, _, type_ in [tag.partition("-")] if type_}
     if inside and len(prefixes) == len(inside) and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES):
@@ -48,18 +48,18 @@ def has_entities(tags: Iterable[str]) -> bool:
     other_tag = min(inside - entity_tags, key=lambda tag: (prefixes.get(tag) in _PREFIXES, tag))
     if prefixes.get(other_tag) in _PREFIXES:
         raise UsageError(
-            "the tags mix schemes: E- or S- of BIOES and L- or U- of BILOU; use one of the two schemes throughout"
+            "the tags mix schemes: E- or S- of BIOES and L- or U- of BILOU; use only one of the two schemes"
         )
     raise UsageError(
-        f"the tags mix schemes: {min(entity_tags)} marks an entity, {other_tag} does not; use O, B-TYPE and I-TYPE "
-        "throughout, or no B- and I- prefixes at all"
+        f"the tags mix schemes: {min(entity_tags)} marks an entity, {other_tag} does not; use only O, B-TYPE and "
+        "I-TYPE, or no tags with the prefixes B- and I-"
     )
 
 
 def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
-    """Returns precision, recall and F1 over all entities and F1 of each type, in percent.
+    """Returns precision, recall and F1 of all entities, and F1 of each entity type, in percent.
 
-    A predicted entity is correct if its start, end and type equal those of a labeled entity.
+    A predicted entity is correct if its start, end and type are equal to those of a labeled entity.
 
     Args:
       labels: tags of each sentence's words, such as `I-PER` or `O`.

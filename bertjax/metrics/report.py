@@ -11,9 +11,9 @@ from bertjax.metrics.entities import extract_entities
 
 logger = logging.getLogger(__name__)
 
-# Row of the confusion matrix for spurious entities, column for missed ones.
+# Name of the row of spurious entities and the column of missed entities in the confusion matrix.
 NO_ENTITY = "(none)"
-# Larger tables do not fit a terminal.
+# Maximum sizes of tables that fit into a terminal.
 _MAX_CLASSES, _MAX_CONFUSIONS = 20, 12
 _NAME_WIDTH = 24
 
@@ -28,8 +28,8 @@ class ClassReport:
       predicted: all predictions of each class, int64 [K].
       support: labels of each class, int64 [K].
       confusion: confusion matrix with labels as rows and predictions as columns, int64 [M, M]. M is K, or K + 1 if the
-        last row and column stand for `NO_ENTITY`. None for multi-label data.
-      scale: factor of the scores: 1, or 100 for percent.
+        last row and column are `NO_ENTITY`. None for multi-label data.
+      scale: multiplier of the scores: 1, or 100 for percent.
     """
 
     classes: tuple[str, ...]
@@ -46,7 +46,7 @@ class ClassReport:
         return (*self.classes, *[NO_ENTITY] * extra)
 
     def scores(self) -> dict[str, dict[str, float]]:
-        """Returns precision, recall, F1 and support by class; 0 / 0 counts as 0, as in scikit-learn."""
+        """Returns precision, recall, F1 and support by class. Divisions 0 / 0 give 0, as in scikit-learn."""
         precision, recall = _ratio(self.correct, self.predicted), _ratio(self.correct, self.support)
         f1 = _ratio(2 * self.correct, self.predicted + self.support)
         return {
@@ -60,7 +60,7 @@ class ClassReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Returns `per_class`, the scores, and `confusion`, the nonzero counts as label -> prediction -> count."""
+        """Returns the scores as `per_class`, and nonzero counts by label and prediction as `confusion`."""
         content: dict[str, Any] = {"per_class": self.scores()}
         if self.confusion is not None:
             names = self.confusion_names
@@ -82,7 +82,9 @@ class ClassReport:
             cells = "".join(f"{fraction:>10.{digits}f}" for fraction in fractions)
             lines.append(f"{truncate_name(name):<{width}}{cells}{support:>10,}")
         if len(shown) < len(self.classes):
-            lines.append(f"{len(self.classes) - len(shown):,} rarer classes are not shown; results.json has them all")
+            lines.append(
+                f"{len(self.classes) - len(shown):,} rarer classes are not shown; results.json has all classes"
+            )
         if self.confusion is None:
             return "\n".join(lines)
         if len(self.confusion) > _MAX_CLASSES:
@@ -104,14 +106,14 @@ class ClassReport:
 
 
 def class_report(classes: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> ClassReport:
-    """Builds the report of single-label data; `predictions` and `labels` are class ids [N]."""
+    """Builds the report of single-label data. `predictions` and `labels` are class ids [N]."""
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
     return ClassReport(tuple(classes), np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1), confusion)
 
 
 def multilabel_report(classes: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> ClassReport:
-    """Builds the report of multi-label data; `predictions` and `labels` are 0/1 arrays [N, K]."""
+    """Builds the report of multi-label data. `predictions` and `labels` are 0/1 arrays [N, K]."""
     counts = ((predictions & labels).sum(axis=0), predictions.sum(axis=0), labels.sum(axis=0))
     return ClassReport(tuple(classes), *counts)
 
@@ -119,7 +121,8 @@ def multilabel_report(classes: Sequence[str], predictions: np.ndarray, labels: n
 def entity_report(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> ClassReport:
     """Builds the report of entity types, in percent.
 
-    A labeled and a predicted entity with the same span are a pair; all others are paired with `NO_ENTITY`.
+    In the confusion matrix, a labeled and a predicted entity with the same span form a pair. All other entities are
+    paired with `NO_ENTITY`.
 
     Args:
       labels: tags of each sentence's words.

@@ -1,8 +1,7 @@
-"""Exact match and F1 as in the official SQuAD scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`.
+"""Exact match and F1, as computed by the official SQuAD scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`.
 
-The versions differ in two cases. If an answer is empty after normalization, 1.1 gives F1 0, and 2.0 gives 1 if
-prediction and answer are both empty. A question without a prediction
-scores 0 in 1.1 and is left out of the mean in 2.0.
+The versions differ in two cases. If an answer is empty after normalization, F1 is 0 in 1.1; in 2.0, F1 is 1 if the
+prediction is also empty. A question without a prediction scores 0 in 1.1 and is excluded from the mean in 2.0.
 """
 
 import re
@@ -15,7 +14,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(answer: str) -> str:
-    """Lowercases, removes ASCII punctuation and articles, and collapses white space."""
+    """Converts a text to lower case, removes ASCII punctuation and articles, and collapses white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
@@ -30,13 +29,13 @@ def f1_v1(prediction: str, answer: str) -> float:
     shared = sum((Counter(predicted_words) & Counter(answer_words)).values())
     if not shared:
         return 0.0
-    # The official scripts' order of operations, for bit-identical results.
+    # Use the same order of operations as the official scripts, for bit-identical results.
     precision, recall = 1.0 * shared / len(predicted_words), 1.0 * shared / len(answer_words)
     return (2 * precision * recall) / (precision + recall)
 
 
 def f1_v2(prediction: str, answer: str) -> float:
-    """Returns the F1 score over words; if a text is empty, 1 if both are, else 0."""
+    """Returns the F1 score over words. If one text is empty, F1 is 0; if both texts are empty, F1 is 1."""
     predicted_text, answer_text = normalize_answer(prediction), normalize_answer(answer)
     return f1_v1(prediction, answer) if predicted_text and answer_text else float(predicted_text == answer_text)
 
@@ -45,8 +44,8 @@ def score_v1(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str
     """Returns `exact_match` and `f1` over all questions, in percent.
 
     Args:
-      answers: question id -> reference answers.
-      predictions: question id -> predicted text.
+      answers: reference answers by question id.
+      predictions: predicted texts by question id.
     """
     totals = {"exact_match": 0.0, "f1": 0.0}
     for question, references in answers.items():
@@ -66,8 +65,8 @@ def question_scores_v2(
     """Returns exact match and F1, each from 0 to 1, of each question that has a prediction.
 
     Args:
-      answers: question id -> reference answers; empty for an unanswerable question.
-      predictions: question id -> predicted text; "" means unanswerable.
+      answers: reference answers by question id; empty for an unanswerable question.
+      predictions: predicted texts by question id; "" for a question predicted as unanswerable.
     """
     exact, f1 = {}, {}
     for question, references in answers.items():
@@ -79,7 +78,7 @@ def question_scores_v2(
 
 
 def score_v2(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Returns `exact_match` and `f1` in percent, over all, answerable and unanswerable questions."""
+    """Returns `exact_match` and `f1` in percent over all, over answerable, and over unanswerable questions."""
     exact, f1 = question_scores_v2(answers, predictions)
     groups = {
         "": list(exact),
@@ -100,17 +99,17 @@ def best_threshold(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """Returns the null threshold with the best score, and that score in percent.
+    """Returns the null threshold with the best score, and this score in percent.
 
     A question whose null odds exceed the threshold is predicted as unanswerable. The result equals that of the official
-    evaluate-v2.0.py, except if predicting every question as unanswerable is best. The script then returns 0, which only
-    works for probabilities; this function returns a threshold below all null odds.
+    evaluate-v2.0.py, unless it is best to predict every question as unanswerable. In this case, evaluate-v2.0.py
+    returns 0, which works only for probabilities, while this function returns a threshold below all null odds.
 
     Args:
-      answers: question id -> reference answers; empty for an unanswerable question.
-      scores: question id -> exact match or F1 of the prediction.
-      predictions: question id -> best nonempty answer.
-      null_odds: question id -> score of "unanswerable" minus the score of the best answer.
+      answers: reference answers by question id; empty for an unanswerable question.
+      scores: exact match or F1 of the predictions by question id.
+      predictions: best nonempty answers by question id.
+      null_odds: score of "unanswerable" minus the score of the best answer, by question id.
     """
     current = best = float(sum(not references for references in answers.values()))
     smallest = min(null_odds.values(), default=0.0)

@@ -1,1 +1,1 @@
-"""Pure-functional Flax modules: no files, no TensorFlow."""
+"""Flax modules and pure functions. They use neither files nor TensorFlow."""

@@ -1,4 +1,4 @@
-"""Model configuration: the architecture, which checkpoints store, and the layout, which each run may choose."""
+"""Model configuration: the architecture, which checkpoints store, and the layout, which a run may change."""
 
 import dataclasses
 import math
@@ -13,9 +13,9 @@ TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 DTYPES = (AUTO, "float32", "bfloat16")
 SCAN_LAYERS = (AUTO, "true", "false")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Dropout rounds rates to multiples of 2^-16; a rate rounded to 1 would drop everything.
+# Dropout rounds rates to multiples of 2^-16, and a rate rounded to 1 would drop everything.
 _MAX_DROPOUT = 0.9999
-# Far beyond any trained model; without limits a mistyped size fails minutes later, inside a library.
+# The limits exceed any trained model. Without them, a mistyped size would fail minutes later, inside a library.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 17,
@@ -39,7 +39,7 @@ _NAMED_SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The fields that determine the function a set of parameters computes; every checkpoint stores them.
+    """Fields that determine which function the parameters compute. Every checkpoint stores these fields.
 
     Attributes:
       encoder: `transformer`, or `lstm` for two independent LSTM stacks, one per direction, whose states are
@@ -80,8 +80,8 @@ class Architecture:
                 raise UsageError(f"model.{name} is {getattr(self, name):,}; it must be at most {limit:,}")
         if self.hidden_size % self.num_attention_heads:
             raise UsageError(
-                f"model.hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}"
+                f"model.hidden_size={self.hidden_size} is not divisible by model.num_attention_heads="
+                f"{self.num_attention_heads}; use a multiple"
             )
         if not 0 <= self.layer_norm_eps < math.inf:
             raise UsageError(f"model.layer_norm_eps is {self.layer_norm_eps}; it must be a number of at least 0")
@@ -90,12 +90,13 @@ class Architecture:
             raise UsageError(f"model.hidden_size is {self.hidden_size}; model.encoder={LSTM} needs an even number")
         if self.encoder == LSTM and self.attention_direction != "both":
             raise UsageError(
-                f"model.attention_direction is {self.attention_direction}; model.encoder={LSTM} has no attention"
+                f"model.attention_direction is {self.attention_direction}; model.encoder={LSTM} has no attention, so "
+                "leave it unset"
             )
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Direction of context (`both`, `left` or `right`) of each equal slice of a hidden state, in order."""
+        """Context direction (`both`, `left` or `right`) of each slice of the hidden state; slices have equal widths."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
@@ -114,7 +115,7 @@ ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architect
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The fields that determine how the function is computed; any checkpoint loads with any layout.
+    """Fields that determine how the function is computed. Any checkpoint can be loaded with any layout.
 
     Attributes:
       dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
@@ -126,8 +127,8 @@ class Layout:
         `projections` (also those of queries, keys and values), `full` (whole layers).
       attention: `plain` (XLA), `fused` (TPU kernel with dropout, rows of up to 512 tokens), `splash` (JAX's TPU kernel,
         no dropout, rows of a multiple of 128 tokens), `cudnn` (GPU, bfloat16, no dropout), `auto` (the fastest of the
-        first three that supports the model on the devices in use), or `package.module.function`, an `AttentionFn` of
-        your own. The built-in ones compute the same values and draw the same dropout masks.
+        first three that supports the model on the current devices), or `package.module.function`, your own
+        `AttentionFn`. The built-in implementations compute the same values and use the same dropout masks.
     """
 
     dtype: str = AUTO
@@ -141,7 +142,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Architecture, Layout):
-    """The `model` section of a config: architecture, layout, and dropout and initialization for training.
+    """Config section `model`: architecture, layout, and dropout and initialization for training.
 
     Attributes:
       hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
@@ -167,7 +168,7 @@ class ModelConfig(Architecture, Layout):
         return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})
 
     def resolve(self, platform: str) -> "ModelConfig":
-        """Returns the config with `auto` in `dtype` and `scan_layers` replaced by the choice for a platform.
+        """Returns the config with `auto` in `dtype` and `scan_layers` resolved for a platform.
 
         Args:
           platform: `cpu`, `gpu` or `tpu`.
@@ -181,7 +182,7 @@ class ModelConfig(Architecture, Layout):
 def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) -> None:
     for name, known in choices.items():
         if getattr(config, name) not in known:
-            raise UsageError(f"model.{name} is {getattr(config, name)!r}; known: {', '.join(known)}")
+            raise UsageError(f"model.{name} is {getattr(config, name)!r}; use one of {', '.join(known)}")
 
 
 def size_fields(size: str) -> dict[str, int]:
@@ -198,7 +199,7 @@ def size_fields(size: str) -> dict[str, int]:
         match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
         if not match:
             raise UsageError(
-                f"unknown size {size!r}; known: {', '.join(_NAMED_SIZES)}, or of the form L4_H512, L6_H768_A3"
+                f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or the form L4_H512 or L6_H768_A3"
             )
         num_layers, hidden_size = int(match[1]), int(match[2])
         num_heads = int(match[3]) if match[3] else max(1, hidden_size // _HEAD_SIZE)

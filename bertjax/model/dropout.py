@@ -1,15 +1,15 @@
 """Dropout whose random bits are a hash of the key and an element's position, instead of a generated mask.
 
-The bits are recomputed where they are needed, forwards and backwards, fused into the surrounding operations, so no mask
-is stored or moved through memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random`'s generators.
-Since the bits depend only on positions in the global array, every mesh and every attention kernel draws the same mask.
+The bits are recomputed in the forward and in the backward pass, fused into the surrounding operations, so no mask is
+stored in memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random`'s generators. Since the bits depend
+only on positions in the global array, every mesh and every attention kernel uses the same mask.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Random bits per element: two elements share a 32-bit word, and rates are multiples of 2^-16.
+# Random bits per element. Two elements share a 32-bit word, and rates are multiples of 2^-16.
 BITS = 16
 # Odd constants with good mixing: the golden ratio, and MurmurHash3's finalizer (Appleby, public domain).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
@@ -23,40 +23,40 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     Args:
       x: [..., M, N].
       rate: dropout probability.
-      key: random key; arrays with independent masks need different keys.
+      key: random key. Use a different key for each dropout.
     """
     if key is None or rate == 0.0:
         return x
 
     def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        # The two halves of a row share words; each half hashes them again, as concatenating would need memory.
+        # The two halves of a row share words. Each half computes the hash again, since concatenating needs memory.
         half = np.uint32(-(-columns // 2))
         column = _iota((rows, columns), 1)
         in_second_half = column >= half
         position = _iota((rows, columns), 0) * half + jnp.where(in_second_half, column - half, column)
         words = hash_positions(position, *(seed[..., None, None] for seed in seeds))
         bits = jnp.where(in_second_half, words >> BITS, words & 0xFFFF)
-        # In float32: a bfloat16 factor would bias kept elements by -0.16 % at a rate of 0.1.
+        # Scale in float32, because a bfloat16 scale would bias kept elements by -0.16 % at a rate of 0.1.
         scaled = x.astype(jnp.float32) * dropout_scale(rate)
         return jnp.where(bits >= dropout_threshold(rate), scaled, 0).astype(x.dtype)
 
-    # The backward pass hashes again instead of storing a mask.
+    # With `jax.checkpoint`, the backward pass computes the hash again instead of storing a mask.
     return jax.checkpoint(drop)(x, dropout_seeds(key, x.shape[:-2]))
 
 
 def dropout_threshold(rate: float) -> np.uint32:
-    """Returns the value below which an element's 16 bits drop it."""
+    """Returns the threshold: an element is dropped if its 16 random bits are below it."""
     return np.uint32(round(rate * 2**BITS))
 
 
 def dropout_scale(rate: float) -> float:
-    """Returns the factor of kept elements."""
+    """Returns the scale of kept elements, 1 / (1 - rate)."""
     return 2**BITS / (2**BITS - round(rate * 2**BITS))
 
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns two uint32 seeds for each index of the leading axes, such as rows and heads; both have that shape."""
+    """Returns two uint32 arrays of the given shape: two seeds for each index of the leading axes."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

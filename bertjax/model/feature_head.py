@@ -19,9 +19,9 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
     *("", "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"),
 )
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
-# Names of modules.
+# Names of Flax modules.
 ENCODER, _MIX = "encoder", "mix"
-# Batch entry with precomputed states of a frozen encoder, see `token_representations`.
+# Batch key of precomputed states of a frozen encoder, see `token_representations`.
 CACHED_FEATURES = "features"
 
 
@@ -32,9 +32,9 @@ class FeatureHead:
     Attributes:
       features: states of a frozen encoder to use as input (section 5.3, Table 7): `embeddings`, `second_to_last`,
         `last`, `sum_last_four`, `concat_last_four` or `sum_all` (all layers without the embeddings). Sums have learned
-        softmax weights and a learned scale. Empty (default): the encoder is fine-tuned.
-      lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0); 2 in Table 7.
-      lstm_size: units of the BiLSTM in each direction.
+        softmax weights and a learned scale. The default, empty, fine-tunes the encoder.
+      lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0); Table 7 uses 2.
+      lstm_size: number of units of the BiLSTM per direction.
     """
 
     features: str = NONE
@@ -43,7 +43,9 @@ class FeatureHead:
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:
-            raise UsageError(f"feature_head.features is {self.features!r}; known: {', '.join(FEATURES[1:])}, or empty")
+            raise UsageError(
+                f"feature_head.features is {self.features!r}; use one of {', '.join(FEATURES[1:])}, or leave it empty"
+            )
         if not 0 <= self.lstm_layers <= 64 or not 1 <= self.lstm_size <= 1 << 16:
             raise UsageError(
                 f"feature_head.lstm_layers is {self.lstm_layers}, lstm_size {self.lstm_size}; use 0 to 64 layers "
@@ -52,7 +54,7 @@ class FeatureHead:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is any layer between encoder and output layer."""
+        """True if there is any layer between encoder and output layer."""
         return bool(self.features or self.lstm_layers)
 
     @property
@@ -62,7 +64,7 @@ class FeatureHead:
         return (*((_MIX,) if self.features in _SUMS else ()), *lstms)
 
     def layers(self, num_hidden_layers: int) -> tuple[int, ...]:
-        """Returns the C selected states: 0 is the output of the embeddings, 1 to N those of the layers."""
+        """Returns the indices of the C selected states: 0 for the output of the embeddings, 1 to N for the layers."""
         last = num_hidden_layers
         first = {EMBEDDINGS: 0, SECOND_TO_LAST: last - 1, LAST: last, SUM_ALL: 1}.get(self.features, max(1, last - 3))
         return tuple(range(first, first + 1 if self.features in (EMBEDDINGS, SECOND_TO_LAST, LAST) else last + 1))
@@ -72,7 +74,7 @@ class FeatureHead:
         return 2 * self.lstm_size if self.lstm_layers else self._num_concatenated(config) * config.hidden_size
 
     def reads(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns the context direction of each slice of the output layer's input, see `Architecture.reads`."""
+        """Returns the context direction of each slice of the output layer's input; see `Architecture.reads`."""
         return BOTH if self.lstm_layers else config.reads * self._num_concatenated(config)
 
     def _num_concatenated(self, config: ModelConfig) -> int:
@@ -91,10 +93,11 @@ def token_representations(
     Args:
       config: model config.
       feature_head: layers on top of the encoder.
-      batch: arrays of `heads.py`. With `feature_head.features` it may have CACHED_FEATURES, float32 [B, L, C, D], the
-        states of `feature_head.layers`; the encoder is then skipped. Packed rows allow no feature head.
-      deterministic: disables dropout.
-      dropout_key: makes a new key for each dropout.
+      batch: arrays described in `heads.py`. With `feature_head.features`, the batch may contain CACHED_FEATURES, the
+        states of `feature_head.layers`, float32 [B, L, C, D]; the encoder is then skipped. Packed rows do not support
+        feature heads.
+      deterministic: whether to disable dropout.
+      dropout_key: function that returns a new key for each dropout.
 
     Returns:
       [B, L, `feature_head.width`], in the config's dtype.
@@ -122,7 +125,7 @@ def token_representations(
 
 
 class _Mix(nn.Module):
-    """Combines selected states [B, L, C, D] to one vector per token: a learned weighted sum, or their concatenation."""
+    """Combination of states [B, L, C, D] to one vector per token: a learned weighted sum, or a concatenation."""
 
     config: ModelConfig
     feature_head: FeatureHead

@@ -13,8 +13,8 @@ from bertjax.model.heads import masked_lm_flops
 from bertjax.model.layers import attention_flops, attention_score_flops, feed_forward_flops
 from bertjax.model.lstm import lstm_flops
 
-# Dense bfloat16 peaks in FLOP/s per JAX device, from the makers' data sheets, by a part of the `device_kind`. A device
-# is a chip, except on TPU v2 and v3, where the 45 and 123 TFLOP/s of a chip are those of two devices.
+# Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by substring of `device_kind`. A device is a
+# chip, except for TPU v2 and v3, whose chips (45 and 123 TFLOP/s) have two devices.
 PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100", 989e12),
@@ -29,7 +29,7 @@ PEAK_FLOPS = (
     ("TPU v2", 22.5e12),
 )
 
-# A training step is a forward pass and a backward pass of twice its FLOPs.
+# A training step has 3 times the FLOPs of the forward pass, since the backward pass has twice as many.
 _STEP = 3
 _NO_HEAD = FeatureHead()
 
@@ -37,16 +37,16 @@ _NO_HEAD = FeatureHead()
 def flops_per_token(
     config: ModelConfig, seq_len: int, num_predictions: int = 0, feature_head: FeatureHead = _NO_HEAD
 ) -> float:
-    """Returns FLOPs per token of one training step, counting matrix products only.
+    """Returns the FLOPs of matmuls per token of one training step.
 
-    These are 6 FLOPs per parameter of the layers' matrices, 12 N L D for bidirectional attention, and the output layer
-    at predicted positions. Recomputation and vocabulary padding do not count; one-directional attention counts in full.
+    These are 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the output layer at predicted
+    positions. Recomputation and vocabulary padding do not count. Unidirectional attention counts like bidirectional.
 
     Args:
       config: model config.
       seq_len: row length in tokens, including padding.
       num_predictions: predicted positions per row (default: 0, no masked-LM or language-model head).
-      feature_head: layers on top of the encoder; with `features`, the frozen encoder does not count.
+      feature_head: layers on top of the encoder. If `features` is set, the frozen encoder does not count.
     """
     flops: float = _feature_head_flops(config, feature_head)
     if not feature_head.features:
@@ -55,7 +55,7 @@ def flops_per_token(
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the part of `flops_per_token` spent in attention, if a token attends to `context` tokens."""
+    """Returns the part of `flops_per_token` due to attention, if each token attends to `context` tokens."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return _STEP * config.num_hidden_layers * attention_score_flops(config, context)
@@ -85,7 +85,7 @@ def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:
 
 @functools.cache
 def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
-    """Measures the FLOP/s of a float32 NumPy matrix product on this machine's CPUs: the best of some repeats."""
+    """Measures the FLOP/s of a float32 NumPy matmul on this machine's CPUs; returns the best of `repeats` runs."""
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
     seconds = []
     for _ in range(repeats):
@@ -96,7 +96,7 @@ def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
 
 
 def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
-    """Returns the total peak FLOP/s of devices and the source of the figure, or (0, reason) for an unknown device.
+    """Returns the total peak FLOP/s of devices and the source of this number, or (0, reason) for an unknown device.
 
     Simulated CPU devices share one machine, so they count once.
     """

@@ -1,9 +1,9 @@
-"""Output layers, the complete models, and their description as JSON. Axis letters: see `encoder.py`.
+"""Output layers, complete models, and descriptions of models as JSON. Axis letters: see `encoder.py`.
 
 Every model maps a batch to float32 outputs. A batch is a dictionary of int32 arrays:
 
     input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
-    sequence_ids, position_ids            [B, L], only for packed rows, which hold several sequences; see `encoder.py`
+    sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`
     masked_lm_positions                   [B, P]
 """
 
@@ -35,19 +35,19 @@ class MaskedLmHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
-        """Maps [B, P, D] and [V, D] to float32 logits [B, P, V]; padding rows of the table get probability zero."""
+        """Returns float32 logits [B, P, V] for [B, P, D] and [V, D]; padding rows of the table get probability 0."""
         config = self.config
         x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
         x = layer_norm(config, "norm")(activation(config)(x))
         x = with_logical_constraint(x, ("shared_batch", "length", "embed"))
-        # All-to-all from columns to rows of the table, so that logits are sharded along the vocabulary.
+        # Reshard the table from columns to rows with an all-to-all, so that logits are sharded along the vocabulary.
         table = with_logical_constraint(token_table.astype(resolve_layout(config).dtype), ("vocab", "embed_part"))
         table = with_logical_constraint(table, ("vocab_part", "embed"))
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
 
         logits = dot(x, table.T, dtype=jnp.float32)
-        # An outer product instead of broadcasting the bias: its gradient is a matrix product, 30 times faster in XLA's
-        # CPU backend than the sum over all positions.
+        # Add the bias as an outer product, because its gradient is then a matmul, which is 30 times faster in XLA's CPU
+        # backend than a sum over all positions.
         logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])
         logits = with_logical_constraint(logits, ("shared_batch", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
@@ -57,7 +57,7 @@ class MaskedLmHead(nn.Module):
 
 
 def masked_lm_flops(width: int, vocab_size: int) -> int:
-    """Returns forward FLOPs per predicted position of `MaskedLmHead`."""
+    """Returns the FLOPs of `MaskedLmHead` per predicted position in the forward pass."""
     return 2 * width * (width + vocab_size)
 
 
@@ -80,7 +80,7 @@ class EncoderModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-        """Returns hidden states [B, L, D] and the pooled state [B, D] of each row."""
+        """Returns hidden states [B, L, D] and each row's pooled state [B, D]."""
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         return hidden, Pooler(self.config, name="pooler")(pool_cls(self.config.reads, hidden, batch["input_mask"]))
@@ -110,7 +110,7 @@ class PretrainingModel(nn.Module):
             batch["position_ids"] if is_packed else None,
             deterministic=deterministic,
         )
-        # Gather masked positions first: the vocabulary projection then runs on 15 % of the positions.
+        # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
         if is_packed:
@@ -124,7 +124,8 @@ class PretrainingModel(nn.Module):
 class LanguageModel(nn.Module):
     """Encoder with one language-model head per context direction.
 
-    It is the left-to-right model of Table 5 of the paper, or with LSTMs both directions of ELMo (Figure 3).
+    With Transformer layers, it is the left-to-right model in Table 5 of the paper; with LSTMs, it is like ELMo (Figure
+    3).
     """
 
     KIND: ClassVar[str] = "language_model"
@@ -133,11 +134,11 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns float32 logits [B, L, V] of the next token for context `left`, of the previous token for `right`."""
+        """Returns float32 logits [B, L, V] by direction: of the next (`left`) or the previous (`right`) token."""
         reads = self.config.reads
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        # The config of a head whose input is one direction's slice of the hidden state.
+        # Config of a head whose input is the slice of the hidden state for one direction.
         width = self.config.hidden_size // len(reads)
         head_config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
         slices = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
@@ -208,8 +209,8 @@ class TokenModel(nn.Module):
     """Encoder, optional feature head, and one dense layer per token for spans or tags (paper, Figure 4 c and d).
 
     Attributes:
-      head_dropout: applies dropout before the dense layer: true for tags, false for spans (google-research/bert
-        `run_squad.py`).
+      head_dropout: whether to apply dropout before the dense layer: True for tags; False for spans, as in
+        google-research/bert `run_squad.py`.
     """
 
     KIND: ClassVar[str] = "tokens"
@@ -235,13 +236,13 @@ _MODELS: dict[str, type[nn.Module]] = {
 
 
 def model_kind(model: nn.Module) -> dict[str, Any]:
-    """Describes a model as JSON, so that `build_model` can rebuild a model of this file from a checkpoint's metadata.
+    """Returns a JSON description of a model, from which `build_model` rebuilds the models of this file.
 
     Returns:
       `kind`: the `KIND` of the module's class, by default its name.
       `num_outputs`: width of the output layer, or None for kinds without one.
       `feature_head`: fields of the `FeatureHead`, or None for kinds without one.
-      Further fields of the module but for its config, such as `head_dropout`.
+      Other fields of the module except its config, such as `head_dropout`.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}
@@ -258,7 +259,7 @@ def build_model(kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
       UsageError: the kind is unknown, for example because a newer version wrote it.
     """
     if kind["kind"] not in _MODELS:
-        raise UsageError(f"unknown kind of model: {kind['kind']!r}; known: {', '.join(_MODELS)}")
+        raise UsageError(f"unknown kind of model: {kind['kind']!r}; use one of {', '.join(_MODELS)}")
     options = {name: value for name, value in kind.items() if name != "kind" and value is not None}
     if "feature_head" in options:
         options["feature_head"] = FeatureHead(**options["feature_head"])

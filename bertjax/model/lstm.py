@@ -1,6 +1,6 @@
-"""LSTM layers: an encoder as in ELMo (Figure 3 of the paper), and BiLSTM layers on top of any encoder.
+"""LSTM layers: an encoder like ELMo's (Figure 3 of the paper), and BiLSTM layers on top of any encoder.
 
-Axis letters as in `encoder.py`; G is the four gates in the order input, forget, cell, output.
+Axis letters: see `encoder.py`. G are the four gates in the order input, forget, cell, output.
 """
 
 from functools import partial
@@ -35,7 +35,7 @@ class LstmReader(nn.Module):
     def __call__(
         self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns [B, L, D / 2], and [N + 1, B, L, D / 2] or None; see `Encoder`."""
+        """Returns states [B, L, D / 2], and the states of all layers [N + 1, B, L, D / 2] or None; see `Encoder`."""
         x = self.embeddings(input_ids, deterministic)
         arguments = (self.config, self.direction, deterministic)
         return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)
@@ -78,13 +78,13 @@ class LstmLayer(nn.Module):
 
 
 class Lstm(nn.Module):
-    """One LSTM layer in one direction: [B, L, I] to [B, L, D].
+    """LSTM layer in one direction, from [B, L, I] to [B, L, D].
 
-    The state is reset at the start of every sequence of a row and of the padding.
+    The state is reset at the start of each sequence in a row and at the start of the padding.
 
     Attributes:
       size: number of units, D.
-      direction: context of a position besides itself, `left` or `right`.
+      direction: context of each position, `left` or `right`, in addition to the position itself.
     """
 
     config: ModelConfig
@@ -94,7 +94,7 @@ class Lstm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
         shape, axes = (self.size, 4, self.size), ("embed", None, "pooled")
-        # Unit gain: with the Transformer's `initializer_range`, LSTMs of a few hundred units learn slowly.
+        # Initialize with unit gain, because LSTMs of a few hundred units learn slowly with `initializer_range`.
         init = nn.with_logical_partitioning(nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2)), axes)
         gates = Dense(self.config, shape[1:], axes, kernel_init=init, name="input")(x)  # [B, L, G, D]
         recurrent = with_logical_constraint(self.param("recurrent", init, shape), (None, None, None))
@@ -108,7 +108,7 @@ class Lstm(nn.Module):
 
 
 def lstm_flops(input_size: int, size: int) -> int:
-    """Returns forward FLOPs per token of one `Lstm` layer."""
+    """Returns the FLOPs per token of one `Lstm` layer in the forward pass."""
     return 2 * 4 * size * (input_size + size)
 
 
@@ -117,10 +117,10 @@ def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, re
     """Computes the states [L, B, D].
 
     Args:
-      gates: [L, B, G, D], the inputs' contribution to the gates.
-      recurrent: [D, G, D] weights from the previous state to the gates.
-      continues: [L, B, 1] bool, false where the state is reset.
-      reverse: from the last position to the first.
+      gates: contribution of the inputs to the gates, [L, B, G, D].
+      recurrent: weights from the previous state to the gates, [D, G, D].
+      continues: bool [L, B, 1], False where the state is reset.
+      reverse: whether to process positions from last to first.
     """
     return _scan(recurrent, continues, reverse, gates)
 
@@ -131,7 +131,7 @@ def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.
         state, cell = (jnp.where(same_sequence, value, 0) for value in carry)
         logits = (input_gates + jnp.einsum("BD,DGE->BGE", state, recurrent)).astype(jnp.float32)
         input_gate, forget_gate, candidate, output_gate = jnp.moveaxis(logits, 1, 0)
-        # The forget gate starts open (Jozefowicz, Zaremba and Sutskever, 2015).
+        # The bias of 1 opens the forget gate initially (Jozefowicz, Zaremba and Sutskever, 2015).
         cell = jax.nn.sigmoid(forget_gate + 1) * cell + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
         state = (jax.nn.sigmoid(output_gate) * jnp.tanh(cell)).astype(state.dtype)
         return (state, cell), state
@@ -147,7 +147,7 @@ def _recurrence_fwd(gates: jax.Array, recurrent: jax.Array, continues: jax.Array
 
 
 def _recurrence_bwd(reverse: bool, residuals: tuple, gradient: jax.Array) -> tuple:
-    """Computes the gradient of the recurrent weights as one product over all positions, not a sum per step."""
+    """Computes the gradient of the recurrent weights as one matmul over all positions instead of a sum over steps."""
     scan_vjp, states, recurrent, continues = residuals
     (gates_gradient,) = scan_vjp(gradient)
     zero = jnp.zeros_like(states[:1])

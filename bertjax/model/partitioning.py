@@ -1,6 +1,6 @@
-"""Sharding of activations: logical axis names mapped to the mesh in force.
+"""Sharding of activations by logical axis names, which are mapped to the current mesh.
 
-`training/sharding.py` has the rules. Without a mesh, or on one device, the constraints do nothing.
+`training/sharding.py` has the rules. Without a mesh, or on one device, the constraints have no effect.
 """
 
 import math
@@ -16,22 +16,22 @@ ACTIVATION_AXES = ("batch", "length", "embed")
 
 
 def platform() -> str:
-    """Returns `cpu`, `gpu` or `tpu`: the platform of the mesh in force, or of this machine without a mesh.
+    """Returns `cpu`, `gpu` or `tpu`: the platform of the current mesh, or of this machine without a mesh.
 
-    The mesh may describe devices that this machine lacks, as `bertjax plan` does.
+    The mesh may describe devices that this machine does not have, as in `bertjax plan`.
     """
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.platform if device else jax.default_backend()
 
 
 def device_kind() -> str:
-    """Returns the `device_kind` of the same devices, such as `TPU v3`."""
+    """Returns the `device_kind` of the current mesh's devices, or of this machine's, such as `TPU v3`."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
 def resolve_layout(config: ModelConfig) -> ModelConfig:
-    """Returns the config with `auto` in `dtype` and `scan_layers` resolved for the platform in use."""
+    """Returns the config with `auto` in `dtype` and `scan_layers` resolved for the current platform."""
     return config.resolve(platform())
 
 
@@ -41,7 +41,7 @@ def scans_layers(config: ModelConfig) -> bool:
 
 
 def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Constrains the sharding of an array by logical axis names; axes the mesh does not divide are replicated."""
+    """Constrains the sharding of an array by logical axis names. Axes that the mesh does not divide are replicated."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
@@ -54,7 +54,7 @@ def divisible_spec(spec: PartitionSpec, shape: Sequence[int], axis_sizes: Mappin
     Args:
       spec: mesh axes of each array axis; trailing axes may be missing.
       shape: shape of the array.
-      axis_sizes: mesh axis to its size.
+      axis_sizes: sizes of the mesh axes by name.
     """
     axes = list(spec) + [None] * (len(shape) - len(spec))
     for i, axis in enumerate(axes):

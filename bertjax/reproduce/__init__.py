@@ -1,1 +1,1 @@
-"""The paper's tables: their runs, and the paper's numbers beside ours."""
+"""Reproduction of the paper's tables: their runs, and comparison of the paper's numbers with ours."""

@@ -19,9 +19,9 @@ from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, resolve, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
 
-# File of a results folder with the requested tables and the durations of runs.
+# File in a results folder that contains the requested tables and the durations of runs.
 INDEX = "reproduce.json"
-# Arguments of experiments that name data. They are left out of a comparison of settings, as data may be moved.
+# Arguments of experiments that are paths of data. Comparisons of settings ignore them, since data may be moved.
 _PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
 
 
@@ -31,8 +31,8 @@ class Outcome:
 
     Attributes:
       metrics: metrics of each seed on dev or held-out data.
-      started_from: fingerprint of the initial parameters (empty: random).
-      fingerprint: fingerprint of the resulting parameters (empty: several seeds).
+      started_from: fingerprint of the initial parameters (default: empty, random parameters).
+      fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
       members: fingerprints of the members of an ensemble.
     """
 
@@ -44,13 +44,13 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A results folder or a results file.
+    """Results folder or results file.
 
     Attributes:
       path: path of the folder or file.
-      tables: table name to the `FILE:ARGUMENTS` it was requested with.
-      seconds: run name to duration, for runs that were not interrupted.
-      saved: run name to settings and outcome; None for a folder.
+      tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
+      seconds: durations of runs that were not interrupted, by run name.
+      saved: settings and outcomes by run name; None for a folder.
     """
 
     path: str
@@ -59,38 +59,38 @@ class Source:
     saved: dict[str, tuple[list[str], Outcome]] | None = None
 
     def outcome(self, run: Run) -> Outcome | None:
-        """Returns the outcome of a run, or None if this source does not have it or the run is unfinished."""
+        """Returns the outcome of a run, or None if the run is unfinished or not in this source."""
         if self.saved is None:
             folder = epath.Path(self.path) / run.name
             return _sweep_outcome(folder, run) if run.seeds else _run_outcome(folder, run)
         settings, outcome = self.saved.get(run.name, (None, None))
         if outcome and settings != _settings(run):
             raise UsageError(
-                f"{self.path} has {run.name} with other settings than the table: {' '.join(settings)}; drop this "
-                "file from --results, or request the table with those settings"
+                f"the settings of {run.name} in {self.path} differ from the table's: {' '.join(settings)}; remove this "
+                "file from --results, or request the table with these settings"
             )
         return outcome
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Results of one or more sources. A run is taken from the first source that has it."""
+    """Results of one or more sources. If several sources have a run, the first one is used."""
 
     sources: tuple[Source, ...]
 
     @property
     def tables(self) -> dict[str, str]:
-        """Requested tables of all sources; the first source wins."""
+        """Requested tables of all sources; earlier sources take precedence."""
         return {name: config for source in reversed(self.sources) for name, config in source.tables.items()}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Durations of runs of all sources; the first source wins."""
+        """Durations of runs in all sources; earlier sources take precedence."""
         return {name: seconds for source in reversed(self.sources) for name, seconds in source.seconds.items()}
 
     @property
     def folder(self) -> str:
-        """The first source that is a folder, as the results folder of further runs; else the placeholder `RESULTS`."""
+        """Results folder for further runs: the first source that is a folder, or the placeholder `RESULTS`."""
         return next((source.path for source in self.sources if source.saved is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
@@ -101,8 +101,8 @@ class Results:
         """Returns the outcome of a run, or None if it is unfinished.
 
         Raises:
-          UsageError: the run has other settings than the table.
-          BertjaxError: the run started from other parameters than those of the table's run.
+          UsageError: the settings of the run differ from the table's.
+          BertjaxError: the initial parameters or the members of the run differ from the table's.
         """
         source, outcome = self._lookup(run)
         if outcome is None:
@@ -110,17 +110,20 @@ class Results:
         path = f"{source.path}/{run.name}"
         if len(outcome.metrics) != max(run.seeds, 1):
             raise BertjaxError(
-                f"{path} has {len(outcome.metrics)} seeds, the table needs {max(run.seeds, 1)}; move that folder away"
+                f"{path} has {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or rename "
+                "the folder to run it again"
             )
         expected = self._fingerprint(run.init_from, run.init_step) if run.init_from else ""
         if expected and outcome.started_from != expected:
             raise BertjaxError(
-                f"{path} started from other parameters than those of {run.init_from.name}; move that folder away to "
-                "run it again"
+                f"{path} started from parameters that differ from those of {run.init_from.name}; delete or rename the "
+                "folder to run it again"
             )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
         if len(outcome.members) != len(run.members) or not members <= set(outcome.members):
-            raise BertjaxError(f"{path} has other members than the table; move that folder away to run it again")
+            raise BertjaxError(
+                f"the members of {path} differ from the table's; delete or rename the folder to run it again"
+            )
         return outcome
 
     def _lookup(self, run: Run) -> tuple[Source | None, Outcome | None]:
@@ -130,7 +133,7 @@ class Results:
         return None, None
 
     def _fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters (at `step`, if not 0); empty if unknown."""
+        """Returns the fingerprint of a run's parameters (at `step`, if not 0), or "" if it is unknown."""
         if not step:
             outcome = self.outcome(run)
             return outcome.fingerprint if outcome else ""
@@ -140,7 +143,7 @@ class Results:
 
 
 def load_results(paths: Sequence[str]) -> Results:
-    """Reads results folders and files; a folder may be empty or absent."""
+    """Reads results folders and files. A folder may be empty or missing."""
     return Results(tuple(map(_load_source, paths)))
 
 
@@ -170,7 +173,7 @@ def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
     """Adds requested tables and durations to the index of a results folder.
 
-    The index is read again first, because another `bertjax reproduce` may use the same folder.
+    The index is first read again, because another `bertjax reproduce` may use the same folder.
     """
     source, folder = _load_source(path), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,12 +196,12 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
         if (outcome := results.outcome(run))
     }
     if file.is_dir():
-        raise UsageError(f"--keep {file} is a directory; name a file")
+        raise UsageError(f"--keep {file} is a directory; give a file")
     lost = sorted(_load_source(str(file)).saved.keys() - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
-            f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; name another file, or add --results {file} "
-            "and all its tables"
+            f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; give a different file, or add --results "
+            f"{file} and all tables in it"
         )
     seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}
     content = {"tables": tables, "seconds": dict(sorted(seconds.items())), "runs": runs_by_name}
@@ -207,7 +210,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
 
 
 def _settings(run: Run) -> list[str]:
-    """Lists experiment, arguments and overrides of a run, without paths of data."""
+    """Returns experiment, arguments and overrides of a run, without paths of data."""
     file, _, arguments = run.config.partition(":")
     settings = [item for item in arguments.split(",") if item and item.partition("=")[0] not in _PATH_ARGUMENTS]
     return [Path(file).stem, *settings, *run.overrides]
@@ -218,7 +221,9 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
         return None
     results = read_results(folder)
     if ("members" in results) != bool(run.members):
-        raise BertjaxError(f"{folder / RESULTS} is not of {run.name}; move that folder away to run it again")
+        raise BertjaxError(
+            f"{folder / RESULTS} is not a result of {run.name}; delete or rename the folder to run it again"
+        )
     _check_config(run.members[0] if run.members else run, folder, results["config"])
     members = tuple(member["fingerprint"] for member in results.get("members", ()))
     started_from, fingerprint = results.get("started_from", ""), results.get("parameters_fingerprint", "")
@@ -226,7 +231,7 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Returns all seeds of the setting that is best on dev, or None while trials are missing."""
+    """Returns the outcome of all seeds of the setting that is best on dev, or None if trials are missing."""
     if not (folder / SWEEP).exists():
         return None
     try:
@@ -242,7 +247,9 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     for trial, path in zip(finished, folders, strict=True):
         _check_config(run, folder, read_results(path)["config"], trial["trial"])
     if len({trial["started_from"] for trial in finished}) > 1:
-        raise BertjaxError(f"trials in {folder} started from different parameters; move that folder away")
+        raise BertjaxError(
+            f"trials in {folder} started from different parameters; delete or rename the folder to run it again"
+        )
     best = sweep["settings"][0]["setting"]
     trials = [trial for trial in finished if trial_name(setting_of(trial["trial"])) == best]
     if len(trials) < run.seeds:
@@ -252,10 +259,10 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
-    """Raises a UsageError if results have other settings than the table, such as those of another scale."""
+    """Raises a UsageError if the settings of results differ from the table's, for example because the scale differs."""
     fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
     expected = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
-    # Fields that the config leaves to the checkpoint are unknown here.
+    # Fields that the config does not set come from the checkpoint, so they cannot be compared here.
     model = {
         name: config["model"].get(name) if run.init_from and not value else value
         for name, value in expected["model"].items()
@@ -264,8 +271,8 @@ def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: M
     expected = {**expected, "model": model, "data": {**expected["data"], **labels}}
     if differences := result_differences(expected, config, of_best=run.init_from is not None):
         raise UsageError(
-            f"{folder} has results of other settings than the table: {differences}; choose another --results, or move "
-            "that folder away"
+            f"the settings of {folder} differ from the table's: {differences}; choose another --results, or delete or "
+            "rename the folder"
         )
 
 

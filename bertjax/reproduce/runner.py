@@ -1,4 +1,4 @@
-"""The runs of a table: which are pending, how long they take, and their execution in order."""
+"""Execution of a table's runs: selection of pending runs, estimates of their duration, and the runs themselves."""
 
 import dataclasses
 import logging
@@ -30,17 +30,17 @@ from bertjax.utils.terminal import duration
 
 logger = logging.getLogger(__name__)
 
-# Tables that come with the package and are not in the paper.
+# Tables that are included in the package but are not in the paper.
 _EXTRA_TABLES = ("figure3",)
-# MFU of a time estimate before any run has finished.
+# MFU assumed in time estimates until a run has finished.
 _DEFAULT_MFU = 0.4
 
 
 def table_experiment(name: str) -> str:
-    """Returns the experiment of a table that comes with the package; raises a UsageError for other names."""
+    """Returns the experiment of a packaged table. Raises a UsageError for an unknown name."""
     names = (*table_names(), *_EXTRA_TABLES)
     if name not in names:
-        raise UsageError(f"there is no table {name[:20]!r}; choose one of {', '.join(names)}")
+        raise UsageError(f"unknown table {name[:20]!r}; use one of {', '.join(names)}")
     return f"tables/table{name}" if name.isdigit() else f"tables/{name}"
 
 
@@ -51,7 +51,7 @@ def load_table(config: str) -> Table:
       config: `FILE[:ARGUMENTS]`.
 
     Raises:
-      UsageError: the file does not exist, or its `get_table` is missing, fails or returns something else.
+      UsageError: the file does not exist, or its `get_table` is missing, fails or does not return a Table.
     """
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
@@ -62,8 +62,10 @@ def load_table(config: str) -> Table:
         table = experiment["get_table"](arguments)
     except UsageError:
         raise
-    except Exception as error:  # A user's `get_table` may raise anything.
-        raise UsageError(f"get_table of {file} failed: {type(error).__name__}: {first_line(error)}") from error
+    except Exception as error:  # A user's `get_table` may raise any exception.
+        raise UsageError(
+            f"get_table of {file} failed: {type(error).__name__}: {first_line(error)}; correct the file"
+        ) from error
     if not isinstance(table, Table):
         raise UsageError(f"get_table of {file} must return a bertjax.reproduce.table.Table")
     return table
@@ -77,7 +79,7 @@ class Plan:
       runs: all runs, dependencies first.
       done: names of finished runs.
       flops_per_second: training speed for time estimates.
-      speed_source: origin of that speed.
+      speed_source: source of the training speed, for messages.
     """
 
     runs: tuple[Run, ...]
@@ -87,26 +89,26 @@ class Plan:
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """Unfinished runs that cannot start, by name, and the data that they miss."""
+        """Missing data of unfinished runs that cannot start, by run name."""
         unfinished = (run for run in self.runs if run.name not in self.done)
         return {run.name: data for run in unfinished if (data := missing_data([run], self.done))}
 
     @property
     def pending(self) -> list[Run]:
-        """Runs that are unfinished and whose data is available."""
+        """Unfinished runs whose data is available."""
         skipped = self.done | self.missing_data.keys()
         return [run for run in self.runs if run.name not in skipped]
 
 
 def plan_table(table: Table, results: Results) -> Plan:
-    """Returns the state of a table's runs, the same in all processes."""
+    """Returns the plan of a table's runs, which is equal on all processes."""
     runs = tuple(table.runs())
     done = broadcast_from_host0(lambda: sorted(results.finished(runs)))
     return Plan(runs, set(done), *_speed(runs, results))
 
 
 def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
-    """Returns FLOP/s for time estimates and their origin: finished runs, or a share of the device's peak."""
+    """Returns FLOP/s for time estimates and their source: finished runs, or a fraction of the device's peak."""
     seconds = results.seconds
     timed = [run for run in runs if run.name in seconds and run.flops]
     if timed:
@@ -117,7 +119,7 @@ def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
 
 
 def describe_plan(plan: Plan, results: str) -> str:
-    """Lists the runs with their state or estimated time, and the commands of those that are unfinished.
+    """Returns a text with the runs, their state or estimated time, and the commands of unfinished runs.
 
     Args:
       plan: plan of a table.
@@ -143,22 +145,22 @@ def describe_plan(plan: Plan, results: str) -> str:
 
 
 def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[str, Any]:
-    """Executes the pending runs of a table. A failed run does not stop runs that do not depend on it.
+    """Executes the pending runs of a table. After a failure, runs that do not depend on the failed run continue.
 
     Args:
       config: `FILE:ARGUMENTS` of the table, stored in the results folder for `bertjax table`.
-      table: table to fill.
+      table: table whose runs are executed.
       results: results of one folder.
       plan: plan of the table.
 
     Returns:
-      `done` (names of all finished runs), `failed` and `missing_data` (name to reason), and `stopped` (whether a signal
-      ended it early).
+      `done` (names of all finished runs), `failed` and `missing_data` (reasons by run name), and `stopped` (whether a
+      signal stopped the execution).
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
     if not done and not pending:
-        raise UsageError(f"no run of {config} can start: it needs {plan.missing_data[plan.runs[0].name]}")
+        raise UsageError(f"no run of {config} can start; it needs {plan.missing_data[plan.runs[0].name]}")
     is_host0 = jax.process_index() == 0
     if is_host0:
         update_index(source.path, {table.name: _portable_config(config, table.name)}, {})
@@ -170,7 +172,7 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
             seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]
             logger.info(f"run {number} of {len(pending)}: {run.name}, about {duration(seconds)} left")
             logger.info(run.command(source.path))
-        # A resumed run takes less time than its FLOPs need, so its duration is not recorded.
+        # Do not record the duration of a resumed run, because it trains only a part of its steps.
         resumed = broadcast_from_host0(lambda run=run: (epath.Path(source.path) / run.name).exists())
         start = time.monotonic()
         try:
@@ -194,11 +196,11 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
 
 def _check_outcome(run: Run, results: Results) -> None:
     if results.outcome(run) is None:
-        raise BertjaxError("some trials failed, see above; the same command runs them again")
+        raise BertjaxError("some trials failed, see above; run the same command to repeat them")
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Returns `config` with the name of a packaged experiment, or else with an absolute path."""
+    """Returns `config` with its file replaced by the name of a packaged experiment, or else by an absolute path."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):
@@ -207,7 +209,7 @@ def _portable_config(config: str, table: str) -> str:
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
-    """Does the same as the command of a run."""
+    """Executes a run in this process, like the run's command."""
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
@@ -215,8 +217,8 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     start = run.init_from.checkpoint(results, run.init_step) if run.init_from else None
     if run.init_step and not epath.Path(start).exists():
         raise BertjaxError(
-            f"{results}/{run.init_from.name} has no checkpoint of step {run.init_step:,}; move that folder away to run "
-            "it again"
+            f"{results}/{run.init_from.name} has no checkpoint of step {run.init_step:,}; delete or rename the folder "
+            "to run it again"
         )
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, start, build_training_task)

@@ -1,4 +1,4 @@
-"""Constructors of the runs and cells of the paper's tables, for a scale."""
+"""Functions that build the runs and cells of the paper's tables at a given scale."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ from bertjax.reproduce.scales import FineTuning, Scale
 from bertjax.reproduce.table import Cell, Run
 
 _LM = "--config.data.objective=lm"
-# Overrides of pre-trainings that differ from BERT.
+# Overrides of pre-training runs that are not BERT.
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
 LSTMS = (_LM, f"--config.model.encoder={LSTM}")
-# BERT's rows without the next-sentence loss. With `objective=none`, whose rows start in the middle of sentences, a
-# small model learns much more slowly (docs/results/tables.md).
+# Pre-training on the same rows as BERT, without the next-sentence loss. With `objective=none`, rows start in the middle
+# of sentences, and a small model learns much more slowly (docs/results/tables.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
 # The paper gives no learning rate for the feature-based approach.
 _FEATURE_LEARNING_RATE = "--config.optimizer.learning_rate=1e-3"
-# Runs with intermediate checkpoints for Figure 5.
+# Names of runs that save intermediate checkpoints for Figure 5.
 _FIGURE5_RUNS = ("bert", "ltr")
 
-# Default metric of each task and the factor to percent.
+# Default metric of each task, and the factor that converts it to percent.
 _METRICS = {
     **dict.fromkeys(("mnli", "qnli", "sst2", "rte", "swag"), ("accuracy", 100.0)),
     **dict.fromkeys(("qqp", "mrpc"), ("f1", 100.0)),
@@ -34,22 +34,22 @@ _METRICS = {
     "cola": ("matthews", 100.0),
     "stsb": ("spearman", 100.0),
 }
-PERPLEXITY_NOTE = "perplexity is of held-out text, in rows as long as those of the first phase of pre-training"
+PERPLEXITY_NOTE = "perplexity is measured on held-out text, in rows as long as in the first phase of pre-training"
 
 
 def metric_cell(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
-    """Returns the cell of fine-tunings on `task`, with the task's default metric if `metric` is empty."""
+    """Returns the cell of fine-tuning runs on `task`. The default of `metric` is the task's default metric."""
     default, factor = _METRICS[task]
     return Cell(row, column, runs, metric or default, factor)
 
 
 def perplexity_cell(row: str, *runs: Run) -> Cell:
-    """Returns the cell of the held-out perplexity of pre-trainings, in Table 6's column."""
+    """Returns the cell of the held-out perplexity of pre-training runs, a column of Table 6."""
     return Cell(row, "LM perplexity", runs, "perplexity", 1.0)
 
 
 def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -> Run:
-    """Returns the pre-training of an unmodified BERT (default size: the scale's BASE)."""
+    """Returns the pre-training run of unmodified BERT (default size: the scale's BASE)."""
     size = size or scale.base
     return pretraining(scale, data, "bert" if size == scale.base else size, size=size, seed=seed)
 
@@ -57,12 +57,12 @@ def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -
 def pretraining(
     scale: Scale, data: Mapping[str, Any], name: str, *overrides: str, size: str = "", seed: int = 1
 ) -> Run:
-    """Returns a pre-training.
+    """Returns a pre-training run.
 
     Args:
       scale: scale of the table.
       data: arguments of the table, with the path `corpus`.
-      name: name in all tables; `bert` and `ltr` save intermediate checkpoints.
+      name: name of the run in all tables. The runs `bert` and `ltr` save intermediate checkpoints.
       *overrides: `--config.FIELD=VALUE` flags in addition to the scale's.
       size: model size (default: the scale's BASE).
       seed: random seed.
@@ -71,7 +71,7 @@ def pretraining(
     all_tokens = _LM in overrides
     model = _model_config(scale, size, overrides)
     if not corpus:
-        missing_data = "a corpus of `bertjax prepare`, given with corpus="
+        missing_data = "a corpus made by `bertjax prepare`, given with corpus="
     else:
         missing_data = _missing_file(f"{corpus}/{MANIFEST}")
     return Run(
@@ -103,15 +103,15 @@ def fine_tuning(
     feature_head: FeatureHead | None = None,
     seed: int | None = None,
 ) -> Run:
-    """Returns a fine-tuning.
+    """Returns a fine-tuning run.
 
     Args:
       scale: scale of the table.
       data: arguments of the table, with the paths of data sets.
       task: key of `scale.tasks`.
-      start: run whose checkpoint initializes it.
-      variant: suffix of the name, for a fine-tuning that differs from the task's default.
-      step: checkpoint of `start` (default: 0, the last).
+      start: run whose checkpoint initializes the fine-tuning run.
+      variant: suffix of the name, for a fine-tuning run that differs from the task's default.
+      step: step of the checkpoint of `start` (default: 0, the last checkpoint).
       feature_head: layers between encoder and output layer.
       seed: single random seed (default: None, all restarts of the scale).
     """
@@ -122,7 +122,7 @@ def fine_tuning(
         pretrained = pretrained.init_from
     size = dict(item.split("=", 1) for item in pretrained.config.partition(":")[2].split(","))["size"]
     model = _model_config(scale, size, pretrained.overrides)
-    # The grids are for fine-tuning all layers, and a single seed is for one setting.
+    # Use one setting for the feature-based approach, since the grids are for fine-tuning, and for a single seed.
     grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
     trials = len(named_grid(grid)) * (scale.finetuning_seeds if seed is None else 1)
@@ -132,7 +132,7 @@ def fine_tuning(
     return Run(
         name=f"{task}/{'-'.join([start.name.rpartition('/')[2], *filter(None, suffixes)])}",
         config=f"{tuning.config}{',' if ':' in tuning.config else ':'}grid={grid},path={path or tuning.data.upper()}",
-        # Later overrides of a field replace earlier ones.
+        # Keep only the last override of each field.
         overrides=tuple({override.partition("=")[0]: override for override in overrides}.values()),
         init_from=start,
         init_step=step,
@@ -143,12 +143,12 @@ def fine_tuning(
 
 
 def ensemble(task: str, name: str, members: Sequence[Run]) -> Run:
-    """Returns an ensemble of single-seed fine-tunings."""
+    """Returns an ensemble of single-seed fine-tuning runs."""
     return Run(f"{task}/{name}", members=tuple(members))
 
 
 def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead:
-    """Returns the feature-based approach of section 5.3: a BiLSTM of two layers on features of the frozen encoder."""
+    """Returns the feature head of section 5.3: a two-layer BiLSTM on features of the frozen encoder."""
     return FeatureHead(features, 2, scale.lstm_size)
 
 
@@ -184,6 +184,6 @@ def _missing_file(path: str) -> str:
 
 
 def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
-    """Returns a config with the sizes that FLOPs depend on."""
+    """Returns a config with the model sizes that determine FLOPs."""
     encoder = {"encoder": LSTM} if f"--config.model.encoder={LSTM}" in overrides else {}
     return ModelConfig(vocab_size=scale.vocab_size, **size_fields(size), **encoder)

@@ -1,4 +1,4 @@
-"""Two scales of all runs of the tables: the paper's, and one that fits a small machine."""
+"""Two scales of the tables' runs: the paper's scale, and a small scale for one machine."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ class FineTuning:
     Attributes:
       config: `FILE:ARGUMENTS` of the experiment, without `grid` and `path`.
       data: name of the table's argument with the path of the data.
-      required_file: file or folder below that path, to tell whether the data is there.
+      required_file: file or folder below this path, whose existence shows that the data is available.
       tokens: approximate tokens per epoch, including padding.
       epochs: number of epochs.
       overrides: `--config.FIELD=VALUE` flags.
-      grid: name of the sweep's grid (default: `one`, a single setting).
+      grid: name of the hyperparameter grid of the sweep (default: `one`, a single setting).
     """
 
     config: str
@@ -41,19 +41,19 @@ class Scale:
       description: description for the notes of a table.
       base, large: model sizes of BASE and LARGE.
       pretraining: `FILE:ARGUMENTS` of pre-training, without size and corpus.
-      pretraining_overrides: overrides of all pre-trainings.
-      sentence_pair_overrides: overrides of pre-trainings on sentence pairs.
+      pretraining_overrides: overrides of all pre-training runs.
+      sentence_pair_overrides: overrides of pre-training runs on sentence pairs.
       phases: tokens and row length of each phase of pre-training.
       vocab_size: approximate vocabulary size, for FLOPs.
       figure5_steps: pre-training steps at which Figure 5 fine-tunes.
       figure5_overrides: overrides that keep the checkpoints of these steps.
       ensemble_size: number of members of an ensemble.
-      pretraining_seeds: number of pre-trainings per row of Table 5.
-      finetuning_seeds: number of random restarts of a fine-tuning.
-      lstm_size: units of a BiLSTM in each direction.
-      equal_flops: sizes with BASE's FLOPs of a left-to-right Transformer and of LSTMs in both directions.
-      table6_sizes: label of the paper's row to model size.
-      tasks: name of each task to its settings.
+      pretraining_seeds: number of pre-training runs per row of Table 5.
+      finetuning_seeds: number of random restarts of a fine-tuning run.
+      lstm_size: number of units of a BiLSTM per direction.
+      equal_flops: sizes of a left-to-right Transformer and of LSTMs in both directions with the same FLOPs as BASE.
+      table6_sizes: model sizes by the paper's row label.
+      tasks: settings of each task by name.
       feature_epochs: number of epochs of the feature-based approach.
     """
 
@@ -82,7 +82,7 @@ def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *override
     return FineTuning(f"glue:task={task}", "glue", f"{folder}/train.tsv", rows * length, epochs, overrides)
 
 
-# Folder, training rows and average padded length of each GLUE task; trained for three epochs (section 4.1).
+# Folder, number of training rows and average padded length of each GLUE task. The paper trains 3 epochs (section 4.1).
 _PAPER_GLUE = {
     "mnli": ("MNLI", 392_702, 64),
     "qqp": ("QQP", 363_846, 64),
@@ -149,14 +149,14 @@ _SCALES = {
         base="L2_H128",
         large="L4_H192",
         pretraining="pretrain_cpu:steps=12000",
-        # Masked-LM accuracy is the same with rows of 32 after 3,400 steps (0.169) as with rows of 64 after 7,000
-        # steps (0.166).
-        # Only 15 % of pairs that short are consecutive sentences, so the second half of training uses rows of 128.
+        # The first half of training uses rows of 32 tokens, because masked-LM accuracy is then as high after 3,400
+        # steps (0.169) as with rows of 64 after 7,000 steps (0.166). The second half uses rows of 128, because only
+        # 15 % of pairs of 32 tokens are consecutive sentences.
         pretraining_overrides=(
             *("--config.optimizer.learning_rate=1e-3", "--config.data.seq_len=32", "--config.data.batch_size=32"),
             *("--config.long_phase.share=0.5", "--config.long_phase.seq_len=128"),
         ),
-        # Packing makes the tokens per step equal with and without sentence pairs.
+        # With packing, the number of tokens per step is the same with and without sentence pairs.
         sentence_pair_overrides=("--config.data.packing=true",),
         phases=((6_000 * 1024, 32), (6_000 * 1024, 128)),
         vocab_size=4096,
@@ -190,7 +190,7 @@ _SCALES = {
                 "squad:version=1.1",
                 "squad",
                 "",
-                # Training tokens, plus one evaluation (a third of the cost per token) spread over two epochs.
+                # Training tokens, plus one evaluation (at a third of the cost per token), divided by two epochs.
                 2_600 * 450 + 10_570 * 450 / 3 / 2,
                 2,
                 _SQUAD,
@@ -206,7 +206,7 @@ _SCALES = {
 
 
 def get_scale(name: str) -> Scale:
-    """Returns a scale by name; raises a UsageError for an unknown name."""
+    """Returns a scale by name. Raises a UsageError for an unknown name."""
     if name not in _SCALES:
-        raise UsageError(f"unknown scale={name}; choose one of {', '.join(_SCALES)}")
+        raise UsageError(f"unknown scale={name}; use one of {', '.join(_SCALES)}")
     return _SCALES[name]

@@ -1,4 +1,4 @@
-"""Tables of results: cells and the runs whose metrics fill them, and the figures of the paper (`paper.json`)."""
+"""Tables of results: cells, the runs whose metrics fill the cells, and the paper's numbers (`paper.json`)."""
 
 import dataclasses
 import functools
@@ -13,16 +13,17 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One command: a pre-training, a fine-tuning with several seeds, or an ensemble of fine-tunings.
+    """One command: a pre-training run, fine-tuning runs with several seeds, or an ensemble of fine-tuning runs.
 
     Attributes:
-      name: folder below the results folder, such as `sst2/bert`; tables that share a run use the same name.
+      name: folder in the results folder, such as `sst2/bert`. Tables that share a run use the same name.
       config: `FILE:ARGUMENTS` of an experiment (empty for an ensemble).
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
-      init_step: step of that checkpoint (default: 0, the last of a pre-training and the best of a fine-tuning).
-      seeds: number of random restarts, counted up from the config's seed (default: 0, one run with that seed).
-      members: single-seed fine-tunings of an ensemble.
+      init_step: step of this checkpoint (default: 0, the last one of pre-training or the best one of fine-tuning).
+      seeds: number of random restarts, whose seeds count up from the config's seed (default: 0, one run with the
+        config's seed).
+      members: single-seed fine-tuning runs of an ensemble.
       flops: training FLOPs, for time estimates.
       missing_data: description of required data that is not available (default: empty, nothing is missing).
     """
@@ -62,9 +63,9 @@ class Cell:
     """One number of a table: the mean of a metric over all seeds of its runs.
 
     Attributes:
-      row, column: labels, equal to the paper's where the paper has the cell.
+      row, column: labels; if the paper has the cell, they are the paper's labels.
       runs: runs that differ only in their pre-training seed.
-      metric: name in the runs' results.
+      metric: name of the metric in the runs' results.
       factor: multiplier of the metric (default: 100, percent).
       mean_of: columns of the same row whose mean is shown instead of a metric of runs.
     """
@@ -79,7 +80,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table or figure and the runs that fill it.
+    """Table or figure, and the runs that fill it.
 
     Attributes:
       name: the paper's number, such as `5`, or a name such as `figure3`.
@@ -101,7 +102,7 @@ class Table:
 
 
 def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
-    """Returns runs and their dependencies, each once and dependencies first, without those named in `done`."""
+    """Returns runs and their dependencies without duplicates, dependencies first, without the runs named in `done`."""
     ordered: dict[Run, None] = {}
 
     def visit(run: Run) -> None:
@@ -116,19 +117,20 @@ def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
 
 
 def missing_data(runs: Sequence[Run], done: Set[str] = frozenset()) -> str:
-    """Describes the data that `runs` and their unfinished dependencies miss; empty if none."""
+    """Returns a description of missing data of `runs` and their unfinished dependencies, or "" if none is missing."""
     return "; ".join(dict.fromkeys(run.missing_data for run in run_order(runs, done) if run.missing_data))
 
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """A table or figure of the paper.
+    """Table or figure of the paper.
 
     Attributes:
       title: heading.
       section: section of the paper.
       columns: column labels.
-      rows: row label to one number per column, in percent except for perplexities; None for an empty cell.
+      rows: numbers of each row, by row label: one number per column, in percent except for perplexities; None for an
+        empty cell.
       notes: remarks on the numbers.
     """
 
@@ -145,14 +147,14 @@ def _tables() -> dict[str, Any]:
 
 
 def table_names() -> tuple[str, ...]:
-    """Returns `1` to `8` and `figure5`."""
+    """Returns the names of the paper's tables: `1` to `8` and `figure5`."""
     return tuple(_tables())
 
 
 def paper_table(name: str) -> PaperTable:
-    """Returns a table of the paper; raises a UsageError for a name that the paper does not have."""
+    """Returns a table of the paper. Raises a UsageError for an unknown name."""
     if name not in _tables():
-        raise UsageError(f"the paper has no table {name[:20]!r}; choose one of {', '.join(table_names())}")
+        raise UsageError(f"the paper has no table {name[:20]!r}; use one of {', '.join(table_names())}")
     table = _tables()[name]
     rows = {label: tuple(values) for label, values in table["rows"].items()}
     return PaperTable(table["title"], table["section"], tuple(table["columns"]), rows, tuple(table["notes"]))

@@ -1,1 +1,1 @@
-"""Everything that differs between tasks, one file a task family."""
+"""Tasks: data, model head, loss and metrics. Each task family has one module."""

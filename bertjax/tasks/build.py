@@ -1,4 +1,4 @@
-"""Maps the task name of a config to its module `bertjax/tasks/NAME.py`, which defines `Config` and `Task`."""
+"""Construction of configs and tasks by name. The module `bertjax/tasks/NAME.py` defines `Config` and `Task`."""
 
 import importlib
 from pathlib import Path
@@ -25,10 +25,10 @@ def config_class(task: str) -> type[RunConfig]:
 
 
 def parse_config(config_dict: ConfigDict) -> RunConfig:
-    """Converts a config into the frozen dataclass of its task and checks all fields.
+    """Converts a config to the frozen dataclass of its task and validates all fields.
 
     Raises:
-      UsageError: unknown task, or a field with a value out of its range.
+      UsageError: the task is unknown, or a field is out of range.
     """
     if "task" not in config_dict:
         raise UsageError("the config has no field `task`; start from the defaults in bertjax/presets.py")
@@ -40,12 +40,12 @@ def build_task(config: RunConfig, train: bool | None = False) -> Task:
 
     Args:
       config: config of the run.
-      train: read training data; None reads it if the config names data.
+      train: whether to read training data (None: if the config names data).
     """
     return _module(config.task).Task(config, config.has_data if train is None else train)
 
 
 def _module(task: object) -> ModuleType:
     if task not in task_names():
-        raise UsageError(f"unknown task: config.task={task!r}; known: {', '.join(task_names())}")
+        raise UsageError(f"unknown task: config.task={task!r}; use one of {', '.join(task_names())}")
     return importlib.import_module(f"bertjax.tasks.{task}")

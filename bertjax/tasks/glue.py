@@ -1,4 +1,4 @@
-"""The nine GLUE tasks and the diagnostic set (section 4.1 of the paper), from GLUE's own files or from TFDS."""
+"""The nine GLUE tasks and the diagnostic set (section 4.1 of the paper), from GLUE's original files or from TFDS."""
 
 import dataclasses
 import functools
@@ -23,9 +23,9 @@ from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, k
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.utils.io import write_atomic
 
-# Suffix of the metrics of the diagnostic set.
+# Suffix of the names of metrics on the diagnostic set.
 _AX_SUFFIX = "_ax"
-# Metrics that a task with several dev sets has for each of them.
+# Metrics that a task with several dev sets reports for each of them, in addition to the task's metrics.
 _LOSSES = ("cross_entropy", "loss")
 
 
@@ -58,21 +58,21 @@ class Config(FinetuningConfig):
 
 
 class Task(FinetuningTask):
-    """One GLUE task; MNLI has two dev sets, and its test set the diagnostic set beside them."""
+    """One GLUE task. MNLI has two dev sets and two test sets; the diagnostic set is evaluated with the test sets."""
 
     config: Config
 
     def __init__(self, config: Config, train: bool = True) -> None:
         self._spec = SPECS[config.data.task]
         self.missing_data = (
-            f"no data; name GLUE's files with --config.data.path=DIR, which holds {self._spec.folder}/train.tsv"
+            f"no data; set --config.data.path to GLUE's folder, which contains {self._spec.folder}/train.tsv"
         )
         if train and config.has_data and config.data.task == "ax":
             raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
         self.labels = self._spec.labels
         self.default_metric = self._spec.metrics[0]
         self.has_class_reports = bool(self.labels)
-        # Suffix of the metrics -> evaluation set.
+        # Evaluation sets by suffix of their metrics' names.
         self._sets: dict[str, EvaluationSet] = {}
         super().__init__(config, train)
 
@@ -80,7 +80,7 @@ class Task(FinetuningTask):
         return sequence_objective(self.labels, model, self.class_weighting())
 
     def output_layer(self) -> OutputLayer:
-        # The diagnostic set is predicted with a model of MNLI.
+        # The diagnostic set is predicted by a model trained on MNLI.
         name = "mnli" if self.config.data.task == "ax" else self.config.data.task
         return OutputLayer(CLASSES, self.labels, f"glue/{name}", len(self._spec.texts))
 
@@ -119,7 +119,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Scores the most frequent label of the evaluated set, or the mean, for every example."""
+        """Returns the scores of a constant prediction: the most frequent label of the evaluated set, or the mean."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)
@@ -138,7 +138,7 @@ class Task(FinetuningTask):
         return reports
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the files of the GLUE server: `index` and `prediction`, in the order of the indices."""
+        """Writes the files for the GLUE server: columns `index` and `prediction`, sorted by index."""
         files = []
         for suffix, logits in self._logits_by_set(outputs).items():
             predictions = self._predictions(logits)
@@ -186,7 +186,7 @@ class Task(FinetuningTask):
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of predictions by the suffix of their set."""
+        """Returns the metrics of the predictions of each evaluation set, which are given by the set's suffix."""
         values = {}
         for suffix, predicted in predictions.items():
             labels = self._sets[suffix].labels
@@ -201,7 +201,7 @@ class Task(FinetuningTask):
 
 
 def _row_indices(ids: list[str], count: int) -> list[int]:
-    """Returns the `index` column if it has a different number for each row, else 0 to count - 1."""
+    """Returns the `index` column if its numbers are unique, else 0 to count - 1."""
     if len(ids) == count and all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == len(ids):
         return list(map(int, ids))
     return list(range(count))

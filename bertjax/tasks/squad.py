@@ -42,15 +42,15 @@ class SquadData(FinetuningData):
     Attributes:
       version: `1.1`; `2.0`, where a question may have no answer; or `triviaqa`, the documents of TriviaQA's Wikipedia
         part with an answer in their first 400 tokens, on which the paper trains before SQuAD 1.1.
-      train_file: training file (default: train-v1.1*.json or train-v2.0*.json in `path`, qa/wikipedia-train.json of
-        TriviaQA).
-      eval_file: evaluation file (default: dev-v1.1*.json and the like, or that of the evaluated split).
-      doc_stride: tokens between the starts of two windows of a passage.
-      max_query_len: most tokens of a question.
-      n_best: number of answers to keep per question.
-      max_answer_len: most tokens of an answer.
-      choose_null_threshold: for 2.0, use the threshold with the best F1 on dev.
-      null_threshold: for 2.0, null odds above which there is no answer, if the threshold is not chosen.
+      train_file: training file (default: train-v1.1*.json, train-v2.0*.json or, for TriviaQA, qa/wikipedia-train.json,
+        in `path`).
+      eval_file: evaluation file (default: the file of the evaluated split in `path`, such as dev-v1.1*.json).
+      doc_stride: tokens between the starts of consecutive windows of a passage.
+      max_query_len: maximum tokens of a question.
+      n_best: number of answers per question to write.
+      max_answer_len: maximum tokens of an answer.
+      choose_null_threshold: for 2.0, whether to use the null threshold with the best F1 on the dev set.
+      null_threshold: for 2.0, null odds above which a question has no answer, if `choose_null_threshold` is false.
     """
 
     version: str = "1.1"
@@ -90,7 +90,7 @@ class Config(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """The mean of the cross-entropies of an answer's start and end over the tokens of a row."""
+    """Loss of answer spans: mean of the cross-entropies of start and end, each a softmax over the tokens of a row."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -105,13 +105,13 @@ class SpanObjective(Objective):
         return (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        # Twice the rows, so that the sum of both losses is their mean.
+        # Divide by twice the number of rows, so that the sum of both losses is their mean.
         rows = 2.0 * jnp.maximum(jnp.sum(batch["weights"]), 1.0)
         return dict.fromkeys(self.losses, rows)
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         logits = self.apply(params, batch, dropout_key)  # [B, L, 2]
-        # Without padding, so that the padded length does not change the loss.
+        # Exclude padding, so that the padded length does not change the loss.
         logits = jnp.where(batch["input_mask"][..., None] > 0, logits, jnp.finfo(jnp.float32).min)
         weights = batch["weights"]
         sums = {}
@@ -122,11 +122,9 @@ class SpanObjective(Objective):
 
 
 class Task(FinetuningTask):
-    """SQuAD from its own files, or TriviaQA."""
+    """SQuAD or TriviaQA, read from the original files."""
 
-    missing_data = (
-        "no data; name SQuAD's files with --config.data.path=DIR, which holds train-v1.1.json and dev-v1.1.json"
-    )
+    missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
 
     def make_objective(self, model: ModelConfig) -> SpanObjective:
@@ -160,7 +158,7 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Scores the passage's first sentence for 1.1, no answer at all for 2.0."""
+        """Returns the scores of a constant prediction: the passage's first sentence for 1.1, no answer for 2.0."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -169,14 +167,14 @@ class Task(FinetuningTask):
         )
 
     def is_labeled(self) -> bool:
-        # In 2.0 no answer is a label, too.
+        # In 2.0, a question without an answer is labeled too.
         return self.config.data.version == _V2 or any(question.answers for question in self._questions)
 
     def hashed_answers(self) -> Any:
         return [(question.id, question.answers) for question in self._questions]
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the official prediction file, n-best answers and, for 2.0, null odds."""
+        """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
         answers, is_v2 = self._answers(outputs), self.config.data.version == _V2
         pairs = list(zip(self._questions, answers, strict=True))
         files: dict[str, Any] = {}
@@ -214,7 +212,7 @@ class Task(FinetuningTask):
         return read_questions(file, stats, training, all_answerable=self.config.data.version == _V1)
 
     def _divide(self, questions: list[Question]) -> tuple[list[Question], list[Question]]:
-        """Divides the training questions into train and dev; questions on one passage stay together."""
+        """Splits the training questions into train and dev; questions about one passage stay together."""
         data, dev_mask = self.config.data, np.zeros(len(questions), bool)
         if data.dev_share:
             contexts = [question.context.encode() for question in questions]
@@ -246,21 +244,21 @@ class Task(FinetuningTask):
         return {question.id: answer.text for question, answer in zip(self._questions, answers, strict=True)}
 
     def _texts_above(self, answers: list[Answer], threshold: float) -> dict[str, str]:
-        """Returns the predictions, "" if the null odds exceed the threshold."""
+        """Returns the predicted texts; a text is "" if its null odds exceed the threshold."""
         return {
             question.id: "" if answer.null_odds > threshold else answer.text
             for question, answer in zip(self._questions, answers, strict=True)
         }
 
     def _null_threshold(self, answers: list[Answer]) -> float:
-        """Returns the configured threshold, or the one with the best F1 on the evaluated questions."""
+        """Returns the configured null threshold, or the threshold with the best F1 on the evaluated questions."""
         data, gold = self.config.data, self._gold()
         if not data.choose_null_threshold:
             return data.null_threshold
         if not any(gold.values()):
             raise UsageError(
-                "cannot choose null_threshold on questions without answers; take `null_threshold` of the workdir's "
-                "results.json: --config.data.choose_null_threshold=false --config.data.null_threshold=..."
+                "cannot choose null_threshold on questions without answers; set --config.data.null_threshold to the "
+                "value in the workdir's results.json, and --config.data.choose_null_threshold=false"
             )
         predictions = self._best_texts(answers)
         odds = {question.id: answer.null_odds for question, answer in zip(self._questions, answers, strict=True)}
@@ -269,17 +267,17 @@ class Task(FinetuningTask):
 
 
 def _find_file(folder: Path, name: str, field: str) -> Path:
-    # Not `glob(name)`: characters of the name could be taken for a pattern.
+    # Do not use `glob(name)`, because the name may contain characters with a meaning in patterns.
     path = folder / name
     candidates = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
     for candidate in (Path(name), path, *candidates):
         if candidate.is_file():
             return candidate
-    raise UsageError(f"no file {folder / name}*.json; name it with --config.{field}, or evaluate another split")
+    raise UsageError(f"no file {folder / name}*.json; set --config.{field} to the file, or evaluate another split")
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds up to seven digits, the precision of `results.json`, so that the question at the threshold stays below."""
+    """Rounds up to seven digits, the precision of `results.json`, so that no question crosses the threshold."""
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

@@ -41,12 +41,12 @@ class Config(FinetuningConfig):
 class Task(FinetuningTask):
     """SWAG from its own files or from TFDS."""
 
-    missing_data = "no data; name SWAG's files with --config.data.path=DIR, which holds train.csv and val.csv"
+    missing_data = "no data; set --config.data.path to the folder of SWAG's train.csv and val.csv"
     default_metric = "accuracy"
     sequences_per_example = _NUM_CHOICES
 
     def make_objective(self, model: ModelConfig) -> Classification:
-        """Scores each choice by one vector against its pooled [CLS]."""
+        """Builds the objective: a softmax over choices, each scored by one vector applied to the pooled [CLS]."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
         return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 
@@ -62,7 +62,7 @@ class Task(FinetuningTask):
         sequences, labels, lines = [], [], []
         for row in rows:
             context = self.tokenizer.encode(row.fields["sent1"])
-            # The second sentence and its ending are the second segment.
+            # The second segment is the second sentence and its ending.
             endings = [self.tokenizer.encode(f"{row.fields['sent2']} {row.fields[ending]}") for ending in _ENDINGS]
             if not context or not all(row.fields[ending].strip() for ending in _ENDINGS):
                 stats.note("with an empty text", row.line)
@@ -76,7 +76,7 @@ class Task(FinetuningTask):
             labels.append(-1 if not label and split != "train" else _parse_label(label, stats.file, row.line))
         stats.used = len(labels) - (labels.count(-1) if has_labels else 0)
         if not labels:
-            raise UsageError(f"no usable rows in {stats.file}; see the columns of SWAG's files")
+            raise UsageError(f"no usable rows in {stats.file}; use a file in SWAG's format")
         return make_examples(sequences, {"labels": np.array(labels, np.int32)}, _NUM_CHOICES, lines)
 
     def _read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[ReadStats, Iterator[Row]]:
@@ -97,7 +97,7 @@ class Task(FinetuningTask):
         return self._accuracy(constant_prediction(self.eval_examples.rows["labels"]))
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the leaderboard's format: a header `pred`, then a choice per line, in the order of the file."""
+        """Writes predictions in the leaderboard's format: a header `pred`, then a choice per line, in file order."""
         lines = "".join(f"{choice}\n" for choice in self._predictions(outputs))
         return [write_atomic(folder / "predictions.csv", "pred\n" + lines)]
 
@@ -123,5 +123,5 @@ class Task(FinetuningTask):
 
 def _parse_label(value: str, file: str, line: int) -> int:
     if value not in {str(index) for index in range(_NUM_CHOICES)}:
-        raise UsageError(f"unknown label in {file}, line {line}: {value!r}; known: 0, 1, 2, 3")
+        raise UsageError(f"{file} line {line}: label is {value!r}; use 0, 1, 2 or 3")
     return int(value)

@@ -1,4 +1,4 @@
-"""Classes, labels or numbers for a user's own sentences or sentence pairs, from TSV, CSV or JSON Lines files."""
+"""Classification and regression of your own sentences or sentence pairs, from TSV, CSV or JSON Lines files."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class TableData(FinetuningData):
     """Files with named columns.
 
     Attributes:
-      train_file, dev_file, test_file: .tsv (quotes are text), .csv or .jsonl files, relative to `path` if it is set.
+      train_file, dev_file, test_file: .tsv (without quoting), .csv or .jsonl files, relative to `path` if it is set.
       text: column of the text.
       label: column of the label.
     """
@@ -54,7 +54,7 @@ class TableData(FinetuningData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.text == self.label:
-            raise UsageError(f"text and label name the same column {self.text!r}; name two columns")
+            raise UsageError(f"config.data.text and config.data.label are both {self.text!r}; set different columns")
         if self.dev_share and self.dev_file:
             raise UsageError(
                 f"config.data.dev_share={self.dev_share} and config.data.dev_file both give a dev set; use one of them"
@@ -62,14 +62,14 @@ class TableData(FinetuningData):
 
     @property
     def has_files(self) -> bool:
-        """True if any file is named."""
+        """True if any of the three files is set."""
         return bool(self.train_file or self.dev_file or self.test_file)
 
     def file_of(self, split: str) -> str:
         """Returns the file of "train", "dev" or "test"."""
         file = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}[split]
         if not file:
-            raise UsageError(f"no file for the {split} set; name it with --config.data.{split}_file=FILE")
+            raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
         return file
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
@@ -78,12 +78,12 @@ class TableData(FinetuningData):
         Args:
           file: one of the three files.
           columns: names of the columns.
-          keep_short: yield rows that lack a column, too, as predictions need.
+          keep_short: whether to keep rows with too few fields, so that every row of the file has a prediction.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()
         if form not in FORMATS:
-            raise UsageError(f"unknown format of {path}; known: {', '.join(f'.{known}' for known in FORMATS)}")
+            raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
         stats = ReadStats(str(path))
         return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
 
@@ -99,9 +99,9 @@ class TextData(TableData):
 
     Attributes:
       second_text: column of the second text of a pair (default: none).
-      kind: `classes`, `number` or `multilabel`.
-      label_separator: for `multilabel`, text between two labels of a row.
-      threshold: for `multilabel`, least probability of a predicted label.
+      kind: kind of label: `classes` (one class per row), `number` (regression) or `multilabel`.
+      label_separator: for `multilabel`, separator of the labels of a row.
+      threshold: for `multilabel`, minimum probability of a predicted label.
     """
 
     second_text: str = ""
@@ -112,11 +112,16 @@ class TextData(TableData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.second_text in (self.text, self.label):
-            raise UsageError(f"second_text names the column {self.second_text!r} a second time; name another one")
+            raise UsageError(
+                f"config.data.second_text={self.second_text!r} is also the column of text or label; set a different "
+                "column"
+            )
         one_of(self, "config.data", kind=tuple(_DEFAULT_METRICS))
         defaults = (TextData.threshold, TextData.label_separator)
         if self.kind != "multilabel" and (self.threshold, self.label_separator) != defaults:
-            raise UsageError(f"config.data.threshold and label_separator have no effect with kind={self.kind}")
+            raise UsageError(
+                f"config.data.threshold and label_separator have no effect with kind={self.kind}; leave them unset"
+            )
         if not 0 < self.threshold < 1:
             raise UsageError(f"config.data.threshold={self.threshold} is out of range; use a value in (0, 1)")
         if not self.label_separator.strip() and self.label_separator != " " or self.label_separator in "\t\r\n":
@@ -141,9 +146,9 @@ class Config(FinetuningConfig):
 
 
 class Task(FinetuningTask):
-    """One or two texts per row, and a class, labels or a number."""
+    """Classification, multi-label classification or regression of one or two texts per row."""
 
-    missing_data = "no data; name files with --config.data.train_file=FILE and --config.data.dev_file=FILE"
+    missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
     config: Config
 
     def __init__(self, config: Config, train: bool = True) -> None:
@@ -189,7 +194,7 @@ class Task(FinetuningTask):
         return self._metrics(self._predictions(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Scores the most frequent class, the labels of most rows, or the mean, for every example."""
+        """Returns the scores of a constant prediction: the most frequent class, frequent labels, or the mean."""
         labels = self.eval_examples.rows["labels"]
         if self.config.data.kind == "multilabel":
             frequent = labels[known_labels(labels)].mean(axis=0) > 0.5
@@ -203,7 +208,7 @@ class Task(FinetuningTask):
         return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes a header `prediction`, then a line per row of the file."""
+        """Writes a header `prediction`, then one prediction per row of the input file."""
         predictions, data = self._predictions(outputs), self.config.data
         if data.kind == "multilabel":
             texts = [data.label_separator.join(self.labels[id_] for id_ in np.flatnonzero(row)) for row in predictions]
@@ -227,7 +232,7 @@ class Task(FinetuningTask):
         return [PredictionRecords(RECORDS_FILE, make, self.eval_examples.lines, data.read_evaluated_columns)]
 
     def _predictions(self, outputs: list[dict[str, np.ndarray]]) -> np.ndarray:
-        """Returns class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
+        """Returns predicted class ids int [N], 0/1 labels int [N, K], or numbers float32 [N]."""
         logits = np.array(in_input_order(outputs, len(self.eval_examples))["logits"])
         if self.config.data.kind == "multilabel":
             return exceeds_threshold(logits, self.config.data.threshold).astype(np.int64)
@@ -246,19 +251,21 @@ class Task(FinetuningTask):
 
 
 def _read_labels(data: TextData) -> list[str]:
-    """Reads the labels of the training file, sorted."""
+    """Returns the sorted labels of the training file."""
     if not data.train_file:
-        raise UsageError("the classes are read from the training file; name it with --config.data.train_file=FILE")
+        raise UsageError("no training file to read the classes from; set --config.data.train_file=FILE")
     rows, stats = data.read_rows(data.train_file, [data.label], keep_short=False)
     if data.kind == "multilabel":
         labels = sorted({label for row in rows for label in read_labels(row, data.label, data.label_separator, stats)})
         if not labels:
-            raise UsageError(f"no labels in column {data.label!r} of {data.train_file}; name another column")
+            raise UsageError(
+                f"no labels in column {data.label!r} of {data.train_file}; set --config.data.label to the label column"
+            )
         return labels
     labels = sorted({read_label(row, data.label, stats) for row in rows} - {""})
     if len(labels) < 2:
         raise UsageError(
-            f"column {data.label!r} of {data.train_file} has {len(labels)} different labels, and classes need at least "
-            "2; for numbers use kind=number"
+            f"column {data.label!r} of {data.train_file} has {len(labels)} different labels, but classification needs "
+            "at least 2; for regression, use --config.data.kind=number"
         )
     return labels

@@ -1,4 +1,4 @@
-"""A tag for each word of a user's own sentences, from TSV, CSV or JSON Lines files."""
+"""Token tagging of your own sentences, from TSV, CSV or JSON Lines files."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from bertjax.tasks.text import TableData
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of tagging of your own words."""
+    """Config of token tagging on your own data."""
 
     task: str = "text_tags"
     data: TableData = TableData()
@@ -24,9 +24,9 @@ class Config(FinetuningConfig):
 
 
 class Task(TaggingTask):
-    """Words and tags in two columns, one sentence per row."""
+    """Token tagging of files with one sentence per row, and words and tags in two columns."""
 
-    missing_data = "no data; name files with --config.data.train_file=FILE and --config.data.dev_file=FILE"
+    missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
     labels = ("O", "B-X")
     output_name = "text/tags"
     config: Config

@@ -1,1 +1,1 @@
-"""The one loop every task runs through."""
+"""Training loop of all tasks, with checkpoints, metrics, multi-process runs and sweeps."""

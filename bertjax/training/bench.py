@@ -1,4 +1,4 @@
-"""Benchmark of the train step on synthetic batches; imports no TensorFlow."""
+"""Benchmark of the train step on synthetic batches, without TensorFlow."""
 
 import logging
 import math
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
-    """Times train steps of the first phase's shape, after one step that compiles.
+    """Times train steps with the batch shape of the first phase, after one step for compilation.
 
     Args:
       task: task to time.
@@ -41,10 +41,10 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
       profile_dir: log directory of the profile (default: a new temporary folder).
 
     Returns:
-      tokens_per_second and mfu, of tokens without padding; positions_per_second, with padding; token_fraction;
+      tokens_per_second and mfu, excluding padding; positions_per_second, including padding; token_fraction;
       seconds_to_first_step (tracing, compilation and one step); seconds_per_step with minimum and maximum;
-      peak_memory_bytes of one device (of the process on CPU); the peak FLOP/s and its source; and `losses`, the metrics
-      of the steps, None if not finite.
+      peak_memory_bytes of one device (on CPU, of the process); the peak FLOP/s and its source; and `losses`, the
+      metrics of the steps, which are None if not finite.
     """
     started = time.perf_counter()
     train_step, state, inputs = make_bench_step(task)
@@ -62,7 +62,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
             seconds.append(time.perf_counter() - start)
             profiler.step_done(step + 1, state)
             logger.info(f"step {step + 1}: {seconds[-1]:.3f} s")
-    # After the steps, when the processor is as warm as it was during them.
+    # Measure the peak after the steps, so that the processor is as warm as during the steps.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = compute_metrics(jax.device_get(state.sums))
     step = task.typical_step()

@@ -27,15 +27,15 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` arguments.
-      start: checkpoint whose architecture and vocabulary the config adopts (default: None, none).
+      start: checkpoint whose architecture and vocabulary the config adopts (default: None).
 
     Raises:
-      UsageError: the config is invalid, or there is no such checkpoint.
+      UsageError: the config is invalid, or the checkpoint does not exist.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
         raise UsageError(
-            f"the config of {experiment.partition(':')[0]} lacks `data` or `model`; start from a config of "
+            f"the config of {experiment.partition(':')[0]} has no `data` or no `model`; start from a config of "
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
@@ -43,10 +43,10 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:
-    """Loads the config that a checkpoint was trained with; its vocabulary and labels are those of the workdir.
+    """Loads the config that a checkpoint was trained with. Vocabulary and labels are read from the workdir.
 
     Args:
-      checkpoint: a step's directory.
+      checkpoint: directory of a step.
       overrides: `--config.FIELD=VALUE` arguments.
 
     Raises:
@@ -58,7 +58,7 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> Confi
         if any(item.startswith(f"--config.model.{name}=") for item in overrides) and config.model[name] != saved:
             raise UsageError(f"config.model.{name}={config.model[name]} differs from {saved} of {checkpoint}; omit it")
     if "vocabulary" in config.data and not _is_set("vocabulary", overrides):
-        # The workdir has a copy, and the original may have been removed.
+        # Use the workdir's copy, because the original may have been removed.
         config.data.vocabulary = str(workdir / ENTRY)
     return config if _is_set("labels", overrides) else with_labels_of(config, checkpoint)
 
@@ -68,7 +68,7 @@ def _is_set(name: str, overrides: Sequence[str]) -> bool:
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Sets `config.data.labels` to the labels of a checkpoint's outputs, and returns the config."""
+    """Sets `config.data.labels` to the labels of a checkpoint's output layer, and returns the config."""
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if "labels" in config.data and file.exists():
         config.data.labels = str(file)
@@ -76,7 +76,7 @@ def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def choose_split(config: ConfigDict, split: str) -> ConfigDict:
-    """Sets the split whose examples are predicted, and returns the config."""
+    """Sets the split to predict, and returns the config."""
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
     if "eval_split" not in config.data:
@@ -86,15 +86,15 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
-    """Returns the model config of a checkpoint: its saved architecture, with the layout of its workdir's config.
+    """Returns the model config of a checkpoint: the saved architecture, and the layout from the workdir's config.
 
-    The attention implementation is chosen anew for the local devices and for rows of any length.
+    The attention implementation is set to `auto`, since devices and row lengths may differ from those in training.
     """
     config = checkpoint_config(checkpoint, [])
     try:
         return ModelConfig(**{**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"})
     except TypeError as error:
-        raise UsageError(f"{workdir_of(checkpoint) / CONFIG} has no valid model: {error}") from error
+        raise UsageError(f"{workdir_of(checkpoint) / CONFIG} has no valid model: {error}; restore the file") from error
 
 
 def _make_absolute(data: ConfigDict) -> None:

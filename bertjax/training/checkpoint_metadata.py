@@ -1,4 +1,4 @@
-"""Checkpoint metadata (kind of model, architecture, fingerprints), and the distinction of damage from other errors."""
+"""Checkpoint metadata (kind of model, architecture, fingerprints), and detection of damaged checkpoints."""
 
 import dataclasses
 import errno
@@ -16,7 +16,7 @@ from bertjax.model.heads import model_kind
 from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
 
-# Errors of memory, storage or network, which say nothing about the checkpoint's files.
+# Errors of memory, storage or network, which do not mean that the checkpoint's files are damaged.
 _UNAVAILABLE = re.compile(
     "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
 )
@@ -33,11 +33,11 @@ _UNAVAILABLE_ERRNO = {
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointMetadata:
-    """Metadata of a checkpoint, stored beside its arrays as JSON.
+    """Metadata of a checkpoint, stored as JSON next to the arrays.
 
     Attributes:
       step: training step; 0 for a converted checkpoint.
-      model: kind of model, from which `bertjax.model.heads.build_model` builds the module.
+      model: kind of model, the argument of `bertjax.model.heads.build_model`.
       architecture: fields of `Architecture`.
       fingerprints: fingerprint of each array item, `params` and `training`.
       arrays: dtype and shape of each array of the train state, by name (default: {}, a converted checkpoint).
@@ -59,7 +59,7 @@ class CheckpointMetadata:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Parses what `as_json` returns; architecture fields that an older version did not have get their defaults."""
+        """Parses the JSON object that `as_json` returns. Missing fields of the architecture get their defaults."""
         try:
             architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
             metadata = cls(**{**content, "architecture": architecture})
@@ -67,7 +67,9 @@ class CheckpointMetadata:
                 raise TypeError("wrong type of fingerprints or model")
             return metadata
         except (KeyError, TypeError) as error:
-            raise BertjaxError(f"unknown format of checkpoint metadata: {first_line(error)}") from error
+            raise BertjaxError(
+                f"unknown format of checkpoint metadata: {first_line(error)}; use a checkpoint of this version"
+            ) from error
 
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -94,7 +96,9 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
     try:
         return CheckpointMetadata.from_json(read_json_object(file))
     except (OSError, ValueError, BertjaxError) as error:
-        raise BertjaxError(f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)})") from error
+        raise BertjaxError(
+            f"checkpoint {checkpoint} is damaged: {file} ({first_line(error)}); use another checkpoint"
+        ) from error
 
 
 def saved_architecture(checkpoint: epath.Path) -> Architecture:
@@ -103,15 +107,17 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
     try:
         return Architecture(**fields)
     except TypeError as error:
-        raise BertjaxError(f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}") from error
+        raise BertjaxError(
+            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use a checkpoint of this version"
+        ) from error
 
 
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
-    """Raises if an error while reading a checkpoint has another cause than damaged files.
+    """Raises if an error while reading a checkpoint has a cause other than damaged files.
 
     Raises:
       BertjaxError: memory, storage or network is unavailable.
-      Exception: `error` itself, if another process of the run is lost.
+      Exception: `error` itself, if another process of the run has died.
     """
     if is_collective_error(error):
         raise error

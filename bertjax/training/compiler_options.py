@@ -12,8 +12,8 @@ class Option:
     """An option of the TPU compiler.
 
     Attributes:
-      name, value: as XLA takes them.
-      multislice: set only if the mesh has several slices.
+      name, value: name and value in XLA.
+      multislice: whether to set the option only if the mesh has several slices.
       reason: effect of the option.
     """
 
@@ -40,7 +40,7 @@ TPU_OPTIONS = (
         "xla_tpu_data_parallel_opt_different_sized_ops",
         True,
         multislice=True,
-        reason="extends the option above to consecutive all-reduces of different sizes, as a layer's parameters have",
+        reason="extends the option above to consecutive all-reduces of different sizes, such as a layer's parameters",
     ),
 )
 
@@ -55,9 +55,9 @@ def compiler_options(mesh: Mesh) -> CompilerOptions | None:
 
 
 def quick_compilation(mesh: Mesh) -> CompilerOptions | None:
-    """Returns options that compile faster, for programs that run once or twice, or None for XLA's defaults.
+    """Returns options for faster compilation of programs that run only once or twice, or None for XLA's defaults.
 
-    On CPU the forward pass of BASE compiles in a quarter of the time and runs 10 % slower.
+    On CPU, the forward pass of BASE compiles in a quarter of the time and runs 10 % slower.
     """
     if mesh.devices.flat[0].platform != "cpu":
         return None

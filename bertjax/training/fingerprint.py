@@ -1,8 +1,8 @@
-"""A hash of arrays that is equal on the host, on one device and on any mesh.
+"""Hash of arrays that is equal on the host, on one device and on any mesh.
 
-The bits of each element are mixed with its index, and the results are summed, which is independent of the order. The
-mixing is nonlinear, so that changes do not cancel, such as flipped signs of a whole matrix or two swapped elements. The
-hash is not cryptographic.
+The bits of each element are mixed with the element's index, and the results are summed, in any order. The mixing is
+nonlinear, so that changes such as flipped signs of a matrix or two swapped elements do not cancel. The hash is not
+cryptographic.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _SLICE_BYTES = 16 << 20
-# Independent 32-bit sums, each with its own seeds.
+# Number of independent 32-bit sums, each with different seeds.
 _LANES = 2
 # Smaller arrays are hashed with NumPy, which needs no compilation.
 _SMALL_BYTES = 1 << 20
@@ -24,11 +24,11 @@ def fingerprint(tree: Any) -> str:
     """Returns 16 hexadecimal digits that change with any bit, name, shape or dtype of the arrays.
 
     Args:
-      tree: tree of arrays on any devices, with elements of 4 bytes.
+      tree: tree of arrays on any devices; elements must have 4 bytes.
     """
     total = np.zeros(_LANES, np.uint32)
     for seeds, leaf in _leaves_with_seeds(tree):
-        # Fetched before the next sum starts: concurrent all-reduces over many devices of one CPU can deadlock.
+        # Fetch each sum before the next one starts, since concurrent all-reduces over devices of one CPU can deadlock.
         if getattr(leaf, "is_fully_addressable", True) and leaf.nbytes <= _SMALL_BYTES:
             total += _numpy_sum(np.asarray(leaf), seeds)
         else:
@@ -51,7 +51,7 @@ def fingerprint_on_host(tree: Any) -> str:
 
 
 def _numpy_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns the `_device_sum` of a whole array, without a compilation per shape."""
+    """Returns the same as `_device_sum` for an entire array, without a compilation per shape."""
     bits = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
     index = np.arange(bits.size, dtype=np.uint32)
     return np.array([np.sum(_mix(bits ^ _mix(index ^ seed)), dtype=np.uint32) for seed in seeds])
@@ -69,7 +69,7 @@ def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
         yield np.frombuffer(digest, "<u4").astype(np.uint32), leaf
 
 
-# Jitted per array, since parameters, moments and other models share most shapes.
+# Jit per array rather than per tree, since parameters, moments and other models have mostly the same shapes.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
     """Returns the sums, uint32 [lanes], of an array, or of a slice that starts at element `first`."""

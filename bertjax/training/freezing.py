@@ -1,8 +1,8 @@
-"""Frozen parameters, by layer and by name: without gradient, update or optimizer state.
+"""Frozen parameters, by layer and by name. They have no gradient, update or optimizer state.
 
-Parameters with LAYERS in their path hold all layers, stacked on a leading axis, the lowest first. Freezing some of them
-cuts the stack, which `optax.multi_transform` and `optax.set_to_zero` cannot do: they mask whole arrays, and the frozen
-layers would keep gradients and moments.
+Parameters with LAYERS in their path contain all layers, stacked on a leading axis, lowest layer first. Freezing some
+layers splits the stack. `optax.multi_transform` and `optax.set_to_zero` cannot do this: they mask entire arrays, so
+frozen layers would still have gradients and moments.
 """
 
 import math
@@ -34,12 +34,12 @@ class Frozen(NamedTuple):
 
 
 def is_stacked(path: Sequence[str]) -> bool:
-    """True if a parameter holds all layers."""
+    """Returns True if a parameter is a stack of all layers."""
     return LAYERS in path
 
 
 def trainable(params: Any, frozen: Frozen) -> Any:
-    """Returns the trainable part of the parameters, boxed or not: of a stack, its upper layers."""
+    """Returns the trainable part of the parameters, boxed or not. The trainable part of a stack is its upper layers."""
     trained = {}
     for path, leaf in flatten_dict(params).items():
         if frozen.matches(path):
@@ -53,9 +53,9 @@ def trainable(params: Any, frozen: Frozen) -> Any:
 
 
 def merge_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
-    """Returns all parameters in the form that the model takes, the trainable ones from `trained`.
+    """Returns all parameters as input of the model, with the trainable parameters from `trained`.
 
-    Frozen layers are a stack of their own, through which no gradient flows.
+    Frozen layers form a separate stack, through which no gradient flows.
     """
     if frozen == Frozen():
         return trained
@@ -71,7 +71,7 @@ def merge_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
 
 
 def update_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
-    """Returns `params` with the trainable part replaced; frozen parameters keep their bits."""
+    """Returns `params` with the trainable part replaced by `trained`. Frozen parameters are bitwise unchanged."""
     if frozen == Frozen():
         return trained
     updated = flatten_dict(params)
@@ -82,7 +82,7 @@ def update_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
 
 
 def check_frozen(params: Any, frozen: Frozen) -> None:
-    """Checks that the frozen parameters exist and that some are left to train.
+    """Raises a UsageError if a frozen parameter does not exist, or no parameter is left to train.
 
     Args:
       params: arrays or shapes, boxed or not.
@@ -91,11 +91,11 @@ def check_frozen(params: Any, frozen: Frozen) -> None:
     flat = flatten_dict(nn.unbox(params))
     num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
     if frozen.layers > num_layers:
-        raise UsageError(f"optimizer.freeze_layers={frozen.layers} exceeds the {num_layers} layers of the model")
+        raise UsageError(f"optimizer.freeze_layers={frozen.layers} is too large; the model has {num_layers} layers")
     for name in frozen.names:
         if not any(Frozen(names=(name,)).matches(path) for path in flat):
             known = sorted({"/".join(path[:2]) for path in flat})
-            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; known: {listed(known, 12)}")
+            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
     if not count_trainable(params, frozen):
         raise UsageError("optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer")
 

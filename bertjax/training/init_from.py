@@ -1,4 +1,4 @@
-"""Compatibility of a task with the checkpoint that it starts from or evaluates."""
+"""Compatibility checks between a task and the checkpoint that it starts from or evaluates."""
 
 import json
 import logging
@@ -21,16 +21,16 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
 
     Raises:
-      UsageError: the config sets an architecture field to another value.
+      UsageError: the config sets an architecture field to a different value.
       BertjaxError: the checkpoint is damaged.
     """
     config = config.copy_and_resolve_references()
     for name, saved in vars(saved_architecture(checkpoint)).items():
         configured = config.model.get(name)
         if name == "vocab_size" and not configured:
-            # The vocabulary sets it, and `check_vocabulary` compares the vocabularies.
+            # The vocabulary determines its size, and `check_vocabulary` compares the vocabularies.
             continue
-        # The padding of the token table changes its shape, so it must be the checkpoint's.
+        # The checkpoint's padding of the token table overrides the config, because it determines the table's shape.
         if configured is not None and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
                 f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= and "
@@ -43,7 +43,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
-    """Raises if a checkpoint was trained with another vocabulary than the task's data."""
+    """Raises a UsageError if the vocabulary of a checkpoint differs from that of the task's data."""
     file = workdir_of(checkpoint) / ENTRY
     if ENTRY not in task.workdir_files or not file.exists():
         return
@@ -51,20 +51,20 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
     saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
     if saved != expected:
         raise UsageError(
-            f"{checkpoint} was trained with another vocabulary than the data has (SHA-256 {saved[:12]} and "
+            f"the vocabulary of {checkpoint} differs from that of the data (SHA-256 {saved[:12]} and "
             f"{expected[:12]}); prepare the data with {file.parent / read_json(file)['file']}"
         )
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Raises if the output layer of a checkpoint was trained for another task, even one with equal shapes.
+    """Raises a UsageError if the output layer of a checkpoint was trained for a different task, even if shapes match.
 
     Args:
       task: task that the output layer is evaluated on.
-      checkpoint: a step's directory.
+      checkpoint: directory of a step.
 
     Returns:
-      The index of the output of each label of the task, or [] if outputs and labels have the same order.
+      The index of the output for each label of the task, or [] if outputs and labels have the same order.
     """
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if OUTPUT_LAYER not in task.workdir_files or not file.exists():
@@ -75,10 +75,10 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
             if saved[field] != expected[field]:
                 raise UsageError(
                     f"the output layer of {checkpoint} has {field} {_quoted(saved[field])}, but the config has "
-                    f"{_quoted(expected[field])}; use a checkpoint fine-tuned for it"
+                    f"{_quoted(expected[field])}; use a checkpoint fine-tuned for this task"
                 )
         return []
-    # A layer converted from another format does not name its task.
+    # The output layer of a converted checkpoint does not name a task, so compare its kind.
     if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         raise UsageError(
             f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; set "
@@ -88,14 +88,14 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
 
 def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
-    """Matches labels to outputs by name, or by position if no name matches."""
+    """Returns the index of the output for each label, by name, or by position if no name matches."""
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
     if len(saved) != len(labels) or {*saved_names} & {*names}:
         raise UsageError(
             f"the output layer of {checkpoint} has labels {_quoted(saved)}, but the config has {_quoted(labels)}; "
-            "use a checkpoint fine-tuned for them"
+            "use a checkpoint fine-tuned for these labels"
         )
     logger.info(f"outputs {_quoted(saved)} of {checkpoint} are used as labels {_quoted(labels)}, in this order")
     return []

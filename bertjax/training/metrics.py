@@ -1,7 +1,7 @@
 """Writers of a run's metrics: JSON Lines, TensorBoard, and experiment trackers.
 
-`metrics.jsonl` holds only values that do not depend on the clock, so that a run that was killed and resumed leaves the
-same lines as one that was not. Speeds are in `timing.jsonl`.
+`metrics.jsonl` contains only values that do not depend on the clock, so that it is identical whether or not a run was
+killed and resumed. Speeds are in `timing.jsonl`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bertjax.utils.io import is_remote, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-# Object storage cannot append, so files are rewritten, at most once in this time.
+# Object storage cannot append, so files are rewritten, at most once in this number of seconds.
 _REWRITE_SECONDS = 60.0
 
 
@@ -40,7 +40,7 @@ class MetricsWriter(Protocol):
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """Reads the objects with a `step` of a JSON Lines file; skips lines that a kill has torn."""
+    """Returns the objects with a `step` in a JSON Lines file. Skips lines that are incomplete because of a kill."""
     if not path.exists():
         return []
     lines = []
@@ -55,14 +55,14 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 class JsonlWriter:
-    """Appends a line per step to a file; on object storage, all lines are there after `flush`.
+    """Writer that appends a line per step to a JSON Lines file. On object storage, lines are written by `flush`.
 
     Attributes:
       num_lines: number of lines in the file.
     """
 
     def __init__(self, path: epath.Path, step: int) -> None:
-        """Opens the file of a run that resumes after `step` and drops the lines of later steps."""
+        """Opens the file of a run that resumes after `step`, and removes the lines of later steps."""
         self._path, self._appends = path, not is_remote(path)
         self._lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
         write_atomic(path, "".join(self._lines))
@@ -91,10 +91,10 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """Writes scalars to a TensorBoard event file, without importing TensorFlow."""
+    """Writer of scalars to a TensorBoard event file, without importing TensorFlow."""
 
     def __init__(self, workdir: epath.Path, step: int) -> None:
-        """Opens a new event file; TensorBoard drops older events of steps after `step`."""
+        """Opens a new event file and makes TensorBoard drop older events of steps after `step`."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
@@ -111,7 +111,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def close(self) -> None:
-        # A failure of remote storage has ended the run before, with its own error.
+        # Ignore failures of remote storage here, since they have already ended the run with an error.
         with contextlib.suppress(*([Exception] if self._is_remote else [])):
             self._file.close()
 
@@ -130,13 +130,13 @@ def _open_event_file(workdir: epath.Path) -> Any:
 
 
 class _LocalEventFile:
-    """An event file on disk; TensorBoard's own class imports TensorFlow, which takes seconds."""
+    """Event file on disk. It replaces TensorBoard's own class, which imports TensorFlow and so takes seconds."""
 
     def __init__(self, workdir: epath.Path) -> None:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # TensorBoard reads files in the order of their names, and two attempts may start within one second.
+        # TensorBoard reads files in the order of their names. Nanoseconds order attempts that start in one second.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - closed in `close`
@@ -154,22 +154,22 @@ class _LocalEventFile:
 
 
 class TrackerWriter:
-    """Logs to an experiment tracker with the interface of Weights & Biases."""
+    """Writer to an experiment tracker with the interface of Weights & Biases."""
 
     def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
         """Starts or resumes the tracker's run.
 
         Args:
           name: `wandb` or `trackio`.
-          workdir: its path is the name of the run, so that a resumed run continues the tracker's run.
+          workdir: workdir, whose path names the tracker's run, so that a resumed run continues it.
           config: config of the run.
         """
         try:
             self._tracker = importlib.import_module(name)
         except ImportError as error:
-            raise UsageError(f"--tracker {name} needs a package; run: pip install 'bertjax[{name}]'") from error
+            raise UsageError(f"--tracker {name} needs the package {name}; pip install 'bertjax[{name}]'") from error
         run = os.fspath(workdir)
-        # trackio finds the run to resume by its name, Weights & Biases by an id without slashes.
+        # trackio finds the run to resume by name, Weights & Biases by an id without slashes.
         run_id = {"id": hashlib.sha256(run.encode()).hexdigest()[:16]} if name == "wandb" else {}
         self._tracker.init(project="bertjax", name=run, config=dict(config), resume="allow", **run_id)
 
@@ -177,14 +177,14 @@ class TrackerWriter:
         self._tracker.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """Does nothing: trackers upload in the background."""
+        """Does nothing, because trackers upload in the background."""
 
     def close(self) -> None:
         self._tracker.finish()
 
 
 def round_digits(value: float) -> float | int | str:
-    """Rounds to seven significant digits, the precision of float32; NaN and infinity become strings for JSON."""
+    """Rounds to seven significant digits, the precision of float32. Returns NaN and infinity as strings for JSON."""
     if isinstance(value, int):
         return value
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""Runs of several processes: connecting them, sharing values of host 0, and raising one host's error on all hosts."""
+"""Multi-process runs: connecting processes, broadcasting values of host 0, and raising errors on all hosts."""
 
 import atexit
 import contextlib
@@ -24,15 +24,15 @@ from bertjax.utils.io import write_atomic
 
 T = TypeVar("T")
 _PROCESS_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-# JAX's default port, 8482, is not in the firewall rule that Google Cloud creates for a network (jax#35905).
+# Google Cloud's default firewall rules allow this port, but not JAX's default port 8482 (jax#35905).
 _DEFAULT_PORT = 8476
-# Error texts of failed collectives: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
+# Messages of failed collectives contain these words: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
 _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
 _LOCAL_FIELDS = tuple(
     f"config.{name}" for name in ("cluster.", "hang_seconds:", *(f"{field}:" for field in PATH_FIELDS))
 )
-# Network file systems may show a new file to other hosts only after their cache times out.
+# On network file systems, a new file may be visible to other hosts only after their caches time out.
 _VISIBLE_SECONDS, _POLL_SECONDS = 90.0, 0.5
 
 
@@ -43,7 +43,7 @@ def is_multihost_environment() -> bool:
         any(name in variables for name in _PROCESS_VARIABLES)
         or any("," in variables.get(name, "") for name in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"))
         or variables.get("MEGASCALE_NUM_SLICES", "1") != "1"
-        # Without SLURM_PROCID the process is in an allocation but was not started by `srun`.
+        # Without SLURM_PROCID, the process is in a Slurm allocation but was not started by `srun`.
         or ("SLURM_PROCID" in variables and variables.get("SLURM_NTASKS", "1") != "1")
     )
 
@@ -51,8 +51,8 @@ def is_multihost_environment() -> bool:
 def initialize_distributed(config: ClusterConfig) -> None:
     """Connects the processes of a run with `jax.distributed.initialize`.
 
-    TPU pods, GKE and Slurm describe the processes to JAX. Elsewhere the environment variables JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID do.
+    JAX detects the processes on TPU pods, GKE and Slurm. On other clusters, the environment variables
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe them.
 
     Raises:
       UsageError: one of the three variables is missing or invalid.
@@ -70,7 +70,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
         options |= _processes_from_environment()
     try:
         jax.distributed.initialize(**options)
-        # Creates the backends, which wait 30 s for each other; reading data first may take longer on some hosts.
+        # Create the backends now: they wait only 30 s for each other, and reading data may take longer on some hosts.
         jax.devices()
     except (ValueError, RuntimeError, LookupError) as error:
         raise BertjaxError(
@@ -88,16 +88,16 @@ def _processes_from_environment() -> dict[str, Any]:
             f"invalid environment variables: {shortened(values)}; set HOST:PORT of process 0, the number of processes "
             "and an index below it in every process"
         )
-    # With cluster detection JAX queries the metadata server of a cloud if libtpu is installed.
+    # Disable cluster detection, with which JAX queries the cloud's metadata server if libtpu is installed.
     options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
     return {**options, "cluster_detection_method": "deactivate"}
 
 
 def raise_on_all_hosts(check: Callable[[], None]) -> None:
-    """Runs a check on every process; an error on one of them is raised on all, so that none waits for another.
+    """Runs a check on every process. An error on one process is raised on all, so that no process waits forever.
 
     Args:
-      check: raises a BertjaxError if it fails.
+      check: function that raises a BertjaxError if the check fails.
 
     Raises:
       BertjaxError: the error of the first process on which the check failed.
@@ -127,7 +127,7 @@ def broadcast_from_host0(read: Callable[[], T]) -> T:
     """Runs `read` on process 0 and returns its result on all processes.
 
     Args:
-      read: returns a JSON value.
+      read: function that returns a JSON value.
     """
     if jax.process_count() == 1:
         return read()
@@ -145,15 +145,15 @@ def broadcast_from_host0(read: Callable[[], T]) -> T:
 
 
 def assert_same_run(description: dict[str, Any]) -> None:
-    """Raises on all processes if one was started with another config or other data than process 0.
+    """Raises on all processes if the config or the data of a process differs from those of process 0.
 
     Args:
-      description: JSON values that identify a run; paths and timeouts in it may differ.
+      description: JSON values that identify a run; its paths and timeouts may differ.
 
     Raises:
-      UsageError: names the fields that differ.
+      UsageError: config or data differ. The message names the fields.
     """
-    description = json.loads(json.dumps(description))  # Tuples become lists, as in what host 0 sends.
+    description = json.loads(json.dumps(description))  # Convert tuples to lists, as in the description of host 0.
     expected = broadcast_from_host0(lambda: description)
     changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]
 
@@ -168,10 +168,10 @@ def assert_same_run(description: dict[str, Any]) -> None:
 
 
 def assert_shared_workdir(workdir: epath.Path) -> None:
-    """Raises on all processes if one does not see the files that process 0 writes to the workdir.
+    """Raises on all processes if a process does not see the files that process 0 writes to the workdir.
 
     Raises:
-      UsageError: a host sees another directory under this path.
+      UsageError: the path is a different directory on some host.
     """
     if jax.process_count() == 1:
         return
@@ -183,7 +183,9 @@ def assert_shared_workdir(workdir: epath.Path) -> None:
         deadline = time.monotonic() + _VISIBLE_SECONDS
         while not probe.exists():
             if time.monotonic() > deadline:
-                raise UsageError(f"workdir is not shared between hosts: {workdir}; use one that is, such as gs://...")
+                raise UsageError(
+                    f"workdir is not shared between hosts: {workdir}; use a shared directory, such as gs://..."
+                )
             time.sleep(_POLL_SECONDS)
 
     try:
@@ -194,19 +196,19 @@ def assert_shared_workdir(workdir: epath.Path) -> None:
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Returns True if a collective operation failed because another process is gone."""
+    """Returns True if an error is a failed collective operation, because another process has died."""
     is_foreign = not isinstance(error, BertjaxError) and jax.process_count() > 1
     return is_foreign and _COLLECTIVE_ERROR.search(str(error)) is not None
 
 
 @contextlib.contextmanager
 def exit_on_host_error() -> Iterator[None]:
-    """Ends this process without JAX's shutdown barrier if an error is not raised on all hosts.
+    """Exits without JAX's shutdown barrier if an error is not raised on all hosts.
 
-    The barrier waits until all processes exit, while the others wait for this one in a collective operation.
+    The barrier would wait until all processes exit, while the other processes wait for this one in a collective.
 
     Raises:
-      LostError: a collective operation failed because another process is gone.
+      LostError: a collective operation failed because another process has died.
     """
     try:
         yield
@@ -215,12 +217,12 @@ def exit_on_host_error() -> Iterator[None]:
             raise
         is_lost = is_collective_error(error)
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-        # Runs before JAX's own exit handler, and after the error was printed.
+        # This handler runs after the error is printed and before JAX's exit handler.
         atexit.register(_exit, LostError.exit_code if is_lost else code)
         if not is_lost:
             raise
         raise LostError(
-            f"another process of this run is gone: {first_line(error)}; run the same command again on every host to "
+            f"another process of this run has died: {first_line(error)}; run the same command again on every host to "
             "resume from the last checkpoint"
         ) from error
 

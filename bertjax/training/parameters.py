@@ -1,4 +1,4 @@
-"""Parameters of a checkpoint, restored without its training state."""
+"""Restoring and saving of a checkpoint's parameters, without the training state."""
 
 import contextlib
 import dataclasses
@@ -27,24 +27,25 @@ from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 
 logger = logging.getLogger(__name__)
 
-# Orbax buffers a file in memory before it writes it.
+# Orbax buffers an entire file in memory before writing it, so files are small.
 _FILE_BYTES = 4 << 20
 
 
 def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = ()) -> Any:
-    """Restores parameters into `target`, to start another run or to evaluate.
+    """Restores the parameters of a checkpoint into `target`, to start a run or to evaluate.
 
     Args:
       path: a checkpoint, see `find_checkpoint`.
-      target: tree of arrays, or of shapes with shardings. An array whose name the checkpoint lacks is returned as it
-        is, for example a new output layer.
+      target: tree of arrays, or of shapes with shardings. An array that is not in the checkpoint, such as a new output
+        layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint has them.
 
     Returns:
       A tree like `target`.
 
     Raises:
-      UsageError: no checkpoint, a different shape, or a name that the checkpoint lacks and `target` has no array for.
+      UsageError: there is no checkpoint, a shape differs, or a parameter is missing in the checkpoint and only a shape
+        in `target`.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
@@ -55,13 +56,13 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
             if tuple(saved[name].shape) != tuple(leaves[name].shape):
                 raise UsageError(
                     f"parameter {name} has shape {tuple(saved[name].shape)} in {checkpoint} but "
-                    f"{tuple(leaves[name].shape)} in the model"
+                    f"{tuple(leaves[name].shape)} in the model; use a checkpoint of the same model"
                 )
         new, unused = sorted(leaves.keys() - restored), sorted(saved.keys() - restored)
         if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
-            raise UsageError(f"{checkpoint} has no parameters {listed(missing)}")
+            raise UsageError(f"{checkpoint} has no parameters {listed(missing)}; use a checkpoint of the same model")
         _log_usage(checkpoint, restored, new, unused)
-        # Unused arrays are restored as well, for the fingerprint; the devices they were saved from may not exist here.
+        # Restore unused arrays as well, for the fingerprint. They need a sharding for the devices of this machine.
         first = getattr(next(iter(leaves.values())), "sharding", None)
         replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
         shardings = {
@@ -75,18 +76,20 @@ def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -
     """Restores all parameters of a checkpoint to the devices, as a nested dictionary.
 
     Args:
-      checkpoint: a step's directory.
-      shardings: sharding of each parameter of the model, by its path.
+      checkpoint: directory of a step.
+      shardings: sharding of each parameter of the model, by path.
 
     Raises:
-      UsageError: the checkpoint has a parameter that `shardings` lacks.
+      UsageError: a parameter of the checkpoint is not in `shardings`.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     with _open_params(checkpoint) as (checkpointer, saved):
         try:
             known = {name: shardings[name] for name in saved}
         except KeyError as error:
-            raise UsageError(f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}") from error
+            raise UsageError(
+                f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}; use a checkpoint of this version"
+            ) from error
         return nested(_restore_all(checkpointer, checkpoint, saved, known))
 
 
@@ -94,7 +97,7 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
     """Restores all parameters of a checkpoint by path, as NumPy arrays."""
     params = {}
     with _open_params(checkpoint) as (checkpointer, saved):
-        # One array at a time: Orbax holds two copies of everything that it restores in one call.
+        # Restore one array at a time, because Orbax needs memory for two copies of all arrays restored in one call.
         for name in saved:
             args = ocp.args.PyTreeRestore(
                 nested({name: 0}),
@@ -124,7 +127,7 @@ def save_params(
         architecture=dataclasses.asdict(architecture),
         fingerprints={"params": fingerprint_on_host(tree)},
     )
-    # By default Orbax copies all arrays first and buffers up to 2 GiB.
+    # By default, Orbax copies all arrays first and buffers up to 2 GiB.
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
         (jax.Array, ocp.type_handlers.ArrayHandler()),
@@ -159,7 +162,7 @@ def _flatten(tree: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, dict[str, Any]]]:
-    """Yields a checkpointer and the metadata of each array by path; reports unexpected errors as damage."""
+    """Yields a checkpointer and the metadata of each array by path. Unexpected errors are reported as damage."""
     try:
         with _quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             saved = checkpointer.metadata(checkpoint / "params").item_metadata
@@ -168,10 +171,10 @@ def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, dic
             yield checkpointer, _flatten(saved.tree)
     except UsageError:
         raise
-    except Exception as error:  # Damage surfaces as any exception of Orbax and the layers below it.
+    except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
         raise_unless_damage(error, checkpoint)
         raise BertjaxError(
-            f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older one beside it"
+            f"checkpoint {checkpoint} is damaged ({first_line(error)}); try an older checkpoint of the workdir"
         ) from error
 
 
@@ -181,7 +184,7 @@ def _restore_all(
     saved: Mapping[str, Any],
     shardings: Mapping[str, Sharding | None],
 ) -> dict[str, Any]:
-    """Restores all arrays by path, each with its sharding, and checks their fingerprint."""
+    """Restores all arrays by path with the given shardings, and checks their fingerprint."""
     abstract = nested(
         {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name]) for name, leaf in saved.items()}
     )
@@ -194,7 +197,7 @@ def _restore_all(
 
 
 def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
-    """Logs which parameters are restored, new and ignored, if the model is not the checkpoint's own."""
+    """Logs which parameters are restored, new and ignored, unless the model equals the checkpoint's."""
     if new or unused:
         modules = Counter(name.split("/")[0] for name in restored)
         counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
@@ -207,7 +210,7 @@ def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unuse
 
 @contextlib.contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Hides Orbax's warning that an item has no metadata of its own, which is expected."""
+    """Hides Orbax's warning about missing metadata of an item, which is expected."""
     absl_logger = logging.getLogger("absl")
     level = absl_logger.level
     absl_logger.setLevel(logging.ERROR)

@@ -11,23 +11,23 @@ from bertjax.utils.io import atomic_file
 
 # Prefix of evaluation metrics in `metrics.jsonl`.
 HELD_OUT = "eval_"
-# With more classes, names and counts are not legible.
+# Maximum numbers of classes for which names and counts are legible.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
 def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> None:
-    """Plots losses and scores against tokens seen, thin lines for training and thick ones for evaluation.
+    """Plots losses and scores against tokens seen, with thin lines for training and thick lines for evaluation.
 
     Args:
       lines: objects of `metrics.jsonl`, each with `tokens`.
       path: PNG file, written atomically.
       score: metric of the right panel; "" plots all accuracies.
     """
-    # Imported here because it takes half a second. A Figure without pyplot needs no display.
+    # The import takes half a second. A Figure without pyplot needs no display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2))
-    # Fixed margins: automatic layout takes as long as everything else, at each evaluation.
+    # Use fixed margins, because automatic layout would double the time of a plot.
     figure.subplots_adjust(left=0.06, right=0.985, bottom=0.12, top=0.93, wspace=0.16)
     for axes, (title, names) in zip(figure.subplots(1, 2), _panels(lines, score), strict=True):
         for index, name in enumerate(names):
@@ -47,7 +47,7 @@ def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
 
 
 def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str]]]:
-    # Pairs of a title and its metrics.
+    # Returns pairs of a title and the names of its metrics.
     names = list(dict.fromkeys(name.removeprefix(HELD_OUT) for line in lines for name in line))
     losses = [name for name in names if name == "loss" or name.endswith("_loss")]
     if score:
@@ -56,10 +56,10 @@ def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str
 
 
 def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None:
-    """Plots a confusion matrix for each evaluation set, with colors relative to the number of rows of each label.
+    """Plots a confusion matrix for each evaluation set. Colors are relative to the number of rows of each label.
 
     Args:
-      reports: a report with a confusion matrix for each panel title.
+      reports: reports with confusion matrices, by panel title.
       path: PNG file, written atomically.
     """
     from matplotlib.figure import Figure
@@ -84,5 +84,5 @@ def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None
 
 
 def _label(name: str) -> str:
-    # matplotlib reads formulas between dollar signs.
+    # Escape dollar signs, because matplotlib reads text between them as a formula.
     return truncate_name(name).replace("$", r"\$")

@@ -17,18 +17,18 @@ _PROFILES = "plugins/profile"
 
 
 def parse_steps(text: str) -> range:
-    """Parses `START:STOP`, the steps START to STOP - 1, counted from 0 ("": no steps)."""
+    """Parses `START:STOP` as the steps START to STOP - 1, counted from 0. An empty text means no steps."""
     if not text:
         return range(0)
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     steps = range(int(match[1]), int(match[2])) if match else range(0)
     if not steps:
-        raise UsageError(f"--profile {text!r} names no steps; use START:STOP, such as 10:20")
+        raise UsageError(f"--profile {text!r} is not a range of steps; use START:STOP, such as 10:20")
     return steps
 
 
 class StepProfiler:
-    """Traces a range of steps into a log directory; a context manager that ends an unfinished trace."""
+    """Context manager that traces a range of steps into a log directory, and ends an unfinished trace on exit."""
 
     def __init__(self, log_dir: epath.Path, steps: range) -> None:
         self._log_dir, self._steps, self._is_tracing = log_dir, steps, False

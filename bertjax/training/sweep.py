@@ -1,4 +1,4 @@
-"""Hyperparameter sweeps: trials of one config, selected on dev (section A.3 of the paper)."""
+"""Hyperparameter sweeps: trials of an experiment, selected on the dev set (section A.3 of the paper)."""
 
 import dataclasses
 import functools
@@ -47,16 +47,16 @@ MakeTask = Callable[[RunConfig, str | None], Task]
 SWEEP = "sweep.json"
 TRIALS = "trials"
 SEED = "seed"
-# Special characters that folder names of trials keep.
+# Special characters that are not encoded in folder names of trials.
 _SAFE = "+,()' "
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One training run of a sweep.
+    """Training run of a sweep.
 
     Attributes:
-      fields: config field to value, including the seed.
+      fields: values of the trial's config fields, including the seed.
       settings: the run's config.
       folder: the run's workdir.
     """
@@ -75,16 +75,16 @@ def sweep(
     init_from: str | None,
     make_task: MakeTask,
 ) -> dict[str, Any]:
-    """Runs the trials of an experiment with several seeds each; see `run_sweep`.
+    """Runs the trials of an experiment, each with several seeds. See `run_sweep`.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` flags of all trials; `config.seed` is the first seed.
       grid: `FIELD=VALUE,VALUE` items (default: empty, the grid of the experiment).
       seeds: number of random restarts of each setting.
-      path: workdir.
+      path: workdir of the sweep.
       init_from: checkpoint that initializes each trial.
-      make_task: function from a trial's config and `init_from` to its task.
+      make_task: function from a trial's config and `init_from` to the trial's task.
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")
@@ -106,7 +106,7 @@ def sweep(
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Removes fields that the command line sets, and trials that are equal without them."""
+    """Removes fields that the command line sets, and then duplicate trials."""
     fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
     settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
     return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
@@ -119,29 +119,29 @@ def run_sweep(
     init_from: str | None,
     make_task: MakeTask,
 ) -> dict[str, Any]:
-    """Runs trials one after the other in this process, so that trials of the same shapes share a compilation.
+    """Runs trials one after the other in this process, so that trials with the same shapes share a compilation.
 
-    Finished trials are not run again, and an interrupted trial resumes. A failed trial is recorded, and the next one
-    starts. Only the best trial keeps its checkpoints.
+    Finished trials are not run again, and an interrupted trial resumes. If a trial fails, its error is recorded and the
+    next trial starts. Only the best trial keeps its checkpoints.
 
     Args:
-      configure: function from a trial's fields to its config.
-      trials: config fields and values; trials that differ only in `seed` are restarts of one setting.
+      configure: function from a trial's fields to the trial's config.
+      trials: fields of each trial. Trials that differ only in `seed` are restarts of one setting.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial.
-      make_task: function from a trial's config and `init_from` to its task.
+      make_task: function from a trial's config and `init_from` to the trial's task.
 
     Returns:
       Content of `sweep.json`: `trials`, `settings` (mean, deviation and best over seeds), `best` (trial) and `left`
-      (number of trials to run); and whether a signal `stopped` the sweep.
+      (number of trials to run). In addition, `stopped` is true if a signal stopped the sweep.
 
     Raises:
-      UsageError: a config or the data is invalid, or a finished trial has another config, data or initialization.
+      UsageError: a config or the data is invalid, or config, data or initialization of a finished trial differ.
       BertjaxError: all trials failed.
     """
     workdir = resolve(path)
     check_unrelated_files(workdir, TRIALS)
-    # Every config is checked before the first trial starts.
+    # Check every config before the first trial starts.
     planned = [Trial(fields, configure(fields), workdir / TRIALS / trial_name(fields)) for fields in trials]
     start = saved_fingerprint(find_checkpoint(init_from)) if init_from else ""
     finished = broadcast_from_host0(lambda: [_finished_outcome(trial, start) for trial in planned])
@@ -168,7 +168,7 @@ def _run_trials(
                 start = time.monotonic()
                 outcome = _run_trial(trial, init_from, make_task)
                 if outcome is None:
-                    logger.info(f"stopped in trial {number} of {len(trials)}; the same command resumes the sweep")
+                    logger.info(f"stopped in trial {number} of {len(trials)}; run the same command to resume the sweep")
                     return {"stopped": True, "trials": outcomes}
                 seconds.append(time.monotonic() - start)
             outcomes.append(outcome)
@@ -178,33 +178,33 @@ def _run_trials(
                 _delete_other_checkpoints(outcomes, content["best"], workdir)
                 write_atomic(workdir / SWEEP, json.dumps(content, indent=1) + "\n")
     if content["best"] is None:
-        raise BertjaxError(f"all {len(trials)} trials failed; the first: {outcomes[0]['error']}")
+        raise BertjaxError(f"all {len(trials)} trials failed; error of the first: {outcomes[0]['error']}")
     logger.info(format_settings(content))
     logger.info(f"best trial: {workdir / TRIALS / trial_name(content['best']['trial'])}; all trials: {workdir / SWEEP}")
     return {"stopped": False, **content}
 
 
 def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | None]) -> None:
-    """Raises a UsageError if there is no dev set, or if a finished trial was trained on other data than today's."""
+    """Raises a UsageError if there is no dev set, or if the data changed since a finished trial was trained."""
     done = {trial.folder for trial, outcome in zip(trials, finished, strict=True) if outcome}
     trained_on = broadcast_from_host0(lambda: {str(path): read_results(path)["data_sha256"] for path in sorted(done)})
     hashes: dict[str, str] = {}
     for number, trial in enumerate(trials):
-        # The first trial is checked in any case, so that unusable data is an error before anything runs.
+        # Always check the first trial, so that unusable data is an error before any trial runs.
         if number and trial.folder not in done:
             continue
-        # The batch size does not change the data.
+        # Trials that differ only in the batch size have the same data.
         key = json.dumps({**dataclasses.asdict(trial.settings.data), "batch_size": 0}, sort_keys=True)
         if key not in hashes:
             task = build_task(trial.settings, train=True)
             if not task.best_metric:
                 raise UsageError(
-                    "a sweep selects the best trial on dev, and this task has no dev set; give one, or split it off "
-                    "the training data with --config.data.dev_share=0.1"
+                    "no dev set to select the best trial; set a dev file, or hold out a part of the training data with "
+                    "--config.data.dev_share=0.1"
                 )
             hashes[key] = task.data_hash
         if trial.folder in done and trained_on[str(trial.folder)] != hashes[key]:
-            raise UsageError(f"the trial in {trial.folder} was trained on other data; choose another --workdir")
+            raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")
 
 
 def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict[str, Any] | None:
@@ -215,8 +215,8 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder)))
-    except Exception as error:  # Other trials may succeed, whatever the error.
-        # The other processes would wait in a collective operation for one that went on to the next trial.
+    except Exception as error:  # Continue after any error, because other trials may succeed.
+        # With several processes, raise an error that only this process has, because the others wait for it.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
@@ -225,21 +225,21 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
 
 
 def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
-    """Returns the outcome of a trial that has finished, else None.
+    """Returns the outcome of a finished trial, or None if the trial is not finished.
 
-    Raises a UsageError if its workdir has a run with another config, or one that did not start from the parameters with
-    the fingerprint `start` (empty: random).
+    Raises a UsageError if the run in the trial's workdir has a different config, or did not start from parameters with
+    the fingerprint `start` (empty: random parameters).
     """
     results = read_results(trial.folder) if (trial.folder / RESULTS).exists() else None
     previous_start = results["started_from"] if results else saved_init_fingerprint(trial.folder)
     difference = ""
     if previous_start not in (None, start):
-        difference = "other parameters than those of --init_from" if start else "a checkpoint"
+        difference = "parameters that differ from those of --init_from" if start else "a checkpoint"
         difference = f"it started from {difference}"
     elif results:
         difference = result_differences(results["config"], dataclasses.asdict(trial.settings), of_best=True)
     if difference:
-        raise UsageError(f"the trial in {trial.folder} is of another run: {difference}; choose another --workdir")
+        raise UsageError(f"the trial in {trial.folder} is a different run: {difference}; choose another --workdir")
     return trial_outcome(trial.fields, results) if results else None
 
 
@@ -247,8 +247,8 @@ def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, 
     """Returns the entry of a finished trial in `sweep.json`.
 
     Args:
-      fields: the trial's fields.
-      results: content of its `results.json`.
+      fields: config fields of the trial.
+      results: content of the trial's `results.json`.
     """
     metric = results["selected_by"]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
@@ -269,7 +269,7 @@ def setting_of(fields: dict[str, Any]) -> dict[str, Any]:
 def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns all trials, the settings with their statistics over seeds (best first), and the best trial."""
     finished = [outcome for outcome in outcomes if "score" in outcome]
-    # `score` negates losses and errors.
+    # `score` returns negated losses and errors, so that larger is better.
     better = functools.partial(score, finished[0]["score_name"] if finished else "")
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:

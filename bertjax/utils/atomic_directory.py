@@ -1,4 +1,4 @@
-"""Directories that appear under their name only when they are complete."""
+"""Atomic creation of directories, which appear under their final name only when they are complete."""
 
 import contextlib
 import shutil
@@ -19,18 +19,18 @@ def atomic_directory(
     """Yields an empty directory that becomes `path` when the block succeeds, and is removed when it fails.
 
     A local directory is renamed into place. After a kill, the next call with the same `path` restores the old
-    directory and removes the temporary one. Object storage cannot rename a directory, so its files are moved one by
-    one and `last_file` at the end.
+    directory and removes the temporary directory. Object storage cannot rename directories, so files are moved one by
+    one, and `last_file` is moved last.
 
     Args:
-      path: directory to create, with its parents.
+      path: directory to create; missing parents are created too.
       overwrite: whether to replace an existing directory of this kind.
-      kind: name of the kind of directory for messages, such as `corpus`.
-      is_kind: returns whether a directory is of this kind and holds nothing else.
+      kind: kind of directory for messages, such as `corpus`.
+      is_kind: function that returns whether a directory is of this kind and contains nothing else.
       last_file: name of the file that marks a `gs://` directory as complete.
 
     Raises:
-      UsageError: `path` exists, or another process is writing it.
+      UsageError: `path` exists, or another process is writing to it.
       BertjaxError: the disk is full or not writable.
     """
     make = _remote_directory(path, last_file) if is_remote(path) else _local_directory(path)
@@ -40,7 +40,7 @@ def atomic_directory(
         with contextlib.nullcontext() if is_remote(path) else _directory_lock(path):
             if path.exists() and not (path.is_dir() and not any(path.iterdir())):
                 if not is_kind(path):
-                    raise UsageError(f"{path} exists and is not a {kind}, or holds other files; choose another path")
+                    raise UsageError(f"{path} exists and is not a {kind}, or contains other files; choose another path")
                 if not overwrite:
                     raise UsageError(f"{path} exists; give --overwrite or choose another path")
             with make as directory:
@@ -48,11 +48,11 @@ def atomic_directory(
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"cannot create the {kind} {path}: a parent is a file; choose another path") from error
     except OSError as error:
-        raise BertjaxError(f"cannot write the {kind} {path}: {error.strerror or error}") from error
+        raise BertjaxError(f"cannot write the {kind} {path}: {error.strerror or error}; choose another path") from error
 
 
 def recover_directory(path: Path) -> None:
-    """Restores `path` and removes temporaries if a process was killed inside `atomic_directory`."""
+    """Restores `path` and removes temporary directories if a process was killed inside `atomic_directory`."""
     if temporary_paths(path.parent, path.name):
         with _directory_lock(path):
             pass
@@ -68,10 +68,10 @@ def _directory_lock(path: Path) -> Iterator[None]:
                     _discard(temporary, path)
                 yield
             finally:
-                # A waiting FileLock detects that the file it opened is unlinked, and opens a new one.
+                # It is safe to remove the lock file: a waiting FileLock detects this and opens a new file.
                 lock.unlink(missing_ok=True)
     except Timeout:
-        raise UsageError(f"another process is writing {path}; wait until it ends") from None
+        raise UsageError(f"another process is writing to {path}; wait until it ends") from None
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
             (path / last_file).unlink(missing_ok=True)
             path.rmtree()
         files = sorted(temporary.iterdir(), key=lambda file: (file.name == last_file, file.name))
-        # Object storage has no empty directories.
+        # Create a placeholder, because object storage has no empty directories.
         placeholder = path / temporary_name(path.name)
         placeholder.write_bytes(b"")
         for file in files:
@@ -112,7 +112,7 @@ def _remote_directory(path: epath.Path, last_file: str) -> Iterator[epath.Path]:
 
 
 def _discard(temporary: Path, path: Path) -> None:
-    """Removes a temporary directory, after restoring the directory that it was about to replace."""
+    """Restores the directory that a temporary directory was about to replace, and removes the temporary directory."""
     with contextlib.suppress(OSError):
         if (temporary / "old").is_dir() and not path.exists():
             (temporary / "old").rename(path)

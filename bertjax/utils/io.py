@@ -1,4 +1,4 @@
-"""Local and `gs://` files: JSON, atomic writes, text encodings, free space and the cache directory."""
+"""Functions for local and `gs://` files: JSON, atomic writes, text encodings, free space and the cache directory."""
 
 import contextlib
 import glob
@@ -20,7 +20,7 @@ from bertjax.errors import BertjaxError, UsageError
 AnyPath: TypeAlias = Path | epath.Path
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 _COPY_BYTES = 1 << 24
-# Free space that `check_free_space` leaves for other writers of the same disk.
+# Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
 
 
@@ -35,9 +35,9 @@ def as_path(path: os.PathLike | str) -> AnyPath:
 
 
 def check_bucket(path: AnyPath) -> None:
-    """Raises a BertjaxError if the bucket of a URL does not exist; TensorFlow's `mkdir` would retry forever."""
+    """Raises a BertjaxError if the bucket of a URL does not exist, since TensorFlow's `mkdir` would retry forever."""
     if is_remote(path) and not as_path("/".join(os.fspath(path).split("/")[:3])).exists():
-        raise BertjaxError(f"no bucket for {path}; check its name, or create it")
+        raise BertjaxError(f"no bucket for {path}; check the name of the bucket, or create it")
 
 
 def read_json(path: os.PathLike | str) -> Any:
@@ -49,7 +49,7 @@ def read_json(path: os.PathLike | str) -> Any:
 
 
 def read_json_object(path: os.PathLike | str) -> dict[str, Any]:
-    """Returns the content of a JSON file that holds an object; raises the errors of `read_json`."""
+    """Returns the object in a JSON file. Raises a ValueError for other JSON values, and the errors of `read_json`."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
@@ -57,12 +57,12 @@ def read_json_object(path: os.PathLike | str) -> dict[str, Any]:
 
 
 def temporary_name(name: str) -> str:
-    """Returns a new hidden name for a file or directory that becomes `name` when it is complete."""
+    """Returns a new hidden name for a file or directory that will be renamed to `name` when it is complete."""
     return f".{name[:100]}-{secrets.token_hex(8)}.unfinished"
 
 
 def temporary_paths(directory: Path, name: str = "") -> list[Path]:
-    """Returns the temporaries of `name` (default: of any name) that running or killed processes left."""
+    """Returns the temporary paths of `name` (default: of any name) that belong to running or killed processes."""
     return sorted(directory.glob(f".{glob.escape(name[:100]) or '*'}-{'[0-9a-f]' * 16}.unfinished"))
 
 
@@ -78,7 +78,7 @@ def remove_temporaries(directory: Path, name: str = "", min_age_seconds: float =
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
-    A local file is renamed into place. A `gs://` object is uploaded; object storage shows only complete objects.
+    A local file is renamed into place. A `gs://` object is uploaded, since object storage shows only complete objects.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="bertjax-") as directory:
@@ -87,7 +87,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
             upload(file, path)
         return
     temporary = path.parent / temporary_name(path.name)
-    # O_EXCL applies the user's umask and never opens an existing file.
+    # With O_EXCL, an existing file is never opened. The mode 0o666 is reduced by the user's umask.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield Path(temporary)
@@ -98,7 +98,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
 
 
 def write_atomic(path: AnyPath, content: str | bytes) -> AnyPath:
-    """Writes a file atomically, text as UTF-8, and returns its path.
+    """Writes a file atomically, with text as UTF-8, and returns its path.
 
     Raises:
       BertjaxError: the file cannot be written.
@@ -112,7 +112,7 @@ def write_atomic(path: AnyPath, content: str | bytes) -> AnyPath:
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an `.npz` file atomically; raises a BertjaxError if the disk has no room for it."""
+    """Writes an `.npz` file atomically. Raises a BertjaxError if the disk has no room for the file."""
     check_free_space(path.parent, sum(array.nbytes for array in arrays.values()), str(path))
     try:
         with atomic_file(path) as temporary, open(temporary, "wb") as file:
@@ -124,13 +124,13 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def upload(source: Path, target: epath.Path) -> None:
     """Copies a local file to object storage."""
     with open(source, "rb") as local, target.open("wb") as remote:
-        # An empty file needs one write to become an object.
+        # Write at least once, because otherwise an empty file would not create an object.
         remote.write(b"")
         shutil.copyfileobj(local, remote, _COPY_BYTES)
 
 
 def fsync(path: Path) -> None:
-    """Writes a file or directory through to the disk."""
+    """Flushes a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -139,13 +139,15 @@ def fsync(path: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Returns the directory of machine-wide caches, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
+    """Returns the directory of the machine's caches, `$BERTJAX_STAGING` (default: `bertjax-UID` in `$TMPDIR`)."""
     default = f"{tempfile.gettempdir()}/bertjax-{os.getuid()}"
     path = Path(os.environ.get(CACHE_DIR_VARIABLE) or default).expanduser().absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BertjaxError(f"cannot create {path}: {error.strerror}; set {CACHE_DIR_VARIABLE}") from error
+        raise BertjaxError(
+            f"cannot create {path}: {error.strerror}; set {CACHE_DIR_VARIABLE} to a different directory"
+        ) from error
     return path
 
 
@@ -153,10 +155,10 @@ def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: st
     """Raises a BertjaxError if the disk of a local directory has less than `needed_bytes` free.
 
     Args:
-      directory: directory to write to; if it does not exist, its nearest existing parent counts.
+      directory: directory to write to; if it does not exist, the nearest existing parent is checked.
       needed_bytes: size of the files to write.
-      what: name of the files for the message.
-      remedy: alternative to freeing space for the message (default: choose another path).
+      what: description of the files for the message.
+      remedy: alternative to freeing space, for the message (default: choose another path).
     """
     if is_remote(directory):
         return
@@ -164,7 +166,7 @@ def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: st
     while not parent.exists():
         parent = parent.parent
     total, _, free = shutil.disk_usage(parent)
-    # Pseudo file systems such as /proc have a size of 0.
+    # Ignore a size of 0, which pseudo file systems such as /proc have.
     if total and needed_bytes + _RESERVE_BYTES > free:
         raise BertjaxError(
             f"not enough disk space for {what}: {needed_bytes / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free at "
@@ -177,7 +179,7 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
 
     Args:
       path: file name for the message.
-      data: first bytes of the file, or all of them.
+      data: first bytes or all bytes of the file.
     """
     start, encoding = data[:4096], ""
     if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
@@ -185,7 +187,7 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
     elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "UTF-16"
     elif len(start) >= 8:
-        # Nearly every second byte of English UTF-16 is NUL; UTF-8 text has no NUL.
+        # In UTF-16, nearly every second byte of English text is NUL, while UTF-8 text contains no NUL.
         for name, high_bytes in (("UTF-16BE", start[0::2]), ("UTF-16LE", start[1::2])):
             if high_bytes.count(0) > 0.4 * len(high_bytes) and start.count(0) == high_bytes.count(0):
                 encoding = name
@@ -194,5 +196,5 @@ def reject_utf16(path: os.PathLike | str, data: bytes) -> None:
 
 
 def normalize_newlines(data: bytes) -> bytes:
-    """Returns the text with line feeds if its lines end with carriage returns only."""
+    """Replaces carriage returns by line feeds if lines end with carriage returns only."""
     return data if b"\n" in data else data.replace(b"\r", b"\n")

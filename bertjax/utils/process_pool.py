@@ -19,14 +19,14 @@ def process_pool(
     initializer: Callable[..., object] | None = None,
     *initargs: Any,
 ) -> Iterator[ProcessPoolExecutor]:
-    """Yields a process pool whose workers ignore Ctrl-C and end with their parent.
+    """Yields a process pool whose workers ignore Ctrl-C and exit with their parent.
 
     Args:
       workers: number of processes.
-      worker_died: returns the error to raise if a worker crashes or is killed.
-      initializer: called with `initargs` in each new worker.
+      worker_died: function that returns the error to raise if a worker crashes or is killed.
+      initializer: function to call with `initargs` in each new worker.
     """
-    # A forked child of a process with TensorFlow's threads can deadlock.
+    # Do not fork, because the child of a process with TensorFlow's threads can deadlock.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _initialize, (initializer, *initargs))
     try:
@@ -38,7 +38,7 @@ def process_pool(
 
 
 def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> None:
-    # The parent handles Ctrl-C, which a terminal sends to all processes.
+    # Ignore Ctrl-C, which a terminal sends to all processes, because the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if initializer:
@@ -46,6 +46,6 @@ def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> No
 
 
 def _end_with_parent() -> None:
-    # A worker whose parent was killed waits for work forever.
+    # Without this thread, a worker whose parent was killed would wait for work forever.
     multiprocessing.parent_process().join()
     signal.raise_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 
 
 def printable(text: str) -> str:
-    r"""Returns the text with control characters replaced by escapes such as `\x1b`; tabs and newlines stay."""
+    r"""Replaces control characters, except tabs and newlines, by escape sequences such as `\x1b`."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -34,7 +34,7 @@ class ProgressBar(Protocol):
         """Adds `n` units to the progress."""
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:
-        """Sets the text after the numbers."""
+        """Sets the text that follows the numbers."""
 
     def close(self) -> None:
         """Ends the progress bar."""
@@ -47,15 +47,15 @@ class ProgressBar(Protocol):
 def progress_bar(
     description: str, total: int | None, unit: str, shown: bool = True, after_seconds: float = 0, done: int = 0
 ) -> ProgressBar:
-    """Returns a progress bar on standard error of host 0; outside a terminal, it logs a line every 30 seconds.
+    """Returns a progress bar on standard error of host 0. Outside a terminal, it logs a line every 30 seconds.
 
     Args:
       description: text before the numbers.
-      total: total number of units (None: unknown, without remaining time).
+      total: total number of units (None: unknown, so the remaining time is not shown).
       unit: unit of the rate, such as `B` or ` modules`.
       shown: whether to display the bar.
       after_seconds: delay before the bar appears.
-      done: units that are done at the start.
+      done: number of units that are already done.
     """
     shown = shown and is_first()
     if shown and not sys.stderr.isatty():
@@ -74,7 +74,7 @@ def progress_bar(
 
 
 class _ProgressLines:
-    """Progress as log lines."""
+    """Progress bar that writes log lines."""
 
     def __init__(self, description: str, total: int | None, unit: str, done: int) -> None:
         self._description, self._total, self._unit = description, total, unit
@@ -113,7 +113,7 @@ class _ProgressLines:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as hours, minutes and seconds, with days if there are any: 1:02:03 or 4 d 1:02:03."""
+    """Formats a duration as hours, minutes and seconds, and days if it is long: 1:02:03 or 4 d 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -121,6 +121,6 @@ def duration(seconds: float) -> str:
 
 
 def is_first() -> bool:
-    """Returns whether this is process 0 of a distributed run or the only process, without starting a backend."""
+    """Returns whether this is process 0 or the only process of a run. Does not initialize a backend."""
     jax = sys.modules.get("jax")
     return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0

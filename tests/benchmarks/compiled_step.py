@@ -27,7 +27,7 @@ from typing import Any
 from hlo_cost import instruction_costs
 from hlo_program import read_program
 
-# Name to experiment, topology and config fields.
+# Experiment, topology and config fields of each case, by name.
 CASES = {
     "base": (
         "pretrain:size=base,seq_len=512",

@@ -1,4 +1,4 @@
-"""Profiles a train step on the CPU of this machine, and times its matrix products alone.
+"""Profiles a train step on the CPU of this machine, and times its matrix products separately.
 
     python tests/benchmarks/cpu_step.py --config pretrain:size=L2_H128,seq_len=64 --override \
       config.data.batch_size=32 config.model.vocab_size=8192 \
@@ -128,7 +128,7 @@ def operation_sources(program: str) -> dict[str, tuple[str, str]]:
 
 
 def make_products(model: Any, rows: int, length: int, num_masked: int) -> list[Product]:
-    """Returns the matrix products of a step, forwards and backwards."""
+    """Returns the matrix products of a step, in the forward pass and the backward pass."""
     import numpy as np
 
     random = np.random.default_rng(0)

@@ -3,9 +3,10 @@
     python tests/benchmarks/dropout_bits.py --shape 8 12 512 512 --topology v5e:2x2
     python tests/benchmarks/dropout_bits.py --shape 2 12 128 128 --rounds 20
 
-Each step applies dropout to an array and then its gradient, as for attention probabilities in plain JAX: the mask is
-stored in between or drawn again. With --topology, prints the `GB` that the program of the TPU compiler reads and writes
-in HBM. Without it, prints the `ms` on this machine, the best of some interleaved rounds.
+Each step applies dropout to an array and then computes the gradient, as for attention probabilities in plain JAX. The
+mask is either stored for the backward pass or drawn again. With --topology, prints the `GB` of HBM that the program of
+the TPU compiler reads and writes. Without --topology, prints the time in `ms` on this machine, the best of several
+interleaved rounds.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from hlo_cost import instruction_costs
 from hlo_program import read_program
 
 RATE = 0.1
-# Label to the `jax.random` implementation and bits per element; bertjax hashes positions.
+# `jax.random` implementation and bits per element, by label; bertjax hashes positions instead.
 SOURCES = {
     "hash of positions, 16 bits": ("", 16),
     **{f"{name}, {bits} bits": (name, bits) for name in ("threefry2x32", "philox4x32", "rbg") for bits in (32, 16, 8)},
@@ -72,7 +73,7 @@ def time_steps(steps: dict[str, Callable], arrays: tuple[Any, ...], rounds: int)
             start = time.perf_counter()
             jax.block_until_ready(step(*arrays))
             seconds[source].append(time.perf_counter() - start)
-    # The first round compiles.
+    # Exclude the first round, which compiles.
     return {source: min(times[1:]) for source, times in seconds.items()}
 
 

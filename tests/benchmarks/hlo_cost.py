@@ -8,7 +8,7 @@ from hlo_program import CALLERS, Array, Computation, Instruction, Program
 
 # Instructions that read only the part of the operand that they return.
 _SLICES = ("dynamic-slice", "slice", "gather")
-# Instructions that move no data, or whose computations are counted on their own.
+# Instructions that move no data, or whose computations are counted separately.
 _FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"),
     *("partition-id", "replica-id", "iota", "add-dependency", "opt-barrier"),
@@ -164,7 +164,7 @@ def _fusion_bytes(program: Program, computation: Computation, instruction: Instr
 
 
 def _read_bytes(program: Program, computation: Computation, value: Instruction) -> float:
-    """Returns the bytes that a fused computation reads of a value; only the slices of a sliced value."""
+    """Returns the bytes of a value that a fused computation reads; for a sliced value, only the slices."""
     whole = sum(array.size_bytes for array in value.arrays)
     total = 0.0
     for user in computation.users[value.name]:
@@ -185,7 +185,7 @@ def _read_bytes(program: Program, computation: Computation, value: Instruction) 
 
 
 def _written_bytes(program: Program, computation: Computation, root: Instruction, results: tuple[Array, ...]) -> float:
-    """Returns the bytes that a fused computation writes; only the update of an array updated in place."""
+    """Returns the bytes that a fused computation writes; for an array updated in place, only the update."""
     if root.opcode == "tuple":
         parts = [computation.instructions[name] for name in root.operands]
         return sum(

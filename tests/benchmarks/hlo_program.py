@@ -214,7 +214,7 @@ def _instruction(name: str, text: str) -> Instruction:
     called = tuple(
         part.strip().lstrip("%") for match in _CALLED.finditer(attributes) for part in match[1].strip("{}").split(",")
     )
-    # The parentheses hold a constant's value or a parameter's index.
+    # The parentheses contain a constant's value or a parameter's index.
     leaf = opcode in ("constant", "parameter")
     operands = () if leaf else tuple(_OPERAND.findall(inside))
     return Instruction(name, opcode, arrays, operands, called, inside + ")" + attributes if leaf else attributes)

@@ -1,8 +1,9 @@
-"""How full rows are with sentence pairs one a row and packed, beside what no packing can exceed; seconds to plan them.
+"""Measures the token fraction of rows with one sentence pair and of packed rows, and the time to build the pair index.
 
     python tests/benchmarks/packing.py --corpus runs/corpus --seq_len 128 512 --seed 7
 
-A plan that is there already is only read: take another seed for each time.
+`fill_at_most` is an upper bound of the token fraction for any packing. An existing pair index is only read, so use a
+new seed for each measurement of the time.
 """
 
 import argparse
@@ -17,17 +18,17 @@ from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
 
 
 def lengths_of(plan: PairIndex, seq_len: int) -> np.ndarray:
-    """Real tokens of each pair, int64 [pairs]."""
+    """Returns the number of tokens of each pair, int64 [pairs]."""
     lengths = plan.records["a_length"].astype(np.int64) + plan.records["b_length"] + PAIR_SPECIAL_TOKENS
     return lengths.clip(max=seq_len)
 
 
 def fewest_rows(lengths: np.ndarray, seq_len: int) -> int:
-    """Rows that any packing of uncut pairs needs, however many a row holds.
+    """Returns a lower bound of the number of rows for any packing of undivided pairs.
 
-    The bound L2 of Martello and Toth (Lower bounds and reduction procedures for the bin packing problem, 1990): no two
-    pairs longer than half a row share one; those of at least `short` tokens get into what room the longer ones leave,
-    but for rows whose room is less than `short`.
+    This is the bound L2 of Martello and Toth (Lower bounds and reduction procedures for the bin packing problem, 1990).
+    Two pairs longer than half a row cannot share a row. Shorter pairs with at least `short` tokens fill the room that
+    the longer pairs leave, except in rows whose room is less than `short`.
     """
     pairs = np.bincount(lengths, minlength=seq_len + 1)
     tokens = pairs * np.arange(seq_len + 1)
@@ -56,7 +57,7 @@ def main() -> None:
             lengths = lengths_of(plan, seq_len)
             fewest = len(lengths) if pairs_per_row == 1 else fewest_rows(lengths, seq_len)
             told = {"seq_len": seq_len, "pairs_per_row": pairs_per_row, "pairs": len(lengths), "rows": rows}
-            full = lengths.sum() / seq_len  # rows, if all were
+            full = lengths.sum() / seq_len  # Number of rows if there were no padding.
             fills = {"token_fraction": round(full / rows, 4), "fill_at_most": round(full / fewest, 4)}
             print(json.dumps({**told, **fills, "seconds": round(seconds, 2)}))
 

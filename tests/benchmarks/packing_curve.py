@@ -1,10 +1,10 @@
-"""Held-out masked-LM loss against real tokens, pairs packed and one a row, and how much sooner packed ones are done.
+"""Compares training with packed rows and with one pair per row: held-out masked-LM loss against tokens, and speed.
 
     python tests/benchmarks/packing_curve.py --corpus runs/corpus --init_from runs/bert --workdir runs/packing
 
-Both read the same pairs and as many real tokens a step: a row that holds one pair is padded, so there are more of them.
-Each seed is trained both ways, one after the other; a run that was interrupted goes on. Held-out rows are never packed.
-Speed is the median over a run's log lines, so the ratio of a seed is of two runs that followed each other.
+Both runs train on the same pairs and on equally many tokens per step, so batches with one pair per row have more rows.
+For each seed, the two runs are trained one after the other; interrupted runs resume. Held-out rows are never packed.
+The speed is the median over the log lines of a run, and speeds are compared between the two runs of a seed.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def main() -> None:
             timed = [line["tokens_per_second"] for line in lines_of(workdir / "timing.jsonl")[1:]]
             speeds[packing].append(statistics.median(timed))
     marks = min((curve[:, 0] for both in curves.values() for curve in both), key=lambda tokens: tokens[-1])
-    # Batches differ by a few tokens: losses are read off at the same number of them.
+    # Interpolate the losses at equal numbers of tokens, since batches differ by a few tokens.
     losses = {packing: np.array([np.interp(marks, *curve.T) for curve in found]) for packing, found in curves.items()}
     print(f"{rows[0]} rows alone, {100 * filled[0] / args.seq_len:.1f} % filled; ", end="")
     print(f"{rows[1]} packed, {100 * filled[1] / args.seq_len:.1f} % filled; {args.seeds} seeds each")

@@ -1,11 +1,11 @@
-"""How fast text becomes a corpus: this machine's run and Beam's own runner, beside one bare `tokenizers` batch encode.
+"""Measures the speed of `bertjax prepare` with the local runner and with Beam, and of a bare `tokenizers` batch encode.
 
     python tests/benchmarks/prepare.py --input 'wiki:wikipedia/AA/wiki_[0-4]*' --vocab vocab.txt --rounds 3
 
-Each round runs all of them one after the other, so that other work on the machine slows all alike; of each the median
-is shown. A run is a whole `bertjax prepare`, from the start of Python to the last checksum. The bare encode is that of
-Hugging Face's BertWordPieceTokenizer on all cores, of paragraphs in memory: without reading, documents, sentences,
-held-out split or writing. Beam is left out where it is not installed.
+Each round runs all cases one after the other, so that other load slows all cases equally; the median of each case is
+printed. A run of `bertjax prepare` is measured from the start of Python to the last checksum. The bare encode is
+Hugging Face's BertWordPieceTokenizer on all cores, applied to paragraphs in memory, without reading, documents,
+sentences, held-out split or writing. Beam is skipped if it is not installed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _BATCH = 4096
 
 
 def bare_encode_seconds(specs: list[str], vocabulary: str) -> tuple[float, int]:
-    """Seconds to encode all paragraphs of the inputs, and tokens."""
+    """Returns the seconds to encode all paragraphs of the inputs, and the number of tokens."""
     from tokenizers import BertWordPieceTokenizer
 
     from bertjax.data.corpus import readers
@@ -42,7 +42,7 @@ def bare_encode_seconds(specs: list[str], vocabulary: str) -> tuple[float, int]:
 
 
 def prepare_seconds(specs: list[str], vocabulary: str, folder: Path, *options: str) -> tuple[float, int, int]:
-    """Seconds of a whole run, tokens and bytes of text."""
+    """Returns the seconds of a run of `prepare`, and the numbers of tokens and bytes of text."""
     output = folder / "corpus"
     command = [sys.executable, "-m", "bertjax", "prepare", "--input", *specs, "--vocab", vocabulary, *options]
     begin = time.perf_counter()

@@ -61,21 +61,21 @@ def test_unknown_flag_is_rejected(capfd, words, tmp_path):
 def test_unknown_config_argument_is_rejected_with_the_known_ones(capfd):
     error = refused(capfd, "describe", "--config", f"{EXPERIMENT}:sise=base")
     assert "'sise'" in error
-    assert "known: size, seq_len, objective, corpus, phases, batch, quick" in error
+    assert "use one of size, seq_len, objective, corpus, phases, batch, quick" in error
 
 
 def test_unknown_field_is_rejected_with_the_known_ones(capfd):
     error = refused(capfd, "describe", "--config", TINY, "--config.optimizer.lr=1")
     assert "'optimizer.lr'" in error
-    assert re.search(r"known: .*learning_rate.*warmup_steps", error)
-    assert "known: " in refused(capfd, "describe", "--config", TINY, "--config.seed.deep=1")
+    assert re.search(r"use one of .*learning_rate.*warmup_steps", error)
+    assert "use one of " in refused(capfd, "describe", "--config", TINY, "--config.seed.deep=1")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is not of type int"),
-        (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is not of type bool"),
+        (["--config", f"{EXPERIMENT}:seq_len=long"], "seq_len='long' is invalid; it must be of type int"),
+        (["--config", f"{EXPERIMENT}:quick=maybe"], "quick='maybe' is invalid; it must be of type bool"),
         (["--config", f"{EXPERIMENT}:seq_len=0"], "seq_len=0"),
         (["--config", f"{EXPERIMENT}:phases=2", "--config.long_phase.seq_len=0"], "config.long_phase.seq_len is 0"),
         (["--config", f"{EXPERIMENT}:phases=3"], "phases=3"),
@@ -89,9 +89,12 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
         (["--config", TINY, "--config.model=3"], "--config.model is a section of fields; set one of them: attention"),
         (
             ["--config", TINY, "--config.mesh.data=0"],
-            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1; each must be at least 1",
+            "mesh.data=0, mesh.fsdp=1, mesh.tensor=1, mesh.slices=-1; sizes must be positive",
         ),
-        (["--config", TINY, "--config.data.objective=sop"], "config.data.objective is 'sop'; known: nsp, pairs, none"),
+        (
+            ["--config", TINY, "--config.data.objective=sop"],
+            "config.data.objective is 'sop'; use one of nsp, pairs, none",
+        ),
         (["--config", TINY, "--config.data.masking.rate=2.0"], "masking.rate=2.0 is out of range"),
         (
             ["--config", TINY, "--config.model.hidden_dropout_prob=0.999999"],
@@ -195,9 +198,12 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("ConfigDict({'task': 'pretraining'})", "lacks `data` or `model`; start from a config of bertjax/presets.py"),
-        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task=5; known: glue, ner"),
-        ("ConfigDict(pretraining_config().to_dict() | {'data': 'x'})", "lacks `data` or `model`"),
+        (
+            "ConfigDict({'task': 'pretraining'})",
+            "has no `data` or no `model`; start from a config of bertjax/presets.py",
+        ),
+        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task=5; use one of glue, ner"),
+        ("ConfigDict(pretraining_config().to_dict() | {'data': 'x'})", "has no `data` or no `model`"),
         ("ConfigDict(pretraining_config().to_dict() | {'steps': None})", "config.steps is None; .* an integer"),
         ("None", "must return a ConfigDict with a task"),
     ],

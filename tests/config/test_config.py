@@ -110,7 +110,7 @@ def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
         ("rate", "fast", "config.rate is 'fast'; it must be a number"),
         ("names", 3, "config.names is 3; it must be a list"),
         ("section", 5, "config.section is 5; it must be a section of fields"),
-        ("third", 3, "config has unknown fields: third; known: first, is_on, names, rate, second, section"),
+        ("third", 3, "config has unknown fields: third; use one of first, is_on, names, rate, second, section"),
     ],
 )
 def test_invalid_value_is_rejected_with_its_field(field, value, message):
@@ -133,7 +133,7 @@ def test_field_meanings_come_from_docstrings():
 def test_each_task_module_has_a_config_class():
     assert {"pretraining", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
     assert all(config_class(task)().task == task for task in TASKS)
-    with pytest.raises(UsageError, match="config.task='run'; known: glue, ner"):
+    with pytest.raises(UsageError, match="config.task='run'; use one of glue, ner"):
         config_class("run")
 
 
@@ -183,7 +183,7 @@ assert not xla_bridge.backends_are_initialized()
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_path_field_is_listed(task):
-    """Unlisted, a moved file would count as another run, and a relative path would depend on the current directory."""
+    """Otherwise, moved files would change the run, and relative paths would depend on the current directory."""
     (data,) = (field for field in dataclasses.fields(config_class(task)) if field.name == "data")
     names = {field.name for field in dataclasses.fields(data.default)}
     paths = {name for name in names if name.endswith("_file") or name in ("path", "corpus", "vocabulary", "labels")}

@@ -159,8 +159,8 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     for arguments, message in (
         (command, "exists; give --overwrite"),
         ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
-        ([*command, "--format=onnx"], "known: bertjax, huggingface, tensorflow"),
-        (["convert", "bert-base-uncased", str(tmp_path / "other")], "names of a hub are not downloaded"),
+        ([*command, "--format=onnx"], "use one of bertjax, huggingface, tensorflow"),
+        (["convert", "bert-base-uncased", str(tmp_path / "other")], "Hub models are not downloaded"),
         (["convert", str(tmp_path), str(tmp_path.parent / "other")], "no checkpoint at"),
     ):
         with pytest.raises(SystemExit) as exit_info:
@@ -173,13 +173,13 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     for name in ("run", "folder"):
         with pytest.raises(SystemExit):
             cli.main([*command[:2], str(tmp_path / name), "--overwrite"])
-        assert "is not a checkpoint, or holds other files" in capfd.readouterr().err
+        assert "is not a checkpoint, or contains other files" in capfd.readouterr().err
         shutil.rmtree(tmp_path / name)
     cli.main([*command, "--overwrite", "--format=huggingface"])
     assert detect_format(tmp_path / "own") == HUGGINGFACE
     for arguments, code, message in (
         (["convert", command[1], "/sys/own"], 1, "cannot write the checkpoint /sys/own"),
-        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot make the folder /proc/a"),
+        (["features", f"--checkpoint={command[1]}", "a", "--output=/proc/a"], 1, "cannot create the folder /proc/a"),
         (["features", f"--checkpoint={command[1]}", "--input=/dev/null"], 2, "/dev/null is empty"),
     ):
         with pytest.raises(SystemExit) as exit_info:
@@ -218,7 +218,7 @@ def test_folder_with_other_files_is_not_overwritten(fmt, letters, tmp_path):
     convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, False)
     convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
     (tmp_path / "own" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="is not a checkpoint, or holds other files"):
+    with pytest.raises(UsageError, match="is not a checkpoint, or contains other files"):
         convert(str(tmp_path / "google"), str(tmp_path / "own"), fmt, True)
     assert (tmp_path / "own" / "thesis.tex").exists()
 
@@ -251,7 +251,7 @@ def test_cached_conversion_does_not_replace_other_files(letters, tmp_path):
     cache_dir.mkdir()
     (cache_dir / "notes.txt").write_text("mine")
     with (
-        pytest.raises(UsageError, match="is not a checkpoint, or holds other files"),
+        pytest.raises(UsageError, match="is not a checkpoint, or contains other files"),
         bertjax_checkpoint(str(tmp_path / "google"), cache_dir),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders: the files they are read from, and options that bertjax lacks."""
+"""Tokenizers of Hugging Face folders: their files, and options that bertjax does not support."""
 
 import json
 

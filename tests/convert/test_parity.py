@@ -105,7 +105,7 @@ def test_outputs_equal_in_both_directions(size, hidden_act, letters, tmp_path):
     inputs, *expected = torch_outputs(tmp_path / "foreign")
     assert_close(inputs, expected, jax_outputs(tmp_path / "own", inputs))
     convert(str(tmp_path / "own"), str(tmp_path / "back"), HUGGINGFACE, False)
-    # The two tanh activations of transformers differ in the last bit; the weights must not.
+    # The outputs of the two tanh activations of transformers differ in the last bit, but the weights are equal.
     inputs, *outputs = torch_outputs(tmp_path / "back")
     assert_close(inputs, expected, outputs)
     before, after = (

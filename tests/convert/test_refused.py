@@ -1,4 +1,4 @@
-"""Errors for checkpoints that are not BERT, are damaged, or do not fit their config."""
+"""Errors for checkpoints that are not BERT, are damaged, or do not match their config."""
 
 import json
 import os
@@ -41,20 +41,20 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"is_decoder": True}, "is_decoder"),
         ({"model_type": "roberta"}, "a model of type 'roberta'"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'"),
-        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; known: BertForPreTraining"),
+        ({"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'; use one of BertForPreTraining"),
         ({"vocab_size": 7}, "the model has 7"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; it must be an integer"),
         ({"hidden_size": 16.0}, "hidden_size is 16.0"),
         ({"hidden_act": ["gelu"]}, "hidden_act is .*; it must be of type str"),
-        ({"num_attention_heads": 3}, "config.json: model.hidden_size 16 is not a multiple"),
+        ({"num_attention_heads": 3}, "config.json: model.hidden_size=16 is not divisible"),
         ({"num_hidden_layers": 4000}, "its config has 4,000 layers"),
         ({"num_hidden_layers": 10**9}, "model.num_hidden_layers is 1,000,000,000; it must be at most 4,096"),
         ({"quantization_config": {"bits": 8}}, "quantization_config"),
         ({"tie_word_embeddings": False}, "untied embeddings"),
         ({"architectures": ["BertForQuestionAnswering"]}, "missing: qa_outputs.weight, qa_outputs.bias"),
-        ({"architectures": ["BertForTokenClassification"], "id2label": {"1": "O"}}, "a different name for each"),
-        ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "O"}}, "a different name"),
-        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
+        ({"architectures": ["BertForTokenClassification"], "id2label": {"1": "O"}}, "a unique name for each"),
+        ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "O"}}, "a unique name"),
+        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
     ],
 )
 def test_unsupported_config_is_refused(fields, message, letters, tmp_path):
@@ -74,12 +74,15 @@ def edit_weights(folder, change):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.int8)}, f"{BIAS} is of int8; weights must be float32"),
+        (
+            lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.int8)},
+            f"{BIAS} has dtype int8; weights must be float32",
+        ),
         (lambda arrays: arrays | {BIAS: np.full(WIDTH, 1e300)}, f"{BIAS} has values that are not finite"),
         (lambda arrays: arrays | {BIAS: np.full(WIDTH, np.nan, np.float32)}, f"{BIAS} has values that are not finite"),
         (
             lambda arrays: arrays | {"bert.embeddings.LayerNorm.gamma": arrays["bert.embeddings.LayerNorm.weight"]},
-            "twice, under an old and a new name",
+            "under an old and a new name",
         ),
     ],
 )
@@ -122,7 +125,7 @@ def test_damaged_file_is_named(damage, message, letters, tmp_path):
     [
         ({"a": "../weights.safetensors"}, "has files outside its folder"),
         ({"a": "/weights.safetensors"}, "has files outside its folder"),
-        ({"a": "missing.safetensors"}, "lacks missing.safetensors, listed in"),
+        ({"a": "missing.safetensors"}, "has no missing.safetensors, listed in"),
         ({"a": 7}, "cannot read"),
         ([], "cannot read"),
     ],
@@ -144,7 +147,7 @@ def test_pickle_is_refused_with_a_command_that_makes_safetensors(letters, tmp_pa
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UsageError, match="pickles, which can run any code") as error:
         read_checkpoint(folder)
-    _, _, command = str(error.value).partition("trust it: ")
+    _, _, command = str(error.value).partition("trust the file, run: ")
     words = shlex.split(command.partition(", and copy")[0])
     assert words[:2] == ["python", "-c"] and words[3:] == [str(folder), f"{folder}-safetensors"]
     assert "import BertForPreTraining as M" in words[2]

@@ -1,4 +1,4 @@
-"""Corpora for the tests of this folder."""
+"""Corpora for the tests in this folder."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from bertjax.data.corpus import store
 
 @pytest.fixture(scope="session")
 def make_corpus(tmp_path_factory) -> Callable[..., store.Corpus]:
-    """Makes a corpus in a new folder; `unique` gives every token of a split an id of its own, so rows can be traced."""
+    """Creates a corpus in a new folder. With `unique`, all tokens of a split have different ids, to identify rows."""
 
     def make(train: list[list[int]], heldout: list[list[int]] | None = None, unique: bool = False) -> store.Corpus:
         path = tmp_path_factory.mktemp("corpora") / "corpus"

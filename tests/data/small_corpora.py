@@ -11,10 +11,10 @@ SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
 
 
 def write_pieces(path: Path, size: int) -> np.ndarray:
-    """A WordPiece vocabulary, special pieces scattered at its beginning, a quarter continuations.
+    """Writes a WordPiece vocabulary with special pieces among the first ids, and with a quarter of continuations.
 
     Returns:
-      The ids that are not special.
+      The ids of pieces that are not special.
     """
     pieces = [SPECIAL_PIECES.get(i, f"##p{i}" if i % 4 == 0 else f"p{i}") for i in range(size)]
     path.write_text("".join(f"{piece}\n" for piece in pieces))
@@ -45,7 +45,7 @@ def write_corpus(
 
 
 def random_documents(count: int, seed: int) -> list[list[int]]:
-    """Sentence lengths of documents; both spread as widely as in an encyclopaedia."""
+    """Returns the sentence lengths of random documents, with a wide distribution as in an encyclopedia."""
     rng = np.random.default_rng(seed)
     sizes = np.maximum(1, rng.lognormal(3.0, 1.0, count)).astype(int)
     return [np.maximum(1, rng.lognormal(3.0, 0.6, size)).astype(int).tolist() for size in sizes]

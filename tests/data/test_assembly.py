@@ -33,7 +33,7 @@ def test_truncated_lengths_equal_dropping_one_token_at_a_time():
             else:
                 b_length -= 1
         assert (a_kept, b_kept) == (a_length, b_length)
-    # What is left lies inside what was there.
+    # A truncated span lies inside the original span.
     for start, first, length, kept in ((cut.a_start, 1000, a, cut.a_length), (cut.b_start, 2000, b, cut.b_length)):
         front = start.numpy() - first
         assert front.min() == 0

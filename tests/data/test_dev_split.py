@@ -1,4 +1,4 @@
-"""Tests of dev splits and fractions of training data: whole unit_ends, independent of the order of the file."""
+"""Tests of dev splits and fractions of training data: undivided units, independent of the order of the file."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_select_dev_rows_depends_on_contents_and_seed_and_not_on_their_order():
     order = np.random.default_rng(0).permutation(200)
     np.testing.assert_array_equal(select_dev_rows([contents[i] for i in order], 0.1, 3), mask[order])
     assert (select_dev_rows(contents, 0.1, 4) != mask).any()
-    # An appended row changes the selection of the others by at most one swap.
+    # An appended row changes the selection of the other rows by at most one swap.
     assert (select_dev_rows([*contents, b"more"], 0.1, 3)[:200] != mask).sum() <= 2
 
 

@@ -56,7 +56,7 @@ def test_only_ordinary_tokens_are_masked(vocabulary, whole_word, rate):
     assert not np.isin(ids[chosen], vocabulary.special_ids).any()
     np.testing.assert_array_equal(inputs[~chosen], ids[~chosen])
     np.testing.assert_array_equal(originals[used], np.take_along_axis(ids, positions, 1)[used])
-    # Ascending, unused at the end and zero.
+    # Positions are ascending; unused entries are at the end and zero.
     assert (np.diff(np.where(used, positions, 1000), axis=1)[used[:, 1:]] > 0).all()
     assert (np.diff(weights, axis=1) <= 0).all()
     assert not positions[~used].any() and not originals[~used].any()
@@ -90,7 +90,7 @@ def test_mask_keep_and_random_probabilities(vocabulary, probs):
     ordinary = VOCABULARY_SIZE - 5
     mask, same = seen == vocabulary.mask_id, seen == originals
     assert mask.mean() == pytest.approx(probs[0], abs=0.01)
-    # A random token is the same one by chance.
+    # A random replacement may equal the original token.
     assert same.mean() == pytest.approx(probs[1] + probs[2] / ordinary, abs=0.01)
     replaced = seen[~mask & ~same]
     assert not np.isin(replaced, vocabulary.special_ids).any()
@@ -115,7 +115,7 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
                 both += position in chosen
     assert partly == 0
     assert both > 1000
-    # Words that do not fit are passed over, so hardly a prediction is lost against the script.
+    # Words that do not fit are skipped, so there are nearly as many predictions as in google-research/bert.
     rng = np.random.default_rng(2)
     greedy = 0
     for row, number in enumerate(numbers):
@@ -133,7 +133,7 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
     [
         ({"rate": 0.0}, "rate=0.0 is out of range"),
         ({"rate": 1.5}, "rate=1.5 is out of range"),
-        ({"mask_prob": 0.7}, "must add up to 1, not 0.9"),
+        ({"mask_prob": 0.7}, "add up to 0.9"),
         ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob=1.1 is out of range"),
     ],
 )

@@ -45,7 +45,7 @@ def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[lis
         ([10, 10], 4, [[0], [1]]),
         ([4, 6, 5, 5], 4, [[0, 1], [2, 3]]),
         ([6, 7, 3, 4], 4, [[0, 3], [1, 2]]),
-        # 4 goes where it leaves the least room: beside 6, not beside 5.
+        # The pair of 4 tokens is packed with 6, not with 5, because it then leaves the least room.
         ([6, 5, 4], 4, [[0, 2], [1]]),
         ([3, 3, 3], 4, [[0, 1, 2]]),
         ([2, 2, 2, 2], 2, [[0, 1], [2, 3]]),
@@ -118,7 +118,7 @@ def test_rows_are_looked_up_independently():
 @pytest.mark.parametrize("predictions", [1, 7, 64])
 def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
     numbers = predictions_by_length(rate, SEQ_LEN, predictions)
-    # The most that `count` pairs of `length` tokens together can have.
+    # `most[n]` is the maximum number of predictions of pairs with n tokens in total.
     most = np.zeros(SEQ_LEN + 1, int)
     for _ in range(MOST):
         most = np.array(
@@ -158,7 +158,7 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(traced):
         ids = pairs["input_ids"].copy()
         row, column = np.nonzero(pairs["masked_lm_weights"])
         ids[row, pairs["masked_lm_positions"][row, column]] = pairs["masked_lm_ids"][row, column]
-        # From its tokens, all different, each pair's record; the middle of A survives truncation.
+        # Find the record of each pair from its tokens, which are all different.
         found = []
         for pair, length in enumerate(pairs["input_mask"].sum(1)):
             segment = pairs["segment_ids"][pair, :length]
@@ -189,7 +189,7 @@ def test_pairs_are_masked_as_without_packing(traced, whole_word):
     rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
-        # Ascending, and the unused ones behind.
+        # Positions are ascending, and unused entries are at the end.
         assert (np.diff(row[weights]) > 0).all() and not weights[weights.sum() :].any() and not row[~weights].any()
     pairs = unpacked(rows)
     predicted = (pairs["masked_lm_weights"] > 0).sum(1)
@@ -201,7 +201,7 @@ def test_pairs_are_masked_as_without_packing(traced, whole_word):
     seen = np.take_along_axis(pairs["input_ids"], pairs["masked_lm_positions"], 1)[used]
     shares = [(seen == vocabulary.mask_id).mean(), (seen == pairs["masked_lm_ids"][used]).mean()]
     assert shares == pytest.approx([0.8, 0.1], abs=0.03)
-    # Everywhere in a pair alike: the mean place of a prediction is the middle.
+    # Predictions are uniformly distributed in a pair, so their mean position is the middle.
     middle = pairs["masked_lm_positions"][used] / np.repeat(pairs["input_mask"].sum(1) - 1, predicted)
     assert middle.mean() == pytest.approx(0.5, abs=0.02)
 
@@ -225,5 +225,5 @@ def test_pairs_of_a_row_are_masked_independently(traced):
             for pair in (1, 2)
         ]
         both, either = both + len(sets[0] & sets[1]), either + min(len(sets[0]), len(sets[1]))
-    # The same place of both: as often as a place is masked at all, and always if they had the same random numbers.
+    # With equal random numbers, the two pairs of a row would be masked at the same positions.
     assert either > 100 and both < 0.35 * either

@@ -161,7 +161,7 @@ def test_phases_have_different_batches_and_resume(traced):
 def test_late_step_starts_at_once(traced, objective):
     late = train(traced, 3, objective=objective, start_step=1_000_000)
     assert_same(late[2:], train(traced, 1, objective=objective, start_step=1_000_002))
-    # The epoch and the place in it follow from the step alone: so many epochs later, the passes are in the same turn.
+    # The epoch and the position in it depend only on the step. This many epochs later, the same pass is used.
     assert not np.array_equal(late[0]["input_ids"], late[1]["input_ids"])
     assert len({row.tobytes() for row in joined(late)["input_ids"]}) == 3 * BATCH
 
@@ -241,7 +241,7 @@ def test_repeated_pass_has_new_masks_and_truncation(traced):
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
     first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
     for index in range(2 * count):
-        # The middle token of A survives truncation and tells which row it is.
+        # The middle token of A is never truncated, so it identifies the row.
         key = offsets[index][0] // 4
         masks = frozenset(rows["masked_lm_positions"][index].tolist())
         if index < count:

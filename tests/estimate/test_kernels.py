@@ -79,7 +79,7 @@ def test_splash_attention_compiles(compile_attention, topology, rows, length):
 
 
 def memory_of(rows: int) -> tuple[int, int]:
-    """Returns the bytes of a program's arguments and its peak on v5e, whether it fits or not."""
+    """Returns the bytes of a program's arguments and its peak memory on v5e, even if the program does not fit."""
     import jax
     import jax.numpy as jnp
 

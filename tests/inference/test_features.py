@@ -118,8 +118,8 @@ def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, sma
     write_features(pretrained, tmp_path)
     command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
     output = [f"--output={tmp_path / 'out'}", "--layers=-1"]
-    assert "has features with other layers" in usage_error(*command, output[0], "--layers=0")
-    # Equal parameters in another architecture.
+    assert "has features with different layers" in usage_error(*command, output[0], "--layers=0")
+    # The parameters are equal, but the architecture differs.
     edited = tmp_path / "edited"
     convert(str(pretrained), str(edited), HUGGINGFACE, False)
     config = json.loads((edited / "config.json").read_text())
@@ -130,9 +130,9 @@ def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, sma
     ]
     cli.main(["features", *edited_command])
     (edited / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-    assert "has features with other architecture" in usage_error("features", *edited_command)
+    assert "has features with different architecture" in usage_error("features", *edited_command)
     (tmp_path / "texts.txt").write_text("other\n")
-    assert "00000.npz was made from other texts" in usage_error(*command, *output)
+    assert "00000.npz was created from different texts" in usage_error(*command, *output)
     write_features(pretrained, tmp_path)
     (tmp_path / "out" / "00001.npz").write_bytes(b"PK")
     assert "00001.npz is damaged; remove it" in usage_error(*command, *output, code=1)

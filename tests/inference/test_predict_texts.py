@@ -101,7 +101,7 @@ def test_tags_for_every_word_of_a_text_longer_than_a_row(folders, capfd):
     short, empty, long = predict_json(capfd, folders[TAGS], "a dog", " ", " ".join(words))
     assert long["words"] == words and len(long["prediction"]) == len(long["probabilities"]) == 60
     assert (empty["words"], empty["prediction"]) == ([], [])
-    # [CLS] a d ##o ##g [SEP]: the first token of a word decides.
+    # The row is [CLS] a d ##o ##g [SEP], and the first token of each word determines the tag.
     logits = logits_of(folders[TAGS], "a dog")[[1, 2]]
     assert short["prediction"] == [LABELS[TAGS][tag] for tag in logits.argmax(axis=-1)]
     np.testing.assert_allclose([list(p.values()) for p in short["probabilities"]], softmax(logits), atol=1e-5)
@@ -114,7 +114,7 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     context = "Jo saw Al."
     (tmp_path / "passage.txt").write_text(context + "\n")
     (record,) = predict_json(capfd, folders[SPANS], "who?", f"--context={context}")
-    # A context that looks like a URL is a text as well.
+    # A context that looks like a URL is an ordinary text.
     url = "http://a.example/"
     assert predict_json(capfd, folders[SPANS], "who?", f"--context={url}")[0]["prediction"] in url
     assert predict_json(capfd, folders[SPANS], "who?", f"--context_file={tmp_path / 'passage.txt'}") == [record]
@@ -163,7 +163,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
             "has no output layer for predictions (its model is 'pretraining'); fine-tune it",
         ),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "give the passage as context"),
-        ((checkpoint, "a", "--context=b"), "context is only for models that answer questions"),
+        ((checkpoint, "a", "--context=b"), "context has no effect, because"),
         ((checkpoint,), "nothing to predict; give texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
         ((checkpoint, "a", "--config.seed=1"), "--config applies to the task's data only"),

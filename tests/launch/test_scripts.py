@@ -116,7 +116,7 @@ def test_queued_resource_runs_command_under_systemd(programs):
     check_command(["gcloud", *arguments])
     assert arguments[:5] == ["compute", "tpus", "queued-resources", "create", "bert"]
     assert {*options, "--node-id=bert"} <= {*arguments}
-    # The startup script, with stand-ins for what it calls.
+    # Run the startup script with stand-ins for the programs that it calls.
     programs.add("curl", 'echo \'{"access_token": "secret"}\'')
     programs.add("docker", "[ $1 != login ] || cat > ${0%docker}token")
     programs.add("systemd-run")

@@ -1,4 +1,4 @@
-"""Abstract meshes of platforms that the test machine lacks."""
+"""Abstract meshes of platforms that the test machine does not have."""
 
 import jax
 

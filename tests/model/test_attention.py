@@ -72,10 +72,10 @@ def test_auto_selects_splash_for_long_rows_without_dropout():
             "tpu",
             "rows of 100 tokens, only multiples of 128",
         ),
-        ({"attention": "flash"}, "tpu", "'flash'; known: auto, plain, fused, splash, cudnn, or package"),
-        ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; known"),
-        ({"attention": "math.nosuch"}, "tpu", "no attribute 'nosuch'; known"),
-        ({"attention": "math.pi"}, "tpu", "is not a function: float; known"),
+        ({"attention": "flash"}, "tpu", "'flash'; use one of auto, plain, fused, splash, cudnn, or package"),
+        ({"attention": "nosuch.module.function"}, "tpu", "No module named 'nosuch'; use one of"),
+        ({"attention": "math.nosuch"}, "tpu", "no attribute 'nosuch'; use one of"),
+        ({"attention": "math.pi"}, "tpu", "is not a function: float; use one of"),
     ],
 )
 def test_unsupported_cases_are_refused(changes, platform, message):

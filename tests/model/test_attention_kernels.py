@@ -58,7 +58,7 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
     [
         (3, 24, 4, 16, "both", 0.0),
         (3, 24, 4, 16, "both", 0.1),
-        # Sizes that are no multiples of lanes or sublanes.
+        # These sizes are not multiples of lanes or sublanes.
         (3, 17, 3, 8, "left", 0.3),
         # Two heads and several rows per program.
         (4, 64, 4, 64, "both", 0.1),
@@ -88,7 +88,7 @@ def test_bfloat16_error_of_fused_attention_is_that_of_plain_attention():
 
 def test_each_row_head_and_query_has_its_own_dropout_mask():
     query, key, value, gradient, _ = inputs(3, 32, 4, 16)
-    # Uniform probabilities and values of 1: the output is the share of keys that dropout kept.
+    # With uniform probabilities and values of 1, the output is the fraction of keys that dropout kept.
     uniform = jnp.zeros_like(query), jnp.zeros_like(key), jnp.ones_like(value), gradient, jnp.ones((3, 32), jnp.int32)
     kept = [np.asarray(results(fused_attention, "both", 0.5, *uniform, seed=seed)[0])[..., 0] for seed in (7, 8)]
     columns = np.concatenate([share.transpose(0, 2, 1).reshape(-1, 32) for share in kept])
@@ -157,5 +157,5 @@ def test_kernels_without_dropout_run_on_a_mesh(attention):
 
 @pytest.mark.parametrize("attention", [splash_attention, cudnn_attention])
 def test_kernels_without_dropout_refuse_it(attention):
-    with pytest.raises(ValueError, match="no dropout"):
+    with pytest.raises(ValueError, match="does not support dropout"):
         results(attention, "both", 0.1, *inputs(2, 128, 2, 16))

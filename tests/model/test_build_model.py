@@ -41,5 +41,5 @@ def test_build_model_inverts_model_kind(model, kind, num_outputs):
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(UsageError, match="unknown kind of model: 'pairs'; known: encoder, pretraining"):
+    with pytest.raises(UsageError, match="unknown kind of model: 'pairs'; use one of encoder, pretraining"):
         build_model({"kind": "pairs"}, CONFIG)

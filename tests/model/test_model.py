@@ -66,7 +66,7 @@ def loss_and_gradient(config: ModelConfig, params: dict, batch: dict) -> tuple[j
 
 
 def assert_trees_close(a: dict, b: dict) -> None:
-    # Relative to the largest gradient: the gradient of the key biases is rounding error.
+    # Compare relative to the largest gradient, because the gradient of the key biases is rounding error.
     scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(a[1]))
     for (path, x), (_, y) in zip(*map(jax.tree_util.tree_leaves_with_path, (a, b)), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6 * scale, err_msg=str(path))
@@ -138,7 +138,8 @@ def test_remat_policies_recompute_increasing_numbers_of_products(params, batch):
         return jax.jit(jax.grad(loss)).lower(params).compile().as_text().count(" dot(")
 
     none, attention, elementwise, projections, full = map(products, REMAT_POLICIES)
-    # Recomputed: attention scores; the same; also queries, keys and values; also the first feed-forward product.
+    # `attention` and `elementwise` recompute the attention scores, `projections` also queries, keys and values, and
+    # `full` also the first feed-forward product.
     assert none < attention == elementwise < projections < full
 
 
@@ -151,7 +152,7 @@ def test_remat_policies_recompute_gelu_once(params, batch):
 
         return jax.jit(jax.grad(loss)).lower(params).as_text().count("stablehlo.tanh")
 
-    # In the layers and in the head: once forwards and once for the gradient.
+    # All policies compute gelu equally often: in the layers and in the head, in the forward and the backward pass.
     assert len({gelus(remat) for remat in REMAT_POLICIES}) == 1
 
 
@@ -208,7 +209,7 @@ def test_dropout_rate_and_scale(width):
     x = jnp.ones((2000, width))
     dropped = dropout(x, 0.1, jax.random.key(0))
     share = float((dropped == 0).mean())
-    # Five standard deviations of the share.
+    # Allow five standard deviations of the fraction.
     assert abs(share - 0.1) < 5 * (0.09 / x.size) ** 0.5
     assert float(dropped.max()) == pytest.approx(1 / 0.9, rel=1e-4)
     neighbours = np.asarray(dropped == 0)

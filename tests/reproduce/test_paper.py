@@ -12,7 +12,7 @@ from bertjax.reproduce.table import paper_table, table_names
 
 def test_paper_has_eight_tables_and_figure_5():
     assert table_names() == (*"12345678", "figure5")
-    with pytest.raises(UsageError, match="no table '9'; choose one of 1, 2"):
+    with pytest.raises(UsageError, match="no table '9'; use one of 1, 2"):
         paper_table("9")
 
 

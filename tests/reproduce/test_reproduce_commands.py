@@ -102,14 +102,14 @@ def test_results_file_gives_the_same_table(results, tmp_path, capfd):
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
-    assert "is a directory; name a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
+    assert "is a directory; give a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
     assert "would lose 2 runs, such as cola/first" in refused(
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
     )
     assert json.loads((tmp_path / "saved.json").read_text()) == content
     content["runs"]["pretrain/first"]["settings"][-1] += "0"
     (tmp_path / "saved.json").write_text(json.dumps(content))
-    assert "pretrain/first with other settings" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
+    assert "the settings of pretrain/first in" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
     (tmp_path / "saved.json").write_text("{}")
     assert "is not a results file" in refused(capfd, "table", "5", f"--results={tmp_path}/saved.json")
 
@@ -130,7 +130,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
         out, _ = printed(capfd, "table", "5", *sources, f"--keep={tmp_path}/again.json")
         assert out.splitlines()[:-1] == alone.splitlines()[:-1]
         assert json.loads((tmp_path / "again.json").read_text()) == content
-    # The first source that has a run wins, and fine-tunings of another pre-training are refused.
+    # The first source with a run is used, and fine-tuning runs of a different pre-training run are rejected.
     other = {**content, "runs": {"pretrain/first": {**content["runs"]["pretrain/first"], "fingerprint": "another"}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
     out, _ = printed(capfd, "table", "5", pretrain, f"--results={tmp_path}/other.json", cola)
@@ -138,7 +138,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/other.json", pretrain, cola])
     assert end.value.code == 1
-    assert f"{tmp_path}/cola.json/cola/first started from other parameters" in capfd.readouterr().err
+    assert f"{tmp_path}/cola.json/cola/first started from parameters that differ" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     shutil.rmtree(tmp_path / "new/cola/both")
     cli.main([*shlex.split(runs[-1].command(f"{tmp_path}/new"))[1:], "--config.data.seq_len=8"])
     error = refused(capfd, "reproduce", f"--config={table}:all", f"--results={tmp_path}/new", "--plan")
-    assert "cola/both has results of other settings than the table: data.seq_len" in error
+    assert "cola/both differ from the table's: data.seq_len" in error
 
 
 def edit(file: Path, change) -> None:
@@ -186,7 +186,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     edit(sweep, lambda content: [trial.update(started_from="0" * 16) for trial in content["trials"]])
-    assert "cola/first started from other parameters than those of pretrain/first" in error()
+    assert "cola/first started from parameters that differ from those of pretrain/first" in error()
     edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
     assert "cola/first started from different parameters" in error()
     edit(sweep, lambda content: content.update(left=1))
@@ -195,11 +195,11 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     shutil.rmtree(next((tmp_path / "r/cola/first/trials").iterdir()))
     assert "missing runs" in printed(capfd, *command)[0]
-    assert "--plot draws figure5, not 5" in refused(capfd, *command, "--plot=a.png")
+    assert "--plot supports only figure5, not 5" in refused(capfd, *command, "--plot=a.png")
     (tmp_path / "r/pretrain/first/results.json").write_text("{")
     assert f"cannot read {tmp_path}/r/pretrain/first/results.json" in error()
     error = refused(capfd, "reproduce", f"--config={table}:steps=3", f"--results={results}", "--plan")
-    assert "has results of other settings than the table: steps: 3 -> 2" in error
+    assert "differ from the table's: steps: 3 -> 2" in error
 
 
 def test_table_config_is_recorded_with_a_portable_name(table, monkeypatch):
@@ -223,8 +223,8 @@ def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
     command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
     assert message in refused(capfd, *command)
     assert "takes no --config overrides: --config.seed=3" in refused(capfd, *command, "--config.seed=3")
-    assert "choose one of paper, small" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
-    assert "there is no table '9'; choose one of 1, 2" in refused(capfd, "table", "9", command[-1])
+    assert "use one of paper, small" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
+    assert "unknown table '9'; use one of 1, 2" in refused(capfd, "table", "9", command[-1])
 
 
 @pytest.mark.slow

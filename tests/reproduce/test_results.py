@@ -1,4 +1,4 @@
-"""Outcomes are refused if they started from other parameters than the table's runs."""
+"""Outcomes are rejected if their initial parameters differ from those of the table's runs."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_ensemble_must_have_the_members_of_the_table(members, accepted):
     if accepted:
         assert found.outcome(both) == saved["both"][1]
         return
-    with pytest.raises(BertjaxError, match="path/both has other members than the table"):
+    with pytest.raises(BertjaxError, match="the members of .*path/both differ from the table's"):
         found.outcome(both)
 
 
@@ -35,11 +35,11 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
     found = Results((Source(str(tmp_path)),))
     # The fingerprint of a deleted checkpoint is unknown, and no run can start from it.
     assert found.outcome(second) == outcomes["second"]
-    with pytest.raises(BertjaxError, match="first has no checkpoint of step 7; move that folder away"):
+    with pytest.raises(BertjaxError, match="first has no checkpoint of step 7; delete or rename the folder"):
         runner._execute(second, str(tmp_path))
     (tmp_path / "first/checkpoints/7").mkdir(parents=True)
     if accepted:
         assert found.outcome(second) == outcomes["second"]
         return
-    with pytest.raises(BertjaxError, match="second started from other parameters than those of first"):
+    with pytest.raises(BertjaxError, match="second started from parameters that differ from those of first"):
         found.outcome(second)

@@ -104,11 +104,11 @@ def test_resumed_runs_do_not_count_for_time_estimates(table, tmp_path, executed)
 
 def test_table_without_any_data_is_refused(tmp_path, capfd):
     for arguments, needed in (
-        ("", "a corpus of `bertjax prepare`"),
+        ("", "a corpus made by `bertjax prepare`"),
         (f":corpus={tmp_path}/none", f"{tmp_path}/none/manifest"),
     ):
         error = refused(capfd, "reproduce", f"--config=tables/table5{arguments}", f"--results={tmp_path}/r")
-        assert f"no run of tables/table5{arguments} can start: it needs {needed}" in error
+        assert f"no run of tables/table5{arguments} can start; it needs {needed}" in error
     assert not (tmp_path / "r").exists()
 
 

@@ -1,4 +1,4 @@
-"""Experiments of the tables: at every scale their runs are valid and in order."""
+"""Experiments of the tables: their runs are valid and in order at every scale."""
 
 import shlex
 from pathlib import Path

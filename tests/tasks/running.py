@@ -12,7 +12,7 @@ MODEL = {
     "model.hidden_dropout_prob": 0.0,
     "model.attention_probs_dropout_prob": 0.0,
     "optimizer.learning_rate": 3e-3,
-    # The default of 0.02 starts a model of this width too close to zero.
+    # With the default of 0.02, the parameters of a model of this width would be too small.
     "model.initializer_range": 0.2,
     "mesh.data": 1,
     "mesh.fsdp": -1,

@@ -126,7 +126,7 @@ def test_weights_are_matched_by_class_name_and_compare_equal():
     objectives = [make_objective(False, each) for each in (weighting, equal_weighting)]
     assert objectives[0] == objectives[1] and hash(objectives[0]) == hash(objectives[1])
     assert weighting_of() == UNWEIGHTED
-    with pytest.raises(UsageError, match="unknown class in config.data.class_weights: 'd'; known: a, b, c"):
+    with pytest.raises(UsageError, match="unknown class in config.data.class_weights: 'd'; use one of a, b, c"):
         weighting_of('{"d": 5}')
 
 

@@ -59,7 +59,7 @@ def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, ca
         assert shared and all(metrics[name] == pytest.approx(member[name], abs=1e-5) for name in shared)
         cli.main(["predict", checkpoint, "--split=dev", f"--output={tmp_path}/member{index}", "--logits"])
     if kind == "spans":
-        # The n-best lists of the members hold the scores of nearly all spans.
+        # The n-best lists of the members contain the scores of nearly all spans.
         ensemble = json.loads((tmp_path / "ensemble/nbest_predictions.json").read_text())
         first, second = (
             {
@@ -100,17 +100,17 @@ def test_ensemble_averages_the_logits_of_its_members(kind, letters, tmp_path, ca
 @pytest.mark.slow
 def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_path, capfd):
     command = ["ensemble", f"--output={tmp_path}/ensemble", f"--checkpoint={cola}"]
-    assert "an ensemble of 1 checkpoints; give --checkpoint at least twice" in refused(capfd, *command)
+    assert "an ensemble needs several checkpoints, not 1; repeat --checkpoint" in refused(capfd, *command)
     shutil.copytree(cola, tmp_path / "copy")
     assert "has the same parameters as another member" in refused(capfd, *command, f"--checkpoint={tmp_path}/copy")
     to_workdir = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
     assert f"{tmp_path}/copy is the workdir of a run" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
-    assert "other data than the first member (task: cola -> rte)" in refused(
+    assert "different data than the first member (task: cola -> rte)" in refused(
         capfd, *command, f"--checkpoint={tmp_path}/rte"
     )
     vocabulary = tmp_path / "vocabulary.txt"
     vocabulary.write_text(letters.read_text() + "##ed\n")
     train(f"glue.py:task=cola,path={glue}", tmp_path / "other", vocabulary, steps=1)
-    assert "has another vocabulary.json" in refused(capfd, *command, f"--checkpoint={tmp_path}/other")
+    assert "has a different vocabulary.json" in refused(capfd, *command, f"--checkpoint={tmp_path}/other")
     assert not (tmp_path / "ensemble/results.json").exists()

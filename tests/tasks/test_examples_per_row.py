@@ -36,7 +36,7 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
         runs.append((read_metrics(tmp_path / name), {k: v for k, v in results.items() if isinstance(v, float)}))
     (unpacked, unpacked_results), (packed, packed_results) = runs
     assert packed_results == pytest.approx(unpacked_results, rel=1e-4, abs=1e-4)
-    # Packed rows hold the same tokens in fewer positions.
+    # Packed rows contain the same tokens in fewer positions.
     token_fractions = [
         np.mean([line.pop("token_fraction") for line in lines if "token_fraction" in line])
         for lines in (unpacked, packed)

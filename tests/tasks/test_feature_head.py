@@ -91,7 +91,7 @@ def test_every_task_trains_on_cached_features(ner, task, tmp_path, capfd):
     flags = [*FROZEN, *FAST, "--config.feature_head.features=concat_last_four", f"--init_from={start}"]
     path = write_files(tmp_path / "data")
     train(f"{task}.py:{arguments}path={path}", tmp_path / "run", None, *flags, steps=2, eval_every=2)
-    # Prediction computes the features, since the cache holds training and dev rows only.
+    # Prediction computes the features, since the cache contains only training and dev rows.
     assert predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     assert (
         "feature_head.features=concat_last_four and feature_head.lstm_layers=2, which cannot be converted"
@@ -133,7 +133,7 @@ def test_damaged_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd)
         ),
         (
             ["--config.feature_head.features=first"],
-            "feature_head.features is 'first'; known: embeddings, second_to_last",
+            "feature_head.features is 'first'; use one of embeddings, second_to_last",
         ),
         (["--config.feature_head.lstm_layers=-1"], "feature_head.lstm_layers is -1"),
     ],

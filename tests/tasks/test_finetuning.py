@@ -83,8 +83,10 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
         assert "has output 'glue/cola', but the config has 'glue/rte'" in error
-    assert "has no masked_lm, only classifier" in refused(capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]")
-    assert "times pre-training input, not task glue" in refused(
+    assert "has no parameters masked_lm, only classifier" in refused(
+        capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]"
+    )
+    assert "does not support task glue" in refused(
         capfd, "bench", "input", f"--config={EXPERIMENTS}/glue.py:size=L1_H16"
     )
 
@@ -176,8 +178,8 @@ def test_malformed_files_are_one_line_errors(damage, message, letters, tmp_path,
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--config.data.task=snli"], "config.data.task is 'snli'; known: cola"),
-        (["--config.data.path="], "name GLUE's files with --config.data.path=DIR"),
+        (["--config.data.task=snli"], "config.data.task is 'snli'; use one of cola"),
+        (["--config.data.path="], "set --config.data.path to GLUE's folder"),
         (["--config.epochs=0", "--config.steps=0"], "config.epochs=0 is out of range"),
         (["--config.data.batch_size=0"], "data.batch_size is 0"),
         (["--config.data.task=ax"], "ax has no training set"),
@@ -209,7 +211,7 @@ def test_inspect_shows_examples_as_word_pieces(task, text, glue, letters, capfd)
 
 def test_training_without_size_and_checkpoint_is_an_error(glue, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue}"
-    assert "fine-tuning starts from a checkpoint" in refused(capfd, "train", config, f"--workdir={tmp_path}")
+    assert "no initial checkpoint; give --init_from" in refused(capfd, "train", config, f"--workdir={tmp_path}")
 
 
 @pytest.mark.parametrize(

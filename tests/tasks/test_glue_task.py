@@ -69,7 +69,7 @@ def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, 
     ("columns", "message"),
     [
         ("index,nosuch", "has no column 'nosuch'; its columns are index, sentence"),
-        ("prediction", "'prediction' is the name of another field"),
+        ("prediction", "'prediction' is also a field of the records"),
     ],
 )
 def test_missing_columns_are_an_error_before_prediction(cola, capfd, tmp_path, columns, message):
@@ -195,7 +195,7 @@ def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
     write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])
-    assert "2 with a score beyond 0 to 5 (first: line 3)" in capfd.readouterr().err
+    assert "2 with a score outside 0 to 5 (first: line 3)" in capfd.readouterr().err
 
 
 def test_mnli_has_two_dev_sets_and_predicts_ax(glue, letters, tmp_path, capfd):

@@ -55,7 +55,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
     config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
     assert "out, or use the checkpoint's value" in refused(capfd, *config, wrong)
-    # Fine-tuning takes the vocabulary of the checkpoint and adds a pooler, which a language model lacks.
+    # Fine-tuning uses the vocabulary of the checkpoint and adds a pooler, which a language model does not have.
     cli.main(
         [
             "train",
@@ -77,7 +77,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
 def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
     kind, workdir = pretrained
     heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
-    assert f"has no masked_lm, only encoder, {heads}" in refused(
+    assert f"has no parameters masked_lm, only encoder, {heads}" in refused(
         capfd, "fill_mask", f"--checkpoint={workdir}", "a [MASK]"
     )
     encoder = {"left": "transformer", "lstm": "lstm"}[kind]
@@ -117,15 +117,19 @@ def test_features_of_a_language_model_depend_on_its_context_only(pretrained, tmp
             [KINDS["lstm"]],
             "config.data.objective=nsp needs context from both sides, which model.encoder=lstm does not have",
         ),
-        ("lm", [KINDS["left"], "--config.data.max_predictions=3"], "predicts every token; leave max_predictions unset"),
-        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks no tokens; leave data.masking unset"),
+        (
+            "lm",
+            [KINDS["left"], "--config.data.max_predictions=3"],
+            "predicts every token; leave config.data.max_predictions unset",
+        ),
+        ("lm", [KINDS["left"], "--config.data.masking.rate=0.3"], "masks no tokens; leave config.data.masking unset"),
         ("lm", [*KINDS.values()], "model.attention_direction is left; model.encoder=lstm has no attention"),
         (
             "lm",
             [KINDS["lstm"], "--config.model.hidden_size=15", "--config.model.num_attention_heads=1"],
             "model.hidden_size is 15; model.encoder=lstm needs an even number",
         ),
-        ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; known: transformer, lstm"),
+        ("lm", ["--config.model.encoder=rnn"], "model.encoder is 'rnn'; use one of transformer, lstm"),
     ],
 )
 def test_incompatible_settings_are_an_error(corpus, objective, flags, message, capfd):

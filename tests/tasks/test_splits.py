@@ -150,7 +150,7 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     assert not any(name.startswith("eval_") for line in lines for name in line)
     assert (tmp_path / "run" / "curves.png").exists()
     assert [child.name for child in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]
-    assert "no evaluation data; name a dev or test file" in refused(
+    assert "no evaluation data; set a dev or test file" in refused(
         capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}"
     )
     path, _ = predict(capfd, tmp_path / "run", tmp_path / "out")

@@ -54,14 +54,14 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
     best = max(second["trials"], key=lambda trial: trial["score"])
     assert second["best"]["score"] == best["score"]
     assert "accuracy on dev" in capfd.readouterr().err
-    # Finished trials of another config are refused.
+    # Finished trials with a different config are rejected.
     error = refused(capfd, *command, "--config.model.hidden_dropout_prob=0.25")
-    assert "is of another run: model.hidden_dropout_prob: 0.0 -> 0.25" in error
-    # The number of evaluations changes which one is best; the number of checkpoints does not.
+    assert "is a different run: model.hidden_dropout_prob: 0.0 -> 0.25" in error
+    # The number of evaluations may change the best checkpoint, but the number of checkpoints does not.
     error = refused(capfd, *command, "--config.eval_every=1")
-    assert re.search(r"is of another run: eval_every: \d+ -> 1", error)
+    assert re.search(r"is a different run: eval_every: \d+ -> 1", error)
     cli.main([*command, "--config.checkpoint_every=1"])
-    # Finished trials of other data are refused, whichever trial it is.
+    # Finished trials that were trained on different data are rejected, even if they are not the first trial.
     other = tmp_path / "trials" / ".other"
     shutil.copytree(glue, other)
     dev = other / "RTE" / "dev.tsv"
@@ -69,21 +69,21 @@ def test_sweep_resumes_after_a_failed_trial_and_refuses_other_runs(cola, glue, l
     dev.write_text("".join([header, *rows[1:]]))
     other_data = [item.replace(f"path={glue}", f"path={other}") for item in command]
     first_trial = tmp_path / "trials" / trial_name(second["trials"][0]["trial"])
-    assert "was trained on other data; choose another --workdir" in refused(capfd, *other_data)
+    assert "was trained on different data; choose another --workdir" in refused(capfd, *other_data)
     first_trial.rename(first_trial.with_name(".first"))
-    assert "was trained on other data; choose another --workdir" in refused(capfd, *other_data)
+    assert "was trained on different data; choose another --workdir" in refused(capfd, *other_data)
     first_trial.with_name(".first").rename(first_trial)
     best = next(path for path in (tmp_path / "trials").iterdir() if (path / "checkpoints").exists())
     without = [*(item for item in command if item != f"--init_from={cola}"), f"--config.data.vocabulary={letters}"]
-    assert "is of another run: it started from a checkpoint" in refused(capfd, *without)
+    assert "is a different run: it started from a checkpoint" in refused(capfd, *without)
     command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
-    assert "started from other parameters than those of --init_from" in refused(capfd, *command)
-    # Unfinished trials with another initialization are refused as well.
+    assert "started from parameters that differ from those of --init_from" in refused(capfd, *command)
+    # Unfinished trials with a different initialization are also rejected.
     half = tmp_path / "trials" / ".half"
     shutil.copytree(best, half / "trials" / best.name)
     (half / "trials" / best.name / "results.json").unlink()
     command[command.index(f"--workdir={tmp_path}")] = f"--workdir={half}"
-    assert "started from other parameters than those of --init_from" in refused(capfd, *command)
+    assert "started from parameters that differ from those of --init_from" in refused(capfd, *command)
 
 
 def test_locked_workdir_is_refused(cola, glue, tmp_path, capfd):
@@ -133,7 +133,7 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
         assert (config.model["remat"], config.seed) == (*trial.values(),)[2:]
 
     for invalid, message in (
-        ("optimizer.lr=1", r"'optimizer.lr'.*known: .*learning_rate"),
+        ("optimizer.lr=1", r"'optimizer.lr'.*use one of .*learning_rate"),
         ("optimizer.learning_rate=1e-4,fast", "learning_rate=fast"),
         ("optimizer=1", "optimizer"),
         ("optimizer.learning_rate=1e-4,0.0001", "the value 0.0001 of optimizer.learning_rate twice"),

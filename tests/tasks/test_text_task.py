@@ -1,4 +1,4 @@
-"""Classification, multi-label classification and tagging on a user's own files."""
+"""Classification, multi-label classification and tagging of user data."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_own_files_in_every_format(letters, tmp_path, capfd):
     path, jsonl_path = predict(capfd, tmp_path / "run", tmp_path / "out", test_file, "--columns=id,text")
     lines = path.read_text().split()
     assert lines[0] == "prediction" and len(lines) == 4 and set(lines[1:]) <= {"good", "bad"}
-    # A row without text gets a prediction, too.
+    # A row without text also has a prediction.
     assert [(record["line"], record["id"], record["text"], record["prediction"]) for record in records(jsonl_path)] == [
         (2, "x", "zu", lines[1]),
         (3, "", "", lines[2]),
@@ -92,7 +92,7 @@ def test_every_row_has_a_line_of_predictions(letters, tmp_path, capfd):
     labels = ["a\nb", "c\td\\"]
     rows = [{"text": f"zu{index}", "label": labels[index % 2]} for index in range(8)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    # A blank line, and rows without label, with an empty label and with an empty text.
+    # The file has a blank line, and rows without label, with an empty label and with an empty text.
     unusual = [
         json.dumps(row) for row in ({"text": "zu"}, {"text": "pa", "label": ""}, {"text": "", "label": labels[0]})
     ]
@@ -117,7 +117,7 @@ def test_untagged_sentences_are_predicted_and_not_scored(letters, tmp_path, capf
     (tmp_path / "dev.tsv").write_text("text\tlabel\nzu zu\tS-A S-A\n\nzu ba\n\t\nzu pa\tS-A O\n")
     config = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/dev.tsv,kind=tags"
     results = train(config, tmp_path / "run", letters, steps=1)
-    # Scores are of the tagged sentences, in which the baseline knows every word.
+    # Only tagged sentences are scored, and the baseline knows all of their words.
     assert results["baseline"]["f1"] == 100.0 and results["per_class"]["A"]["support"] == 3
     path, jsonl_path = predict(capfd, tmp_path / "run", tmp_path / "out", "--split=dev")
     lines = path.read_text().split("\n")

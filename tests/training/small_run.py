@@ -1,4 +1,4 @@
-"""A run of fourteen steps, and copies of its task that stop it or change its batches."""
+"""A run of fourteen steps, and copies of its task that stop the run or change its batches."""
 
 import copy
 import os
@@ -37,7 +37,7 @@ def make(corpus: Path, **changes):
 
 
 def with_attributes(task: Task, **attributes) -> Task:
-    """Returns a copy of the task with other attributes or methods."""
+    """Returns a copy of the task with changed attributes or methods."""
     changed = copy.copy(task)
     vars(changed).update(attributes)
     return changed

@@ -1,4 +1,4 @@
-"""Checkpoints: saved states restore on any mesh, and damaged ones are reported and skipped."""
+"""Checkpoints: saved states are restored on any mesh, and damaged checkpoints are reported and skipped."""
 
 import dataclasses
 import errno
@@ -262,7 +262,7 @@ def test_params_load_from_workdir_checkpoints_directory_or_step(tmp_path):
 
 def test_different_shape_is_reported_with_both_shapes(tmp_path):
     save_states(tmp_path)
-    # Copied, since `abstract_state` is cached.
+    # Copy the tree, since `abstract_state` is cached.
     target = jax.tree.map(lambda leaf: leaf, abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params)
     target["pooler"]["dense"]["kernel"] = jax.ShapeDtypeStruct((16, 8), np.float32)
     with pytest.raises(UsageError, match=r"pooler/dense/kernel has shape \(16, 16\) .* but \(16, 8\)"):

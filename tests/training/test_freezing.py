@@ -144,7 +144,7 @@ def _is_backward_scan(eqn) -> bool:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"freeze_layers": 4}, "freeze_layers=4 exceeds the 3 layers of the model"),
+        ({"freeze_layers": 4}, "freeze_layers=4 is too large; the model has 3 layers"),
         (
             {"freeze": ("encoder/embedding",)},
             "unknown parameter in optimizer.freeze: 'encoder/embedding'.*encoder/embeddings",

@@ -86,5 +86,5 @@ def test_tracker_receives_config_and_metrics_and_resumes_the_run_of_a_workdir(tm
 
 def test_missing_tracker_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UsageError, match=r"--tracker wandb needs a package; run: pip install 'bertjax\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"--tracker wandb needs the package wandb; pip install 'bertjax\[wandb\]'"):
         TrackerWriter("wandb", epath.Path(tmp_path), {})

@@ -1,4 +1,4 @@
-"""Connecting processes, sharing values and errors between them, and what ends them."""
+"""Connection of processes, exchange of values and errors between them, and their termination."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from bertjax.errors import LOST, BertjaxError, UsageError
 from bertjax.training import multihost
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
-# Runs as each of two processes.
+# Script of each of two processes.
 PRIMITIVES = """
 import os
 import jax
@@ -106,7 +106,7 @@ def test_killed_process_ends_the_others_for_a_restart(corpus, tmp_path, killed):
             break
     outputs = outputs_of(processes)
     for process in processes[:killed] + processes[killed + 1 :]:
-        # JAX aborts the process if its coordination service notices first.
+        # JAX's coordination service aborts the process if it detects the lost process first.
         assert process.returncode in (LOST, -signal.SIGABRT), outputs
 
 
@@ -134,13 +134,13 @@ def environment(monkeypatch) -> pytest.MonkeyPatch:
     [
         ({}, False),
         ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, True),
-        # Incomplete, and refused by initialize_distributed.
+        # These variables are incomplete, so initialize_distributed rejects them.
         ({"JAX_COORDINATOR_ADDRESS": "a:1"}, True),
         ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, False),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0"}, True),
         ({"TPU_PROCESS_ADDRESSES": "a:8476,b:8476"}, True),
         ({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}, True),
-        # An allocation in which `srun` started nothing.
+        # This is a Slurm allocation in which `srun` did not start the process.
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}, False),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, True),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, False),
@@ -156,7 +156,7 @@ def test_environment_shows_several_processes(environment, variables, is_multihos
 def test_timeouts_and_port_reach_jax(environment, slurm, port, expected):
     calls = []
     environment.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
-    # So that the variable is removed again after the test.
+    # Set the variable with monkeypatch, so that it is removed after the test.
     environment.setenv("JAX_COORDINATOR_PORT", "")
     environment.delenv("JAX_COORDINATOR_PORT")
     if slurm:

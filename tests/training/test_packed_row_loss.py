@@ -1,4 +1,4 @@
-"""Packed rows give the losses, gradients and counts of the same pairs in rows of their own."""
+"""Packed rows give the same losses, gradients and counts as the same pairs in separate rows."""
 
 import dataclasses
 

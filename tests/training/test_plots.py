@@ -1,4 +1,4 @@
-"""The figure of a run's training and evaluation curves."""
+"""Plot of a run's training and evaluation curves."""
 
 import pytest
 from etils import epath

@@ -17,7 +17,7 @@ def test_parse_steps_returns_a_range():
 
 @pytest.mark.parametrize("text", ["20:10", "5:5", "5", "a:b", "-1:3", "1:2:3", "1:"])
 def test_invalid_profile_steps_are_an_error(text):
-    with pytest.raises(UsageError, match=f"--profile '{text}' names no steps; use START:STOP, such as 10:20"):
+    with pytest.raises(UsageError, match=f"--profile '{text}' is not a range of steps; use START:STOP, such as 10:20"):
         parse_steps(text)
 
 

@@ -1,1 +1,1 @@
-"""Text to a tokenized corpus on disk."""
+"""Conversion of text to a tokenized corpus on disk."""

@@ -46,7 +46,7 @@ class Checksums:
     def verify_in_background(self) -> None:
         """Starts verifying the files added so far, unless the thread is already running."""
         if self._pending and not (self._thread and self._thread.is_alive()):
-            # A daemon: an interrupted command exits without waiting for it.
+            # An interrupted command exits without waiting for a daemon thread.
             self._thread = threading.Thread(target=self._verify, name="checksums", daemon=True)
             self._thread.start()
 
@@ -60,7 +60,7 @@ class Checksums:
             raise self._error
 
     def wait(self) -> None:
-        """Verifies all files that are left and waits for the result."""
+        """Verifies all remaining files and waits for the result. Raises the same error as `check`."""
         self.check()
         while self._pending or (self._thread and self._thread.is_alive()):
             self.verify_in_background()

@@ -1,8 +1,8 @@
-"""Steps that make the shards of a corpus on many machines.
+"""Pipeline steps that create the shards of a corpus on many machines.
 
 The inputs are cut into chunks of whole documents, and each chunk is encoded to a shard. A step writes its result to
-files whose names depend on its input alone, and a small JSON file last. A step that a runner repeats finds that file
-and does nothing; two that run at the same time write the same bytes.
+files whose names depend only on its input, and then a small JSON file that marks the result as complete. A repeated
+step finds this file and does nothing; two copies of a step that run at the same time write identical files.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from bertjax.data.corpus.shards import Shard, ShardWriter
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import atomic_file, read_json, write_atomic
 
-# Small chunks of a small text keep all workers busy; large chunks of a large text keep their number low.
+# A small text is cut into small chunks to keep all workers busy, a large text into large chunks to limit their number.
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
 _CHUNKS = 2048
 
@@ -37,9 +37,9 @@ class Chunk:
     """Consecutive documents that become one shard.
 
     Attributes:
-      name: sorts as the text does.
+      name: name of the chunk; chunk names sort in the order of the text.
       sources: inputs to read.
-      problems: problem to its count, from reading the source that the chunk was cut from.
+      problems: number of occurrences of each problem found while the chunk was cut from a large source.
     """
 
     name: str
@@ -51,7 +51,8 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], 
     """Groups sources into chunks.
 
     Returns:
-      Chunks of small sources, chunks of one large source for `cut_chunk`, and the characters to cut each into.
+      Chunks of small sources; chunks of one large source each, to be cut by `cut_chunk`; and the `chunk_chars` argument
+      of `cut_chunk`.
     """
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
@@ -78,7 +79,7 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], 
 
 
 def cut_chunk(chunk: Chunk, work: Path | epath.Path, chunk_chars: int) -> list[Chunk]:
-    """Reads a large source into files of whole documents, each a chunk of about `chunk_chars` characters."""
+    """Cuts a large source into chunks of whole documents, one file of about `chunk_chars` characters each."""
     done = work / f"{chunk.name}.cut"
     if not done.exists():
         problems: Counter[str] = Counter()
@@ -90,7 +91,7 @@ def cut_chunk(chunk: Chunk, work: Path | epath.Path, chunk_chars: int) -> list[C
         write_atomic(done, json.dumps({"chunks": count, "problems": problems}))
     result = read_json(done)
     names = [f"{chunk.name}-{number:08d}" for number in range(result["chunks"])]
-    # A source without text becomes one empty chunk, which reports the problems.
+    # A source without text becomes one empty chunk, so that its read problems are still counted.
     chunks = [Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),)) for name in names] or [
         Chunk(chunk.name, ())
     ]

@@ -1,4 +1,4 @@
-"""Text of TensorFlow Datasets. Imports TensorFlow only to read a dataset."""
+"""Text from TensorFlow Datasets (TFDS). TensorFlow is imported only when a dataset is read."""
 
 import contextlib
 import re
@@ -8,13 +8,13 @@ from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
-# NAME or NAME/CONFIG, an optional version, and the split, which may have a slice such as train[:10%].
+# NAME or NAME/CONFIG, an optional version, and the split, which may include a slice such as train[:10%].
 _SPEC = re.compile(r"(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?):(?P<split>.+)")
 _READ_EXAMPLES = 64
 
 
 def parse(spec: str, rest: str) -> tuple[str, str]:
-    """Returns the dataset and the split of `rest`, the part of a spec after `tfds:`."""
+    """Parses the part of an input spec after `tfds:` and returns the names of the dataset and the split."""
     match = _SPEC.fullmatch(rest)
     if not match:
         raise UsageError(f"input {spec!r} has no split; write tfds:NAME/CONFIG:SPLIT, for example tfds:lm1b:train")
@@ -22,7 +22,7 @@ def parse(spec: str, rest: str) -> tuple[str, str]:
 
 
 def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
-    """Returns the bytes of a split's records, slightly more than its text; None before the dataset is downloaded."""
+    """Returns the size of a split's records in bytes (slightly larger than its text), or None if not downloaded yet."""
     info = open_builder(name, data_dir).info
     try:
         return info.splits[split].num_bytes if info.splits else None
@@ -36,7 +36,7 @@ def texts(
     """Yields the text of each example of a dataset, in stored order; downloads the dataset if necessary.
 
     Raises:
-      UsageError: the dataset or split does not exist, or it is unclear which feature is the text.
+      UsageError: the dataset or split does not exist, or several features could be the text.
       BertjaxError: the dataset cannot be downloaded or read.
     """
     builder = open_builder(name, data_dir)
@@ -53,7 +53,7 @@ def texts(
 
 @contextlib.contextmanager
 def read_errors(name: str, split: str) -> Iterator[None]:
-    """Turns exceptions of reading a dataset into one-line errors."""
+    """Converts exceptions raised while a dataset is read to one-line errors."""
     try:
         yield
     except BertjaxError:
@@ -63,9 +63,13 @@ def read_errors(name: str, split: str) -> Iterator[None]:
             f"cannot import TensorFlow Datasets: {first_line(error)}; install tensorflow-datasets"
         ) from error
     except ValueError as error:
-        raise UsageError(f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}") from error
+        raise UsageError(
+            f"cannot read split {split!r} of tfds dataset {name!r}: {first_line(error)}; check the split"
+        ) from error
     except Exception as error:
-        raise BertjaxError(f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}") from error
+        raise BertjaxError(
+            f"cannot read tfds dataset {name!r}, split {split!r}: {first_line(error)}; check its directory and the disk"
+        ) from error
 
 
 def open_builder(name: str, data_dir: str | None) -> Any:
@@ -78,8 +82,8 @@ def open_builder(name: str, data_dir: str | None) -> Any:
         raise BertjaxError(
             f"cannot import TensorFlow Datasets: {first_line(error)}; install tensorflow-datasets"
         ) from error
-    except Exception as error:  # TFDS has many exceptions without a common class.
-        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}") from error
+    except Exception as error:  # TFDS raises many exception types that have no common base class.
+        raise UsageError(f"tfds has no dataset {name!r}: {first_line(error)}; check the name") from error
 
 
 def _text_feature(name: str, features: Any) -> str:

@@ -38,9 +38,9 @@ def documents(
 
     Args:
       names: paths of the modules, from `modules`.
-      problems: count of `unparsable_modules`, to be increased.
-      pool: workers that parse (default: None, parse here).
-      advance: called with the number of modules that were read since the last call.
+      problems: counter whose `unparsable_modules` is incremented.
+      pool: processes that parse modules (default: None, parse in this process).
+      advance: called with the number of modules read since the last call.
     """
     batches = [names[start : start + _MODULES_PER_CALL] for start in range(0, len(names), _MODULES_PER_CALL)]
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)
@@ -62,7 +62,7 @@ def documents(
 
 
 def modules() -> list[str]:
-    """Returns the paths of all modules of the standard library, then of the distributions, each sorted."""
+    """Returns the sorted paths of all modules of the standard library, then those of the installed distributions."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
     standard = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))
@@ -85,7 +85,7 @@ def _read_module(name: str) -> list[str] | None:
         source = Path(name).read_bytes()
     except OSError:
         return None
-    # Modules without triple quotes rarely have docstrings, and parsing dominates the time.
+    # Parsing is slow, and modules without triple quotes rarely have docstrings.
     if b'"""' not in source and b"'''" not in source:
         return []
     try:

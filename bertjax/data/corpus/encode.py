@@ -1,4 +1,4 @@
-"""Batches of documents to arrays of token ids; runs in worker processes."""
+"""Encoding of document batches as arrays of token ids, in worker processes."""
 
 import dataclasses
 import gc
@@ -17,7 +17,7 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 
 BATCH_CHARS = 1 << 20
 _MAX_BATCH_TEXTS = 8192
-# Entries of the tokenizers' caches, all workers together; about 250 bytes each.
+# Total cache entries of all workers' tokenizers; an entry takes about 250 bytes.
 _CACHE_ENTRIES = 1 << 20
 _MIN_CACHE_ENTRIES = 1 << 15
 
@@ -46,10 +46,11 @@ class EncodedBatch:
     """One tokenized batch.
 
     Attributes:
-      head: rest of the last document of the previous batch, as one document; without sentences if there is no rest.
-      splits: split to its documents that start in this batch.
+      head: continuation of the previous batch's last document, as one document; without sentences if this batch starts
+        with a new document.
+      splits: documents that start in this batch, by split.
       last_split: split of the last document; None if no document starts in this batch.
-      problems: problem to the number of its occurrences.
+      problems: number of occurrences of each problem.
     """
 
     head: EncodedDocuments
@@ -85,7 +86,7 @@ class _Documents:
 
 
 class Encoder:
-    """Splits documents into sentences, tokenizes them, and assigns documents to splits. Can be pickled."""
+    """Picklable encoder that splits documents into sentences, tokenizes them, and assigns documents to splits."""
 
     def __init__(self, vocabulary: Vocabulary, heldout_fraction: float, cache_entries: int):
         self._arguments = (vocabulary, heldout_fraction, cache_entries)
@@ -99,7 +100,8 @@ class Encoder:
     def encode(self, texts: Iterable[Text]) -> EncodedBatch:
         """Encodes one batch.
 
-        A document is held out if the hash of its sentences (of its first piece, if it comes in pieces) is small.
+        A document is held out if the hash of its sentences is below a threshold. For a document in several pieces, the
+        hash of the first piece decides.
         """
         problems: Counter[str] = Counter()
         head = _Documents()
@@ -147,7 +149,7 @@ def start_worker(encoder: Encoder) -> None:
     """Initializes a worker process for `encode_batch`."""
     global _encoder
     _encoder = encoder
-    # Workers make millions of small lists and no reference cycles.
+    # Garbage collection is useless and slow here: workers create millions of small lists but no reference cycles.
     gc.disable()
 
 

@@ -18,15 +18,15 @@ from bertjax.utils.terminal import progress_bar
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Input of a runner: the corpus to make.
+    """Input of a runner: the corpus to create.
 
     Attributes:
       sources: inputs, in order.
-      problems: problem to its count, from listing the inputs.
+      problems: number of occurrences of each problem found while the inputs were listed.
       vocabulary: vocabulary to use; None trains one on a sample of the text.
-      vocabulary_kind: `wordpiece` or `sentencepiece`, of a trained vocabulary.
-      vocabulary_size: number of pieces of a trained vocabulary.
-      lower_case: whether a trained vocabulary lower-cases text.
+      vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
+      vocabulary_size: number of pieces of the vocabulary to train.
+      lower_case: whether the vocabulary to train lower-cases text.
       heldout_fraction: fraction of documents to hold out, in [0, 1).
     """
 
@@ -45,9 +45,9 @@ class JobResult:
 
     Attributes:
       vocabulary: the vocabulary used.
-      splits: split to its number of `documents`, `sentences`, `tokens` and `text_bytes`.
-      problems: problem to the number of its occurrences.
-      files: name of each array's file to the manifest's entry of it.
+      splits: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
+      problems: number of occurrences of each problem.
+      files: manifest entry of each array file, by file name.
     """
 
     vocabulary: Vocabulary
@@ -59,7 +59,10 @@ class JobResult:
 def spool_docstrings(
     source: Source, directory: Path | epath.Path, problems: Counter[str], pool: Executor, progress: bool
 ) -> Source:
-    """Writes docstrings, which are slow to find, to a file and returns that; returns other sources unchanged."""
+    """Writes docstrings to a file, since collecting them is slow, and returns the file as a source.
+
+    Other sources are returned unchanged.
+    """
     if source.kind != "docs":
         return source
     path = directory / "docstrings.spool"
@@ -77,7 +80,7 @@ def spool_docstrings(
 
 
 def worker_lost() -> BertjaxError:
-    """Returns the error of a worker process that died."""
+    """Returns the error to raise when a worker process has died."""
     return BertjaxError(
         "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
     )

@@ -1,4 +1,4 @@
-"""Text of a file to documents, streamed. A long document comes in pieces, so that memory stays bounded."""
+"""Division of a file's text into documents, streamed. Long documents are yielded in pieces to bound memory."""
 
 import dataclasses
 import html
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from bertjax.data.corpus.sentences import PARAGRAPHS, WRAPPED, cut_point, is_wrapped
 
-# Maximum size of a piece.
+# Maximum characters in a piece of a document.
 MAX_PIECE_CHARS = 1 << 20
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
@@ -25,7 +25,7 @@ class Text:
     Attributes:
       text: unchanged text of the source.
       form: how to split it into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
-      continues: whether it continues the document of the previous `Text`.
+      continues: whether the text continues the document of the previous `Text`.
     """
 
     text: str
@@ -66,7 +66,7 @@ def _documents(
 
 def _cut(buffer: str, problems: Counter[str]) -> int:
     at = cut_point(buffer, MAX_PIECE_CHARS)
-    # The newline may begin a blank line, so it stays with the rest.
+    # The newline may begin a blank line, so leave it to the next piece.
     if buffer[at - 1] == "\n":
         return at - 1
     problems["long_sentence_cuts"] += 1
@@ -77,7 +77,7 @@ def prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     """Yields the documents of running text. The first megabyte of the file decides between three layouts.
 
     - Lines wrapped at a fixed width: paragraphs end at blank or short lines, and the file is one document.
-    - One paragraph per line, with blank lines between single paragraphs or none: the file is one document.
+    - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
     """
     first = next(chunks, "")
@@ -94,7 +94,7 @@ def prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields WikiExtractor articles, without the first line if it repeats the title. Section titles stay."""
+    """Yields WikiExtractor articles, without the first line if it repeats the title. Section titles are included."""
     buffer = ""
     inside = continues = False
     ended = False

@@ -18,25 +18,25 @@ from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
-# One stream does not use the whole bandwidth.
+# A single stream does not use the full bandwidth.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
 
 
 def open_anywhere(path: str) -> Corpus:
-    """Opens a corpus on a local disk, or a local copy of one at an address such as `gs://bucket/corpus`.
+    """Opens a corpus on a local disk. A corpus at an address such as `gs://bucket/corpus` is copied to the disk first.
 
     Raises:
-      UsageError: the path has no corpus.
+      UsageError: there is no corpus at the path.
       BertjaxError: the corpus is damaged, the disk is too small for a copy, or storage fails.
     """
     return open_corpus(_local_copy(path) if is_remote(path) else path)
 
 
 def _local_copy(address: str) -> Path:
-    """Returns the local copy of a corpus. One process makes it while the others of the machine wait.
+    """Returns the local copy of a corpus. One process copies it while the machine's other processes wait.
 
-    The copy's name includes the hash of the manifest, so another corpus at the same address gets another copy.
+    The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
     """
     source = epath.Path(address)
     manifest = read_manifest(source)
@@ -82,6 +82,11 @@ def _copy_file(source: epath.Path, target: Path, sha256: str, advance: Callable[
                 local_file.write(block)
                 advance(len(block))
     except FileNotFoundError as error:
-        raise UsageError(f"the corpus {source.parent} is damaged: {source.name} is missing") from error
+        raise UsageError(
+            f"the corpus {source.parent} is damaged: {source.name} is missing; run `bertjax prepare` again"
+        ) from error
     if digest.hexdigest() != sha256:
-        raise BertjaxError(f"the corpus {source.parent} is damaged: {source.name} does not match its checksum")
+        raise BertjaxError(
+            f"the corpus {source.parent} is damaged: {source.name} does not match its checksum; "
+            "run `bertjax prepare` again"
+        )

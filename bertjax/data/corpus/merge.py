@@ -1,4 +1,4 @@
-"""Shards, in the order of the text, to the arrays of a corpus. Memory stays bounded."""
+"""Merging of shards, in the order of the text, into the arrays of a corpus, with bounded memory."""
 
 import dataclasses
 import hashlib
@@ -21,8 +21,8 @@ class Run:
     """Consecutive documents of one split of a shard.
 
     Attributes:
-      shard, split: where they are.
-      documents, sentences, tokens: first index and the index after the last one.
+      shard, split: shard and split that contain the documents.
+      documents, sentences, tokens: start and end (exclusive) index in the arrays of the split.
     """
 
     shard: Shard
@@ -37,7 +37,7 @@ class MergedArray:
     """One array of the corpus, to be written by `write_array`.
 
     Attributes:
-      split, array: which one.
+      split, array: names of the split and the array.
       runs: documents of the split, in order.
     """
 
@@ -52,8 +52,8 @@ class MergePlan:
 
     Attributes:
       arrays: arrays of the corpus, which can be written in parallel.
-      splits: split to its number of `documents`, `sentences`, `tokens` and `text_bytes`.
-      problems: problem to the number of its occurrences.
+      splits: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
+      problems: number of occurrences of each problem.
     """
 
     arrays: tuple[MergedArray, ...]
@@ -67,9 +67,9 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
     Moves documents between the splits if one of them would have too few.
 
     Args:
-      shards: in the order of the text.
+      shards: shards in the order of the text.
       heldout_fraction: fraction of documents that were held out, in [0, 1).
-      problems: problem to its count, besides the problems of the shards.
+      problems: number of occurrences of each problem, in addition to those of the shards.
     """
     all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
     runs = {split: [_whole_split(shard, split) for shard in shards] for split in store.SPLITS}
@@ -77,7 +77,7 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
     documents = [_count(runs[split], "documents") for split in store.SPLITS]
     if not sum(documents):
         counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(all_problems.items()) if count)
-        raise BertjaxError(f"the inputs hold no text, so no corpus was written ({counts}); check the --input specs")
+        raise BertjaxError(f"the inputs contain no text, so no corpus was written ({counts}); check the --input specs")
     if heldout_fraction and min(documents) <= min_documents(sum(documents)):
         runs, moved_bytes = _balance(shards, runs)
         text_bytes["train"] -= moved_bytes
@@ -104,15 +104,18 @@ def _count(runs: Iterable[Run], name: str) -> int:
 
 
 def min_documents(documents: int) -> int:
-    """Returns how many documents each split must have: 2, since a NotNext sentence comes from another document."""
+    """Returns the minimum number of documents per split, given their total number.
+
+    The minimum is 2, since a NotNext sentence comes from a different document, or less for fewer than 4 documents.
+    """
     return 2 if documents >= 4 else int(documents >= 2)
 
 
 def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Chooses documents to move so that each split has `min_documents`.
 
-    Held-out documents are those of smallest hash, so the documents with hashes closest to the limit move. Equal
-    documents have equal hashes and move together.
+    The held-out documents are those with the smallest hashes, so the documents with hashes closest to the threshold
+    move. Equal documents have equal hashes and move together.
 
     Args:
       train: uint64 [documents], hashes of the training documents.
@@ -127,7 +130,7 @@ def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarra
     if heldout.size < minimum:
         moved = np.flatnonzero(np.isin(train, np.unique(train)[: minimum - heldout.size]))
         return (moved, no_move) if train.size - moved.size >= minimum else (no_move, no_move)
-    # Training needs a document in any case.
+    # The training split needs at least one document.
     if train.size < max(minimum, 1):
         moved = np.flatnonzero(np.isin(heldout, np.unique(heldout)[::-1][: max(minimum, 1) - train.size]))
         return (no_move, moved) if heldout.size - moved.size >= minimum or not train.size else (no_move, no_move)

@@ -1,4 +1,4 @@
-"""`bertjax prepare`: text to a tokenized corpus on disk, on all cores, with the same bytes every time."""
+"""`bertjax prepare`: deterministic conversion of text to a tokenized corpus on disk, on all cores."""
 
 import logging
 import os
@@ -22,17 +22,17 @@ _MAX_WORKERS = 1024
 # Bytes of a corpus and its shards per byte of text, rounded down: English text of 200 MB gave 0.9.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
-# Files that a corpus directory may hold.
+# File names in a corpus directory; a directory with any other file is not overwritten.
 _FILES = (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")
 
-# Messages for the manifest's `problems`.
+# Messages for the entries of `problems` in the manifest.
 _PROBLEMS = {
     "characters_outside_doc": "{} characters outside <doc> ... </doc> were skipped",
     "documents_without_sentences": "{} documents were empty after cleaning and were skipped",
     "empty_files": "{} files were empty",
     "files_named_again": "{} files matched more than one --input and were read once",
     "invalid_utf8_bytes": "{} bytes were not UTF-8 and were replaced",
-    "long_sentence_cuts": "{} cuts in text without a sentence end, at white space if there was any",
+    "long_sentence_cuts": "{} cuts were made in long text without a sentence end, at white space if possible",
     "no_heldout_document": "no document could be held out: there are too few different documents to evaluate on",
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
@@ -60,21 +60,21 @@ def prepare(
 ) -> dict[str, Any]:
     """Writes the corpus directory `output` (format: see `store`).
 
-    The bytes depend only on the texts and settings, not on workers, runner or paths. `output` appears when it is
-    complete. Documents are held out by a hash of their content, so equal documents are in the same split.
+    The content depends only on the texts and settings, not on workers, runner or paths. The directory appears when it
+    is complete. Documents are held out by a hash of their content, so equal documents are in the same split.
 
     Args:
       inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
       output: directory to create, local or `gs://`.
       vocabulary: `vocab.txt` or SentencePiece `.model` (default: None, train one on a sample of the text).
-      vocabulary_kind: `wordpiece` or `sentencepiece`, of a trained vocabulary.
-      vocabulary_size: number of pieces of a trained vocabulary; a small text gives fewer.
-      lower_case: whether to lower-case text (default: None, detected from the vocabulary; True for a trained one).
-      heldout_fraction: fraction of documents, in [0, 1), that never reaches training.
+      vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
+      vocabulary_size: number of pieces to train; a small text gives fewer.
+      lower_case: whether to lower-case text (default: None, detected from `vocabulary`, or True if one is trained).
+      heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
       workers: number of worker processes (default: None, one per core).
       runner: `local`, or `beam` for Apache Beam on this machine or a cluster.
       runner_options: options of Beam's pipeline, as NAME=VALUE or NAME.
-      data_dir: directory of TFDS datasets (default: None, that of TFDS).
+      data_dir: directory of TFDS datasets (default: None, TFDS's default).
       overwrite: whether to replace a corpus at `output` when the new one is complete.
       progress: whether to show a progress bar on standard error.
 
@@ -83,7 +83,7 @@ def prepare(
 
     Raises:
       UsageError: an argument, spec or vocabulary cannot be used.
-      BertjaxError: Reading, writing or a worker failed, or the inputs hold no text.
+      BertjaxError: reading, writing or a worker failed, or the inputs contain no text.
     """
     output = _resolve_output(output)
     if not inputs:
@@ -96,7 +96,7 @@ def prepare(
         check_size(vocabulary_size)
     workers = _cores() if workers is None else workers
     if not 1 <= workers <= _MAX_WORKERS:
-        raise UsageError(f"--workers is {workers:,}; it must be 1 to {_MAX_WORKERS:,}")
+        raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
     run = _runner(runner, runner_options, output, workers, progress)
     loaded = load_vocabulary(vocabulary, lower_case) if vocabulary else None
     sources, duplicates = readers.find_sources(inputs, data_dir)
@@ -154,16 +154,16 @@ def _runner(
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:
         if options:
-            raise UsageError("--runner_options need --runner beam")
+            raise UsageError("--runner_options has no effect without --runner beam; add it or remove the options")
         return lambda job, directory: run_local.run(job, directory, workers, progress)
-    # Importing Beam logs which optional packages are missing.
+    # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)
     try:
         from bertjax.data.corpus import run_beam
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
-        raise UsageError("--runner beam needs Apache Beam: pip install -e '.[beam]'") from error
+        raise UsageError("--runner beam needs Apache Beam; install it with pip install -e '.[beam]'") from error
     finally:
         logging.disable(logging.NOTSET)
     pipeline_options = run_beam.pipeline_options(options, output, workers)
@@ -218,6 +218,6 @@ def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
 
 
 def _is_corpus(path: Path) -> bool:
-    """Returns whether a directory holds a corpus and nothing else, so that it may be replaced."""
+    """Returns whether a directory contains a corpus and nothing else, so that it may be replaced."""
     names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     return store.MANIFEST in names and all(any(fnmatch(name, pattern) for pattern in _FILES) for name in names)

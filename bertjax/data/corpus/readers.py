@@ -1,4 +1,4 @@
-"""Input specs to documents, streamed, so that memory stays bounded.
+"""Readers that stream documents from input specs with bounded memory.
 
     text:GLOB               one sentence per line, a blank line between documents (google-research/bert's input)
     prose:GLOB              running text; `layouts.prose` finds the documents
@@ -6,7 +6,7 @@
     tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
     docs:                   docstrings of the standard library and of the installed distributions
 
-GLOB may contain `**`, be a directory (all files in it) or a gs:// address, and match .gz and .xz files.
+GLOB may be a directory (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
 """
 
 import codecs
@@ -40,12 +40,12 @@ class Source:
     """A file, a TFDS split, or all docstrings.
 
     Attributes:
-      kind: one of `KINDS`; `paragraphs`, one paragraph per line and a blank line between documents; or `texts`, a file
-        of `write_texts`.
-      name: path or dataset.
-      size_bytes: bytes to read, compressed if the file is; None if unknown.
+      kind: one of `KINDS`; or `paragraphs`, a file with one paragraph per line and a blank line between documents; or
+        `texts`, a file written by `write_texts`.
+      name: path of a file or name of a dataset.
+      size_bytes: size of the file (compressed, if it is) or dataset in bytes; None if unknown.
       split: split of a dataset.
-      data_dir: directory of TFDS datasets (default: None, that of TFDS).
+      data_dir: directory of TFDS datasets (default: None, TFDS's default).
     """
 
     kind: str
@@ -59,8 +59,8 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
     """Finds the sources of input specs.
 
     Args:
-      specs: see the module's docstring.
-      data_dir: directory of TFDS datasets (default: None, that of TFDS).
+      specs: input specs, see the module's docstring.
+      data_dir: directory of TFDS datasets (default: None, TFDS's default).
 
     Returns:
       The sources, in the order of the specs and sorted by path within each, and the number of duplicates left out.
@@ -83,7 +83,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
         else:
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
         for source in spec_sources:
-            # A file with several names, or in a loop of links, is read once.
+            # Read a file once, even if links list it under several paths.
             name = os.path.realpath(source.name) if kind not in ("docs", "tfds") and "://" not in rest else source.name
             key = (source.kind, name, source.split)
             duplicates += key in sources
@@ -99,11 +99,11 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # In a loop of links the same file is listed under longer and longer names, the longest of which cannot be opened.
+    # A symlink loop lists the same file under ever longer paths, and the longest ones cannot be opened.
     files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
         if names:
-            raise UsageError(f"input {spec!r} matches only folders; end it with /** for the files in them")
+            raise UsageError(f"input {spec!r} matches only folders; append /** to read the files in them")
         if glob.has_magic(pattern) or os.path.isdir(pattern):
             raise UsageError(f"input {spec!r} matches no file; check the pattern")
         raise UsageError(f"input {spec!r}: no file {pattern}; check the path")
@@ -123,7 +123,7 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
 
     stem = pattern.split("*")[0].rpartition("/")[0]
     try:
-        # Storage answers a request slowly, but many at a time.
+        # Object storage has a high latency per request, but serves many requests at a time.
         with ThreadPoolExecutor(_STORAGE_REQUESTS) as pool:
             if "**" in pattern:
                 expression = re.compile(_glob_expression(pattern))
@@ -137,8 +137,8 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
                 files = _walk(path) if path.is_dir() else [path]
             files = sorted(files)
             sizes = list(pool.map(lambda file: file.stat().length, files))
-    except Exception as error:  # Each kind of storage has its own exceptions.
-        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}") from error
+    except Exception as error:  # Storage backends raise different exception types.
+        raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}; check the address") from error
     if not files:
         raise UsageError(f"input {spec!r} matches no file; check the pattern")
     return [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
@@ -156,7 +156,7 @@ def _walk(folder: Any) -> list[Any]:
 
 
 def _glob_expression(pattern: str) -> str:
-    """Returns a regular expression for a pattern with `**`, which matches any folders, and `*`, which matches names."""
+    """Returns a regular expression for a pattern with `**` (any number of folders) and `*` (part of a name)."""
     parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
     return "".join({"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
 
@@ -167,9 +167,9 @@ def read(
     """Yields the documents of a source, in order.
 
     Args:
-      source: what to read.
-      problems: counts of problems, to be increased.
-      advance: called with the number of bytes that were read since the last call.
+      source: source to read.
+      problems: counter of problems, updated while reading.
+      advance: called with the number of bytes read since the last call.
     """
     if source.kind == "docs":
         return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))
@@ -187,7 +187,7 @@ def read(
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
     """Writes texts to a file that can be read as a source of kind `texts`."""
     for text in texts:
-        # Datasets may contain halves of surrogate pairs.
+        # Datasets may contain unpaired surrogates, which UTF-8 cannot encode.
         file.write(json.dumps(dataclasses.astuple(text), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
 
@@ -206,7 +206,7 @@ def _open(name: str) -> BinaryIO:
 
 
 def _chunks(source: Source, problems: Counter[str], advance: Callable[[int], None]) -> Iterator[str]:
-    """Yields the decoded text of a file in chunks of about a megabyte, then an empty one."""
+    """Yields the decoded text of a file in chunks of about a megabyte, then an empty chunk."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0
     position = 0
@@ -240,7 +240,7 @@ def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
     try:
         return decoder.decode(block, final=not block)
     except UnicodeDecodeError:
-        # Not U+FFFD: the text may contain that character itself.
+        # Count surrogates rather than U+FFFD, since the text itself may contain U+FFFD.
         decoder.errors = "surrogateescape"
         text = decoder.decode(block, final=not block)
         decoder.errors = "strict"

@@ -1,7 +1,7 @@
 """Runner for Apache Beam, on this machine or a cluster: the steps of `chunks` and `merge` as pipeline stages.
 
-Only names and counts pass through the pipeline. Text and arrays are in files of a directory that all machines reach, so
-a runner that repeats a stage finds what was done, and one that keeps its elements in memory needs little of it.
+Only names and counts pass through the pipeline. Text and arrays are stored in a directory that all machines can access,
+so a repeated stage finds the files of its previous attempt, and runners that keep elements in memory need little of it.
 """
 
 import contextlib
@@ -40,25 +40,25 @@ from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
 
-# Beam's own runner, in processes of this machine. Its name `DirectRunner` selects one that downloads a program.
+# Beam's local runner, in processes of this machine. The name `DirectRunner` can select Prism, which Beam downloads.
 _LOCAL_RUNNER = "FnApiRunner"
-# These accept options that Beam does not know before it asks them.
+# Options of these runners cannot be checked here, because Beam requests them from a job server.
 _OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
-# Beam's own runner fails if one of its processes dies; others try a bundle four times.
+# `FnApiRunner` fails if one of its processes dies, so run it again; other runners attempt each bundle four times.
 _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
 _SAMPLE_CHARS = 4 << 20
-# Files that the pipeline leaves for `run`.
+# Files through which the pipeline returns results to `run`.
 _PLAN, _FILES, _VOCABULARY = "plan.json", "files.json", "vocabulary"
 
 
 def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers: int) -> PipelineOptions:
     """Returns Beam's options for `NAME=VALUE` and `NAME` items.
 
-    Without an option `runner`, Beam's own runner uses `workers` processes of this machine.
+    The default runner uses `workers` processes of this machine.
 
     Raises:
-      UsageError: Beam has no such runner or option, or the runner cannot reach the output.
+      UsageError: Beam has no such runner or option, or the runner cannot write to the output.
     """
     values = dict(item.removeprefix("--").partition("=")[::2] for item in options)
     runner = values.pop("runner", _LOCAL_RUNNER)
@@ -77,7 +77,7 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
     try:
         with contextlib.redirect_stderr(stderr):
             unknown = {*parsed.get_all_options(retain_unknown_options=True)} - {*parsed.get_all_options()}
-    except SystemExit as error:  # raised by argparse
+    except SystemExit as error:  # argparse exits on an invalid option.
         reason = stderr.getvalue().strip().rpartition("error: ")[2]
         raise UsageError(f"Beam cannot take --runner_options {' '.join(options)}: {shortened(reason)}") from error
     if unknown and runner not in _OPEN_RUNNERS:
@@ -86,16 +86,16 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
 
 
 def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
-    """Writes the arrays of a corpus, with the bytes that `run_local` writes for the same job.
+    """Writes the arrays of a corpus, byte-identical to those that `run_local` writes for the same job.
 
     Args:
-      job: corpus to make.
-      directory: output directory, which the machines of the pipeline reach under the same name.
-      options: from `pipeline_options`.
-      workers: processes of this machine, for docstrings.
+      job: corpus to create.
+      directory: output directory, at the same path on all machines of the pipeline.
+      options: options from `pipeline_options`.
+      workers: number of processes of this machine that parse docstrings.
       progress: whether to log the pipeline's start and retries.
     """
-    # Errors are reported in one line at the end.
+    # Silence Beam's logs, because errors are reported in one line at the end.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = directory / "work"
     work.mkdir()
@@ -110,18 +110,18 @@ def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, worker
         _build(pipeline, job, sources, directory, work, dict(problems))
         try:
             state = pipeline.run().wait_until_finish()
-        except Exception as error:  # Each runner has its own exceptions.
+        except Exception as error:  # Runners raise different exception types.
             if match := _STAGE_ERROR.search(str(error)):
                 raise _stage_error(json.loads(match[1])) from error
             reason = first_line(error)
         else:
             if state == PipelineState.DONE:
                 break
-            reason = f"it ended as {state}"
+            reason = f"it ended in state {state}"
         if runner != _LOCAL_RUNNER or attempt == _ATTEMPTS:
-            raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was left at the output")
+            raise BertjaxError(f"Beam's pipeline failed: {reason}; nothing was written to the output")
         if progress:
-            logger.info(f"beam: a process was lost ({reason}); unfinished stages run again")
+            logger.info(f"beam: a process died ({reason}); running the unfinished stages again")
     plan = read_json(work / _PLAN)
     vocabulary = job.vocabulary
     if vocabulary is None:
@@ -142,7 +142,7 @@ def _absolute(source: Source) -> Source:
 
 
 class _Stage(beam.DoFn):
-    """Calls a function. Puts the stage and the cause of an error into its message, all that runners pass on."""
+    """DoFn that calls a function. Errors name stage and cause in the message, since runners pass on nothing else."""
 
     def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
         self._name = name
@@ -210,7 +210,7 @@ def _build(
 
 
 def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
-    """Groups sources, with the characters to sample of each, so that each group is worth a call."""
+    """Groups sources and the number of characters to sample from each, so that groups are not too small for a call."""
     groups: list[list[tuple[Source, float]]] = [[]]
     group_chars = 0.0
     for source, chars in zip(sources, sample_chars(sources, kind), strict=True):

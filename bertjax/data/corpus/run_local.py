@@ -17,12 +17,12 @@ from bertjax.utils.io import is_remote
 from bertjax.utils.process_pool import process_pool
 from bertjax.utils.terminal import progress_bar
 
-# Keeps workers busy, and bounds the memory of batches not yet written.
+# Batches in flight: enough to keep workers busy, and few enough to bound memory.
 _BATCHES_PER_WORKER = 2
 
 
 def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) -> JobResult:
-    """Writes the arrays of a corpus. Their bytes do not depend on the number of workers."""
+    """Writes the arrays of a corpus. Their content does not depend on the number of workers."""
     problems = Counter(job.problems)
     with tempfile.TemporaryDirectory(dir=None if is_remote(directory) else directory) as folder:
         work = Path(folder)

@@ -1,4 +1,4 @@
-"""Text of a document to sentences."""
+"""Division of a document's text into sentences."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ PARAGRAPHS = "paragraphs"
 WRAPPED = "wrapped"
 FORMS = (LINES, PARAGRAPHS, WRAPPED)
 
-# Longer "sentences" are base64 data or text without sentence ends, and are cut.
+# Longer "sentences" are cut; they are base64 data or text without sentence ends.
 MAX_SENTENCE_CHARS = 8192
 # `sentencex` pairs quotes and brackets, so an unclosed quote in a very long paragraph would hide its sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
@@ -25,12 +25,12 @@ _SHORT_LINE = 0.8
 
 
 def split_sentences(text: str, form: str, problems: Counter[str]) -> list[str]:
-    """Returns the sentences of a text, stripped and without empty ones.
+    """Returns the nonempty sentences of a text, stripped.
 
     Args:
       text: a document, or a piece of one.
       form: `LINES`, `PARAGRAPHS` or `WRAPPED`.
-      problems: counts of `long_sentence_cuts` and `paragraphs_not_split`, to be increased.
+      problems: counter whose `long_sentence_cuts` and `paragraphs_not_split` are incremented.
     """
     if form == LINES:
         sentences = [line.strip() for line in text.split("\n")]

@@ -21,7 +21,7 @@ from bertjax.data.corpus.encode import EncodedBatch, EncodedDocuments
 from bertjax.data.corpus.store import SPLITS, token_dtype
 from bertjax.utils.io import as_path, atomic_file
 
-# sentences: their number; bytes: UTF-8 bytes of the text; hash: of the content.
+# Number of sentences, number of UTF-8 bytes of the text, and hash of the content.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _LENGTH_DTYPE = np.dtype("<u4")
 _ARRAYS = ("tokens", "lengths", "documents")
@@ -36,8 +36,8 @@ class Shard:
     Attributes:
       path: local path or `gs://` address, the common prefix of its files.
       token_dtype: dtype of the tokens, such as "<u2".
-      counts: split to its number of `documents`, `sentences`, `tokens` and `text_bytes`.
-      problems: problem to the number of its occurrences.
+      counts: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
+      problems: number of occurrences of each problem.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Shard:
                 yield np.frombuffer(file.read(entries * dtype.itemsize), dtype)
 
     def read_all(self, split: str, array: str) -> np.ndarray:
-        """Returns a whole array."""
+        """Returns an entire array."""
         counted = {"tokens": "tokens", "lengths": "sentences", "documents": "documents"}[array]
         blocks = list(self.read(split, array, 0, self.counts[split][counted]))
         return np.concatenate(blocks) if blocks else np.empty(0, DOCUMENT_DTYPE if array == "documents" else np.uint32)
@@ -68,7 +68,7 @@ class _SplitWriter:
         self._files = files
         self.counts = dict.fromkeys(("documents", "sentences", "tokens", "text_bytes"), 0)
         self.empty_documents = 0
-        # The last document, which the next batch may continue; empty before the first document.
+        # Entry of the last document, which the next batch may extend; empty before the first document.
         self._last_document = np.empty(0, DOCUMENT_DTYPE)
 
     def add(self, documents: EncodedDocuments) -> None:
@@ -82,7 +82,7 @@ class _SplitWriter:
         self._last_document = entries[-1:]
 
     def extend(self, documents: EncodedDocuments) -> None:
-        """Appends to the last document."""
+        """Appends sentences to the last document."""
         self._add_sentences(documents)
         self._last_document["sentences"] += documents.document_sentences.sum(dtype=np.uint64)
         self._last_document["bytes"] += documents.document_bytes.sum(dtype=np.uint64)
@@ -111,7 +111,7 @@ class _SplitWriter:
 class ShardWriter:
     """Context manager that writes encoded batches, in order, as one shard.
 
-    The files get their names when the context ends without an error.
+    The files appear under their final names when the context ends without an error.
     """
 
     def __init__(self, path: Path | epath.Path, vocabulary_size: int):
@@ -150,7 +150,7 @@ class ShardWriter:
             self._last_split = batch.last_split
 
     def finish(self, problems: Counter[str]) -> Shard:
-        """Writes the last documents and returns the shard. Adds the problems found to `problems`."""
+        """Writes the last documents, adds the number of empty documents to `problems`, and returns the shard."""
         for split in self._splits.values():
             split.finish()
             problems["documents_without_sentences"] += split.empty_documents

@@ -1,16 +1,16 @@
-"""Format of a tokenized corpus on disk, and how it is opened.
+"""Format of a tokenized corpus on disk, and functions that read and write it.
 
-A corpus directory holds:
+A corpus directory contains:
 
     manifest.json              counts, settings, and size and SHA-256 of each other file
-    vocab.txt | spiece.model   the vocabulary, byte for byte
+    vocab.txt | spiece.model   unchanged vocabulary file
     SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536): all token ids in order
     SPLIT.sentences.bin        uint64 [sentences + 1]: token index of each sentence's start, then the number of tokens
     SPLIT.documents.bin        uint64 [documents + 1]: sentence index of each document's start, then the number of
                                sentences
 
-for the splits `train` and `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and any sentence
-is one lookup away.
+for the splits `train` and `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and one lookup
+finds any sentence.
 """
 
 import dataclasses
@@ -63,8 +63,8 @@ class Corpus:
       path: corpus directory on a local disk.
       manifest: content of `manifest.json`.
       train: training documents.
-      heldout: documents that never reach training.
-      checksums: of the arrays, and of files derived from them that readers add.
+      heldout: documents that are excluded from training.
+      checksums: checksums of the arrays; readers add those of derived files such as the pair index.
     """
 
     path: Path
@@ -93,17 +93,17 @@ def array_file(split: str, array: str) -> str:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """Returns the smallest dtype that holds every token id."""
+    """Returns the smallest dtype that can represent every token id."""
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
 def file_entry(path: Path, sha256: str) -> dict[str, Any]:
-    """Returns the manifest's entry of a file."""
+    """Returns a file's entry in the manifest."""
     return {"bytes": path.stat().st_size, "sha256": sha256}
 
 
 def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest with sorted keys, so that equal corpora have equal bytes."""
+    """Writes the manifest with sorted keys, so that equal corpora have byte-identical manifests."""
     text = json.dumps({"format": FORMAT, **manifest}, indent=1, sort_keys=True, ensure_ascii=False)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -112,7 +112,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Reads the manifest of a corpus.
 
     Raises:
-      UsageError: the directory is not a corpus, or one of another format.
+      UsageError: the directory is not a corpus, or its format has a different version.
     """
     file = path / MANIFEST
     if not file.is_file():
@@ -126,7 +126,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UsageError(f"the corpus manifest {file} is damaged: {reason}; {_PREPARE_AGAIN}") from error
     version = str(manifest["format"])[:20]
-    raise UsageError(f"the corpus {path} has format {version}, this version reads {FORMAT}; {_PREPARE_AGAIN}")
+    raise UsageError(f"the corpus {path} has format {version}, but this version reads {FORMAT}; {_PREPARE_AGAIN}")
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def open_corpus(path: str | Path) -> Corpus:
     Checks sizes and the vocabulary; `Corpus.checksums` verifies the arrays.
 
     Raises:
-      UsageError: the directory is not a corpus, a file is missing, or a file has another size.
+      UsageError: the directory is not a corpus, a file is missing, or a file has the wrong size.
     """
     path = Path(path)
     manifest = read_manifest(path)
@@ -168,7 +168,7 @@ def open_corpus(path: str | Path) -> Corpus:
     checksums.wait()
     dtypes = {"tokens": np.dtype(manifest["token_dtype"]), "sentences": OFFSET_DTYPE, "documents": OFFSET_DTYPE}
     splits = {}
-    # The held-out split first: it is small, and the first evaluation reads all of it.
+    # Verify the held-out split first, because it is small and the first evaluation reads all of it.
     for split in reversed(SPLITS):
         files = {array: array_file(split, array) for array in ARRAYS}
         for file in files.values():
@@ -180,16 +180,16 @@ def open_corpus(path: str | Path) -> Corpus:
 def map_array(path: Path, dtype: np.dtype) -> np.ndarray:
     """Memory-maps a file of raw numbers, copy-on-write.
 
-    TensorFlow takes an array without a copy only if it is writable. Of `np.memmap`'s modes copy-on-write is writable,
-    but Linux refuses it for files larger than memory and swap, since it reserves space for changed pages. Hence `mmap`
-    with MAP_NORESERVE.
+    TensorFlow shares the memory of an array only if the array is writable. `np.memmap` has a writable copy-on-write
+    mode, but Linux rejects it for files larger than memory and swap, because it reserves space for modified pages.
+    `mmap` with MAP_NORESERVE does not reserve space.
     """
     size = path.stat().st_size
     if size == 0:
         return np.zeros(0, dtype)
     with open(path, "rb") as file:
         mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
-    # Of a file larger than memory, reading ahead would read megabytes for one row.
+    # For a file larger than half of memory, readahead would fetch megabytes per row.
     if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
         mapping.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapping, dtype)

@@ -1,11 +1,11 @@
-"""Text to token ids, as `FullTokenizer` of google-research/bert `tokenization.py` computes them, and back.
+"""Conversion of text to token ids, like `FullTokenizer` of google-research/bert `tokenization.py`, and back.
 
-Each step of that tokenizer looks at one word: cleaning, spaces around CJK characters, lower-casing, accent stripping,
-splitting at punctuation, greedy longest match. So a line is split at spaces, and the ids of each chunk between spaces
-are cached.
+Each step of that tokenizer processes one word: cleaning, spaces around CJK characters, lower-casing, accent stripping,
+splitting at punctuation, greedy longest match. A line is therefore split at spaces, and the ids of each chunk between
+spaces are cached.
 
 Ids can differ from google-research/bert only for characters whose Unicode category or lower case changed between the
-Unicode versions of two Pythons (`unicodedata.unidata_version`). No released vocabulary holds such a character.
+Unicode versions of two Pythons (`unicodedata.unidata_version`). No released vocabulary contains such a character.
 """
 
 import re
@@ -22,7 +22,7 @@ from bertjax.errors import UsageError
 MAX_WORD_CHARS = 200
 CACHE_ENTRIES = 1 << 19
 
-# Longer chunks rarely occur twice, and a few lines of them would fill the memory.
+# Longer chunks are not cached, because they rarely occur twice and a few lines of them would fill the memory.
 _MAX_CACHED_CHARS = 32
 _ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 _CJK_RANGES = (
@@ -85,7 +85,7 @@ class _PunctuationTable(dict[int, str]):
 
 
 class BasicTokenizer:
-    """Text to words, as `BasicTokenizer` of google-research/bert."""
+    """Splitter of text into words, equal to `BasicTokenizer` of google-research/bert."""
 
     def __init__(self, lower_case: bool):
         self._lower_case = lower_case
@@ -98,7 +98,7 @@ class BasicTokenizer:
             return _ASCII_WORDS.findall(text.lower() if self._lower_case else text)
         words = text.translate(self._cleaning).split()
         if self._lower_case:
-            # Word by word, since the lower case of a sigma depends on its neighbors.
+            # Lower-case word by word, since the lower case of a sigma depends on its neighbors.
             words = [unicodedata.normalize("NFD", word.lower()) for word in words]
         return " ".join(words).translate(self._punctuation).split()
 
@@ -122,7 +122,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
     def __missing__(self, chunk: str) -> tuple[int, ...]:
         ids: list[int] = []
         for word in self._basic.words(chunk):
-            # A word that is a piece is its own longest match; most words are.
+            # Most words are pieces of the vocabulary, so that their longest match is the word itself.
             if (index := self._ids.get(word)) is not None:
                 ids.append(index)
             else:
@@ -139,12 +139,12 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
         try:
             return [token.id for token in self._wordpiece.tokenize(word)]
         except UnicodeEncodeError:
-            # Half a surrogate pair, from broken JSON: no vocabulary has it.
+            # The word has an unpaired surrogate, which no vocabulary contains.
             return [self._unk_id]
 
 
 class Tokenizer:
-    """Text to token ids and back with one vocabulary. Special pieces such as [MASK] in a text are ordinary text.
+    """Tokenizer with one vocabulary. In a text, special pieces such as [MASK] are ordinary text.
 
     Not thread-safe; each thread needs its own tokenizer.
     """
@@ -153,7 +153,7 @@ class Tokenizer:
         """Builds a tokenizer.
 
         Args:
-          vocabulary: pieces to use.
+          vocabulary: vocabulary to use.
           cache_entries: maximum number of cached chunks, about 250 bytes each.
         """
         self.vocabulary = vocabulary
@@ -165,7 +165,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
         if self.vocabulary.kind == WORDPIECE:
-            # Only the plain space separates chunks; cleaning drops other white space such as U+000B.
+            # Split at spaces only, because cleaning drops some white space such as U+000B without a split.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
@@ -173,8 +173,8 @@ class Tokenizer:
         """Encodes a text and locates each piece in it.
 
         Returns:
-          Ids, equal to `encode(text)`, and int64 [pieces, 2], the first character of each piece and the character after
-          its last one. A SentencePiece piece may cover no character.
+          Token ids, equal to `encode(text)`; and the start and end (exclusive) character of each piece, int64
+          [pieces, 2]. A SentencePiece piece may cover no character.
         """
         if self.vocabulary.kind != WORDPIECE:
             return self._sentencepiece_offsets(text)
@@ -191,13 +191,13 @@ class Tokenizer:
         return ids, np.array(spans, np.int64).reshape(-1, 2)
 
     def _chunk_spans(self, basic: BasicTokenizer, chunk: str, start: int, ids: list[int]) -> list[tuple[int, int]]:
-        """Returns the characters of each piece of a chunk that starts at `start` in the text."""
+        """Returns the character span of each piece of a chunk that starts at `start` in the text."""
         is_plain = chunk.isascii() and chunk.isprintable()
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # Index in the chunk of each character of its words. Characters are tokenized one by one: this differs from the
-        # words only in final sigmas, which are as long, and in combining marks that change places.
+        # `origins` maps each character of the words to its index in the chunk. Tokenizing the characters one by one
+        # yields the same characters, except for final sigmas (of equal length) and the order of combining marks.
         if is_plain:
             origins = range(len(chunk))
         else:
@@ -210,7 +210,7 @@ class Tokenizer:
             pieces = self.pieces(ids[id_index : id_index + len(self.encode(word))])
             lengths = [len(piece.removeprefix(CONTINUATION)) for piece in pieces]
             if sum(lengths) != len(word):
-                lengths = [len(word)]  # [UNK] covers the word.
+                lengths = [len(word)]  # A single [UNK] covers the word.
             id_index += len(pieces)
             for length in lengths:
                 first, last = origins[char_index], origins[char_index + length - 1]
@@ -220,7 +220,7 @@ class Tokenizer:
 
     def _sentencepiece_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         encoded = self._sentencepiece.encode(self._sentencepiece_text(text), return_type="offset_mapping")
-        # One character may have two in lower case, such as U+0130.
+        # A character may become two in lower case, such as U+0130.
         lengths = (len(char.lower()) for char in text) if self.vocabulary.lower_case else repeat(1, len(text))
         origins = [index for index, length in enumerate(lengths) for _ in range(length)]
         spans = []

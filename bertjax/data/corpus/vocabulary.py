@@ -17,7 +17,7 @@ WORDPIECE = "wordpiece"
 SENTENCEPIECE = "sentencepiece"
 KINDS = (WORDPIECE, SENTENCEPIECE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model"}
-# Trained vocabularies start with these, in this order.
+# A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # WordPiece: starts a piece inside a word
 WORD_START = "\u2581"  # SentencePiece: starts a piece at the start of a word
@@ -80,26 +80,26 @@ def load_vocabulary(
 
     Args:
       path: local path or `gs://` address; the suffix `.model` selects SentencePiece.
-      lower_case: whether to lower-case text (default: None, which lower-cases for WordPiece vocabularies without an
-        upper-case letter; SentencePiece models normalize text themselves).
+      lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary without upper-case letters,
+        False for SentencePiece, whose models normalize text themselves).
       content: bytes of the file (default: None, read from `path`).
 
     Raises:
-      UsageError: the file is missing, is not a vocabulary, or lacks a special piece.
+      UsageError: the file is missing, is not a vocabulary, or has no entry for a special piece.
     """
     path = as_path(path)
     if content is None:
         try:
             content = path.read_bytes()
-        except Exception as error:  # Each kind of storage has its own exceptions.
+        except Exception as error:  # Storage backends raise different exception types.
             reason = getattr(error, "strerror", None) or first_line(error)
-            raise UsageError(f"cannot read the vocabulary {path}: {reason}") from error
+            raise UsageError(f"cannot read the vocabulary {path}: {reason}; check the path") from error
     if path.suffix == ".model":
         model = load_sentencepiece(path, content)
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))
     else:
         kind, pieces = WORDPIECE, _wordpiece_pieces(path, content)
-    # Of equal lines the last counts, as in google-research/bert's `load_vocab`.
+    # If several lines are equal, the last one is the piece's id, as in google-research/bert's `load_vocab`.
     ids = {piece: index for index, piece in enumerate(pieces)}
     special_ids = {}
     for piece in SPECIAL_PIECES:
@@ -124,7 +124,9 @@ def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"the vocabulary {path} is not UTF-8 text at byte {error.start}") from error
+        raise UsageError(
+            f"the vocabulary {path} is not UTF-8 text at byte {error.start}; convert it to UTF-8"
+        ) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UsageError(f"the vocabulary {path} is damaged: NUL byte on line {line}; copy it again")
@@ -140,11 +142,11 @@ def load_sentencepiece(path: os.PathLike, content: bytes):
             raise RuntimeError("SentencePiece loads an empty file without an error")
         return sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, OSError) as error:
-        raise UsageError(f"the vocabulary {path} is not a SentencePiece model") from error
+        raise UsageError(f"the vocabulary {path} is not a SentencePiece model; copy the file again") from error
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Returns name to content of the files that keep a vocabulary in a workdir."""
+    """Returns the files of a vocabulary in a workdir, as a dict from name to content."""
     name = VOCABULARY_FILES[vocabulary.kind]
     entry = {"file": name, "lower_case": vocabulary.lower_case, "sha256": vocabulary.sha256}
     return {name: vocabulary.content, ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode()}

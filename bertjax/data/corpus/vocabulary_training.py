@@ -1,4 +1,4 @@
-"""Trains a vocabulary on a bounded sample of the text, with the same bytes every time."""
+"""Vocabulary training on a bounded sample of the text; the result is deterministic."""
 
 import io
 import itertools
@@ -55,11 +55,11 @@ def train_vocabulary(
       kind: `wordpiece` or `sentencepiece`.
       size: number of pieces; a small text gives fewer.
       lower_case: whether to lower-case the text.
-      pool: processes that split the text.
+      pool: worker processes that compute `statistics`.
       progress: whether to show a progress bar on standard error.
 
     Raises:
-      BertjaxError: the sources hold no text, or SentencePiece fails.
+      BertjaxError: the sources contain no text, or SentencePiece fails.
     """
     sample = batches(_sample(sources, kind, progress))
     results = ordered_map(pool, statistics, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
@@ -70,7 +70,7 @@ def train_vocabulary(
 def ordered_map(
     pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
 ) -> Iterator[_T]:
-    """Yields results in the order of the arguments, with at most `max_pending` results not yet taken."""
+    """Yields the results in the order of the arguments, with at most `max_pending` calls in flight."""
     pending: deque[Any] = deque()
     for call in arguments:
         pending.append(pool.submit(function, *call))
@@ -91,7 +91,7 @@ def sample_chars(sources: list[readers.Source], kind: str) -> list[float]:
 
 def head_of_source(source: readers.Source, chars: float) -> Iterator[Text]:
     """Yields whole texts from the start of a source until they have `chars` characters."""
-    # Problems of the text are counted when it is encoded.
+    # Discard the problem counts, since problems are counted when the text is encoded.
     for text in readers.read(source, Counter()):
         yield text
         chars -= len(text.text)
@@ -110,7 +110,7 @@ def _sample(sources: list[readers.Source], kind: str, progress: bool) -> Iterato
 
 
 def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
-    """Returns what a vocabulary is trained on: word counts for WordPiece, sentences for SentencePiece."""
+    """Returns the training data of a vocabulary: word counts for WordPiece, sentences for SentencePiece."""
     if kind != WORDPIECE:
         return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
     tokenizer = BasicTokenizer(lower_case)
@@ -126,7 +126,7 @@ def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[st
 def vocabulary_content(
     results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
 ) -> bytes:
-    """Trains a vocabulary on the results of `statistics`, in order, and returns its file's content."""
+    """Trains a vocabulary on the results of `statistics`, in order, and returns the content of its file."""
     if kind == WORDPIECE:
         words: Counter[str] = Counter()
         for counts in results:
@@ -145,7 +145,7 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     if not counts:
-        raise BertjaxError("the inputs hold no text to train a vocabulary on; check the --input specs")
+        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
     char_counts: Counter[str] = Counter()
     for word, count in counts.items():
         for char in word:
@@ -199,12 +199,14 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
             eos_id=-1,
             control_symbols=control,
             max_sentence_length=4 * MAX_SENTENCE_CHARS,
-            # Several threads would sum in another order and choose other pieces.
+            # Several threads would sum in a different order and select different pieces.
             num_threads=1,
             minloglevel=2,
         )
     except RuntimeError as error:
-        # Drops the advice to set an option that `prepare` does not have.
+        # Remove SentencePiece's advice to set an option that `prepare` does not have.
         reason = " ".join(str(error).split()).partition(" or decrease character_coverage")[0]
-        raise BertjaxError(f"SentencePiece cannot train {size} pieces on this text: {reason}") from error
+        raise BertjaxError(
+            f"SentencePiece cannot train {size} pieces on this text: {reason}; change --vocab_size"
+        ) from error
     return model.getvalue()

@@ -13,8 +13,9 @@ from bertjax.data.finetuning.tagged import TaggedText
 def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
     """Selects a fraction of N rows as a dev set, bool [N].
 
-    Rows with equal content are on the same side, so that no dev row is also trained on. Contents are ordered by a keyed
-    hash of `seed` and taken until the fraction is reached, so the selection does not depend on the order of the file.
+    Rows with equal content are on the same side of the split, so that no dev row is also a training row. Contents are
+    sorted by a hash keyed with `seed` and selected until the fraction is reached, so the selection does not depend on
+    the order of the file.
     """
     key = seed.to_bytes(8, "little")
     hashes = [hashlib.blake2b(content, key=key, digest_size=16).digest() for content in contents]
@@ -22,7 +23,7 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
     selected: set[bytes] = set()
     rows = 0
     for content in sorted(counts):
-        # Rounded, because 0.1 * 30 is above 3 in floating point.
+        # Round, because 0.1 * 30 is above 3 in floating point.
         if rows >= round(fraction * len(contents), 6):
             break
         selected.add(content)
@@ -35,7 +36,7 @@ def sample_fraction(count: int, fraction: float) -> np.ndarray:
     if fraction == 1:
         return np.arange(count)
     order = np.random.default_rng(0).permutation(count)
-    # Rounded, because 0.29 * 100 is below 29 in floating point.
+    # Round, because 0.29 * 100 is below 29 in floating point.
     return np.sort(order[: max(1, int(round(fraction * count, 6)))])
 
 
@@ -56,7 +57,7 @@ def subset(examples: Examples, indices: np.ndarray) -> Examples:
 
 
 def first_segments(examples: Examples) -> list[bytes]:
-    """Returns the token ids of each example's first segment, which several pairs of texts or choices may share."""
+    """Returns the token ids of each example's first segment, as bytes. Several examples may have the same segment."""
     ids, is_first = examples.tokens["input_ids"], examples.tokens["segment_ids"] == 0
     group = examples.sequences_per_example
     starts, ends = (examples.offsets[index::group][: len(examples)] for index in (0, 1))
@@ -64,9 +65,9 @@ def first_segments(examples: Examples) -> list[bytes]:
 
 
 def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
-    """Returns the end (exclusive) of each unit that a split keeps whole, as word indices.
+    """Returns the end (exclusive) word index of each unit that a dev split must not divide.
 
-    Units are documents if `documents` is set and the text has more than one, else sentences.
+    Units are documents if `documents` is set and the text has several, else sentences.
     """
     return tagged.document_ends if documents and len(tagged.document_ends) > 1 else tagged.sentence_ends
 
@@ -80,8 +81,8 @@ def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> 
     """Returns the sentences of the selected units; documents without a selected sentence are dropped.
 
     Args:
-      tagged: the text to select from.
-      ends: ends of its units, from `unit_ends`.
+      tagged: text to select from.
+      ends: ends of the text's units, from `unit_ends`.
       mask: selected units, bool [units].
     """
     by_sentence = mask if len(ends) == len(tagged.sentence_ends) else mask[np.searchsorted(ends, tagged.sentence_ends)]

@@ -22,7 +22,7 @@ class EpochOrder:
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self._lengths, self._batching, self._seed = examples.lengths, batching, seed
-        # The groups ignore `bucket` and `examples_per_row`, so that these change speed and not the order of examples.
+        # The groups do not depend on `bucket` and `examples_per_row`, so these settings change speed but not the order.
         self._groups = -(-self._lengths // _GROUP_TOKENS)
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
@@ -32,7 +32,7 @@ class EpochOrder:
         self._has_equal_epochs = batching.examples_per_row == 1 and batching.bucket % _GROUP_TOKENS == 0
 
     def _draw_epoch(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """Example indices of each batch, and the batches' shapes (rows, tokens) as int64 [steps, 2]."""
+        """Returns the example indices of each batch, and the batches' shapes (rows, tokens) as int64 [steps, 2]."""
         rng = np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(self._lengths))
         order = order[np.argsort(self._groups[order], kind="stable")]
@@ -43,12 +43,12 @@ class EpochOrder:
             shapes = [(size, self._batching.padded_length(int(self._lengths[batch].max()))) for batch in batches]
             return batches, np.array(shapes, np.int64)
         layouts = [pack_rows(self._lengths[batch], self._batching) for batch in batches]
-        # Slot -1, NO_EXAMPLE, selects the appended last element, NO_EXAMPLE.
+        # Unused slots are -1, which selects the last element, so append NO_EXAMPLE there.
         rows = [np.append(batch, NO_EXAMPLE)[slots] for batch, (slots, _) in zip(batches, layouts, strict=True)]
         return rows, np.array([(len(slots), length) for slots, length in layouts], np.int64)
 
     def batch(self, step: int) -> tuple[np.ndarray, int]:
-        """Returns the example indices of a step and its tokens per row.
+        """Returns the example indices of a step and the number of tokens per row.
 
         The indices are int64 [n], or [rows, K] with `NO_EXAMPLE` in unused slots if `examples_per_row` is above 1.
         """

@@ -1,6 +1,6 @@
 """Tokenized fine-tuning examples in memory, and padded batches of them.
 
-A batch holds examples of similar length and is padded to the next multiple of `bucket` tokens. The assignment of
+A batch contains examples of similar length and is padded to the next multiple of `bucket` tokens. The assignment of
 examples to batches does not depend on the padding, so `bucket=0`, which pads every row to `seq_len`, trains the same
 model at a lower speed.
 """
@@ -27,7 +27,7 @@ class Examples:
       rows: arrays [N, ...] by name with one entry per example, such as `labels`.
       sequences_per_example: C, for tasks that encode several texts of an example separately, such as the choices of
         SWAG.
-      lines: line number of each example in its file; empty if the examples come from no file.
+      lines: line number of each example in its file; empty if the examples are not from a file.
     """
 
     offsets: np.ndarray
@@ -113,7 +113,10 @@ def encode_pair(
 
 
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts truncated to `total` tokens: the longer loses tokens, at a tie the second."""
+    """Returns the lengths of two texts truncated to `total` tokens.
+
+    Tokens are removed from the longer text, or from the second one while both are equally long.
+    """
     excess = max(0, a + b - total)
     leveling = min(excess, abs(a - b))
     a, b = (a - leveling, b) if a > b else (a, b - leveling)
@@ -128,8 +131,8 @@ def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bo
 
     Args:
       windows: start and end (exclusive) of each window; together they cover all positions.
-      length_bonus: context added per position of the window; 0.01 in `_check_is_max_context` of google-research/bert
-        `run_squad.py`.
+      length_bonus: context to add per position of the window; `_check_is_max_context` of google-research/bert
+        `run_squad.py` uses 0.01.
     """
     best_context, best_window = np.full(count, -np.inf), np.zeros(count, np.int64)
     for index, (start, end) in enumerate(windows):
@@ -228,10 +231,10 @@ def make_batch(
 
 
 def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str, list[np.ndarray]]:
-    """Reorders per-batch outputs of `eval_batches` to the order of the examples and drops padding rows.
+    """Puts the outputs of `eval_batches`, one dict per batch, into the order of the examples and drops padding rows.
 
     Args:
-      outputs: arrays [B, ...] by name for each batch; `example` has the index of each row's example.
+      outputs: arrays [B, ...] by name for each batch; `example` is the example index of each row.
       count: number of examples.
 
     Returns:

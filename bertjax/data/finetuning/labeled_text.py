@@ -16,10 +16,10 @@ _UNLABELED = "with an empty label"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The label of a table's rows.
+    """Label column of a table.
 
     Attributes:
-      column: column with the label.
+      column: name of the column.
       labels: class names in the order of their ids; empty for regression.
       separator: separator of the labels in a multi-label column; "" for exactly one label per row.
     """
@@ -43,7 +43,7 @@ class Target:
         return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
     def read(self, row: Row, stats: ReadStats) -> Any:
-        """Returns a row's class id, 0/1 list of K labels or number; None if it has no label."""
+        """Returns a row's label: class id, 0/1 list of K labels, or number for regression; None if it is missing."""
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)
             ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}
@@ -75,10 +75,10 @@ def encode_rows(
       target: the label column.
       tokenizer: the model's tokenizer.
       seq_len: maximum tokens per example; longer ones are truncated.
-      stats: `used`, `skipped` and `noted` are updated.
+      stats: row counts, of which `used`, `skipped` and `noted` are updated.
       labeled: whether the file has labels.
-      training: skip rows without a label. Otherwise they are kept and not scored, so that predictions stay aligned
-        with the rows of the file.
+      training: whether to skip rows without a label. If False, these rows are predicted but not scored, so that
+        predictions stay aligned with the rows of the file.
 
     Returns:
       Examples with `labels` from `Target.to_array`.
@@ -110,12 +110,12 @@ def encode_rows(
         lines.append(row.line)
     stats.used = len(sequences) - (labels.count(None) if labeled else 0)
     if not sequences:
-        raise UsageError(f"{stats.file} has no usable rows")
+        raise UsageError(f"{stats.file} has no usable rows; use a file with at least one labeled row")
     return make_examples(sequences, {"labels": target.to_array(labels)}, lines=lines)
 
 
 def read_label(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the label of a row without surrounding white space, "" if it is empty."""
+    """Returns the label of a row without surrounding white space; it may be empty."""
     label = row.fields[column]
     if not isinstance(label, str):
         raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be one label")
@@ -140,7 +140,9 @@ def _class_id(value: str, labels: Sequence[str], column: str, line: int, file: s
     try:
         return labels.index(value)
     except ValueError:
-        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}; known labels: {listed(labels)}") from None
+        raise UsageError(
+            f"{file} line {line}: {column} is {quoted(value)}, which is not a label; use one of {listed(labels)}"
+        ) from None
 
 
 def _number(value: str, column: str, line: int, file: str) -> float:
@@ -149,5 +151,5 @@ def _number(value: str, column: str, line: int, file: str) -> float:
     except ValueError:
         number = np.nan
     if not np.isfinite(number):
-        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}, not a number")
+        raise UsageError(f"{file} line {line}: {column} is {quoted(value)}, not a number; correct the value")
     return number

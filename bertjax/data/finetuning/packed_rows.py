@@ -5,23 +5,24 @@ import numpy as np
 from bertjax.data.finetuning.examples import Batching, Examples, padding_value
 from bertjax.data.shard import DataShard
 
-# Index in slots without an example; must be -1, as it also indexes the last element of a list.
+# Index in unused slots. It must be -1, because it also selects the last element of an array.
 NO_EXAMPLE = -1
 
 
 def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     """Packs the examples of a batch into rows, with as few positions as possible.
 
-    All rows have the same number of slots, so that the number of rows is fixed and divides over devices. Examples are
-    dealt to rows longest first, in alternating direction, and all rows are padded to the length of the fullest. Of the
-    numbers of slots that divide the batch, the one with the fewest positions is chosen.
+    All rows have the same number of slots, so that the number of rows is fixed and can be divided among devices.
+    Examples are assigned to rows longest first, in alternating direction, and all rows are padded to the length of the
+    fullest row. Among the numbers of slots that divide `examples_per_row`, the one with the fewest positions is chosen.
 
     Args:
       lengths: tokens of each example, int64 [n].
-      batching: batch size and limits. An example longer than `seq_len` is never packed with others.
+      batching: batch size and limits. An example longer than `seq_len` is never packed with other examples.
 
     Returns:
-      Index into `lengths` for each slot, int64 [rows, K], `NO_EXAMPLE` in unused slots; and the tokens per row.
+      Index into `lengths` for each slot, int64 [rows, K], `NO_EXAMPLE` in unused slots; and the number of tokens per
+      row.
     """
     best = None
     order = np.argsort(-lengths, kind="stable")
@@ -62,7 +63,7 @@ def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shar
     starts = np.where(used, examples.offsets[indices], 0)
     lengths = np.where(used, examples.offsets[indices + 1] - starts, 0)
     if slots == 1:
-        # Only rows with a single slot can hold an example that is longer than the row.
+        # Only rows with a single slot can contain an example that is longer than the row.
         lengths = np.minimum(lengths, length)
     row_starts = np.cumsum(lengths, axis=1) - lengths
     columns = np.arange(length)

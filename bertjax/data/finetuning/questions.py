@@ -44,11 +44,11 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The windows of all questions.
+    """Windows of all questions.
 
     Attributes:
-      examples: one example per window, with `start_positions` and `end_positions`, the token positions of the answer,
-        int32 [windows]; both are 0, the position of [CLS], if the window does not contain the answer.
+      examples: one example per window, with `start_positions` and `end_positions`, int32 [windows]: the first and last
+        token position of the answer, or 0, the position of [CLS], if the window does not contain the answer.
       question_index: index of each window's question, int64 [windows].
       passage_start: position of the first passage token in each window, int64 [windows].
       char_spans: for each window, start and end (exclusive) characters of its passage tokens, int64 [tokens, 2].
@@ -67,13 +67,13 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
 
     Args:
       path: a `.json` or `.json.xz` file.
-      stats: questions are counted.
-      training: skip questions whose answer is not at its offset in the context.
-      all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without one are skipped for
-        training and noted otherwise.
+      stats: counts of questions, updated.
+      training: whether to skip questions whose answer is not at its offset in the context.
+      all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without an answer are skipped
+        for training, and otherwise used and counted in `stats.noted`.
 
     Raises:
-      UsageError: the file is missing or malformed, has an id twice, or has no usable questions.
+      UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.
     """
     try:
         with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
@@ -88,7 +88,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
         raise UsageError(
-            f"{path} is not in SQuAD's format: {type(error).__name__}: {error}; use its JSON files"
+            f"{path} is not in SQuAD's format: {type(error).__name__}: {error}; use the JSON files of the dataset"
         ) from error
     stats.read += len(questions)
     ids = Counter(question.id for question in questions)
@@ -112,7 +112,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     stats.used += len(usable)
     if not usable:
         reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
-        raise UsageError(f"{path} has no usable questions{reasons}")
+        raise UsageError(f"{path} has no usable questions{reasons}; use a file with answers in its contexts")
     return usable
 
 
@@ -121,7 +121,7 @@ def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question
         raise TypeError(f"a question or context in {place} is not a string")
     answers = () if entry.get("is_impossible") else tuple(answer["text"] for answer in entry.get("answers", ()))
     start = int(entry["answers"][0]["answer_start"]) if answers else -1
-    # One replacement character per surrogate, so that character offsets stay valid.
+    # Each surrogate is replaced by one character, so that character offsets stay valid.
     texts = (replace_surrogates(text) for text in (str(entry["id"]), entry["question"], context))
     return Question(*texts, tuple(replace_surrogates(answer) for answer in answers), start)
 
@@ -143,9 +143,9 @@ def make_windows(
     """Tokenizes questions and passages and splits them into windows.
 
     Args:
-      questions: the questions.
+      questions: questions to tokenize.
       tokenizer: the model's tokenizer.
-      stats: questions truncated to `max_query_len` are noted.
+      stats: counts, to which questions truncated to `max_query_len` are added.
       seq_len: maximum tokens per window.
       doc_stride: passage tokens between the starts of consecutive windows.
       max_query_len: maximum tokens of a question.
@@ -192,7 +192,7 @@ def make_windows(
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
-    """First and last passage token that share a character with the first answer."""
+    """Returns the first and last passage token that overlap the first answer; None without an answer or overlap."""
     if not question.answers or not len(spans):
         return None
     start, end = question.answer_start, question.answer_start + len(question.answers[0])

@@ -29,9 +29,9 @@ class ReadStats:
       file: path of the file.
       read: number of rows in the file.
       used: number of rows that became examples.
-      columns: columns that are read and columns that are ignored, as text.
-      skipped: rows left out: reason -> `rows`, their number, and `first`, the place of the first one.
-      noted: rows used despite an irregularity, in the same form.
+      columns: description of the columns that are read and the columns that are ignored.
+      skipped: skipped rows by reason: `rows` is their number, `first` the line or id of the first one.
+      noted: irregular rows that are used anyway, in the same form.
     """
 
     file: str
@@ -42,11 +42,11 @@ class ReadStats:
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
-        """Counts a row that is left out; `place` is its line number or id."""
+        """Counts a row as skipped; `place` is its line number or id."""
         _count(self.skipped, reason, place)
 
     def note(self, reason: str, place: int | str) -> None:
-        """Counts a row that is used despite an irregularity."""
+        """Counts an irregular row that is used anyway."""
         _count(self.noted, reason, place)
 
     def summary(self) -> str:
@@ -89,20 +89,20 @@ def read_table(
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
 
-    Quotes are literal in TSV, as in GLUE's files, and quote fields in CSV.
+    Quotation marks are ordinary characters in TSV, as in GLUE's files, and enclose fields in CSV.
 
     Args:
       path: the file.
       columns: required columns.
-      stats: `read`, `skipped` and `noted` are updated; `used` is left to the caller.
+      stats: row counts, of which `read`, `skipped` and `noted` are updated. The caller sets `used`.
       optional: columns that are read if the file has them.
       file_format: `tsv`, `csv` or `jsonl`.
       header: True if the first line has the column names, else the names.
-      keep_short: keep rows that lack a required column and fill it with "", so that predictions stay aligned with the
-        rows of the file (default: skip them). Both cases are counted.
+      keep_short: whether to keep rows with too few fields and fill the missing ones with "", so that predictions stay
+        aligned with the rows of the file (default: False, skip these rows). Both cases are counted.
 
     Raises:
-      UsageError: the file or a column is missing, or the file is empty or malformed. The message has file and line.
+      UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
     """
     path = Path(path)
     try:
@@ -189,9 +189,9 @@ def _json_rows(
         try:
             fields = json.loads(row) if row.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} line {line} is not JSON: {error}") from error
+            raise UsageError(f"{path} line {line} is not JSON: {error}; write one JSON object per line") from error
         if not isinstance(fields, dict):
-            raise UsageError(f"{path} line {line} is not a JSON object")
+            raise UsageError(f"{path} line {line} is not a JSON object; write one JSON object per line")
         selected = [*columns, *(name for name in optional if name in fields)]
         nested = [column for column in selected if isinstance(fields.get(column), dict)]
         if nested:
@@ -214,7 +214,7 @@ def _clean(field: Any, stats: ReadStats, line: int) -> Any:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replaces each unpaired surrogate, which UTF-8 cannot encode, by U+FFFD; the length stays the same."""
+    """Replaces each unpaired surrogate, which UTF-8 cannot encode, by U+FFFD. The length does not change."""
     return _SURROGATES.sub("\ufffd", text)
 
 
@@ -224,7 +224,7 @@ def escape_line(text: str) -> str:
 
 
 def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
-    """Decodes UTF-8, replaces invalid bytes by U+FFFD and notes them."""
+    """Decodes UTF-8; replaces invalid bytes by U+FFFD and counts their row in `stats.noted`."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -250,10 +250,10 @@ def read_tfds(
       name: dataset and config, such as `glue/mrpc`; with a data directory, `DIR:glue/mrpc`; or with a TFDS namespace,
         `huggingface:swag/regular`.
       split: name of the split.
-      columns: column name -> feature of the dataset.
-      stats: `read` is updated.
-      optional: further columns, read if the dataset has their feature.
-      named_labels: return class labels as names (default) or as numbers.
+      columns: feature of the dataset by column name.
+      stats: row counts, of which `read` is updated.
+      optional: columns that are read if the dataset has their feature.
+      named_labels: whether to return class labels as names rather than numbers.
 
     Raises:
       UsageError: the dataset, split or feature does not exist.

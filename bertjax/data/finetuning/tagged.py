@@ -15,22 +15,22 @@ from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-# Style in which an entity starts with each prefix. S of BIOES and U of BILOU start an entity in every scheme.
+# Start style that each prefix indicates on an entity's first tag: "I" as in IOB1, or "B" as in IOB2, BIOES and BILOU.
 _START_STYLES = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
-# A smaller share of entities in the other style counts as stray tags, not as a mix of schemes.
+# If a smaller fraction of entities has the less common start style, these tags are errors, not a second scheme.
 _MIXED_FRACTION = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedText:
-    """The words and tags of a file.
+    """Words and tags of a file.
 
     Attributes:
       words: all words in order.
-      tags: one tag per word; all are "" if the file has no tags.
+      tags: one tag per word; all tags are "" if the file has none.
       sentence_ends: end (exclusive) of each sentence, as word indices.
       document_ends: end (exclusive) of each document, as word indices.
-      lines: line number of each sentence's first word; empty if the words come from no file.
+      lines: line number of each sentence's first word; empty if the words are not from a file.
     """
 
     words: list[str]
@@ -50,14 +50,14 @@ class TaggedText:
 
 
 def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText:
-    """Reads a CoNLL file: one word per line, its tag in the last column.
+    """Reads a CoNLL file, which has one word per line and the word's tag in the last column.
 
     Blank lines separate sentences, `-DOCSTART-` lines separate documents.
 
     Args:
       path: the file.
-      stats: sentences are counted, irregular lines noted.
-      labeled: whether every word needs a tag; if False, a file with a single column has words only.
+      stats: counts of sentences and irregular lines, updated.
+      labeled: whether every word needs a tag. If False, the file may have a single column of words.
 
     Raises:
       UsageError: the file is missing or has no words, rows differ in their number of columns, or a tag is missing or
@@ -109,14 +109,14 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 def read_tagged_rows(
     rows: Iterable[Row], text: str, label: str | None, stats: ReadStats, keep_untagged: bool = False
 ) -> TaggedText:
-    """Reads one sentence per table row; words and tags are JSON lists or separated by spaces.
+    """Reads one sentence per table row. Words and tags are JSON lists or strings separated by spaces.
 
     Args:
       rows: rows of one file.
       text: column with the words.
       label: column with one tag per word; None if the file has no tags.
-      stats: `used` and `noted` are updated.
-      keep_untagged: accept sentences with words and no tags, for prediction.
+      stats: row counts, of which `used` and `noted` are updated.
+      keep_untagged: whether to accept sentences without tags, for prediction.
 
     Raises:
       UsageError: a row has different numbers of words and tags, or the file has no words.
@@ -150,10 +150,10 @@ def read_tagged_rows(
 
 
 def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
-    """Notes entities that start with B- in a file where most start with I-, or the reverse.
+    """Counts entities that start with B- in a file where most entities start with I-, or the reverse.
 
-    IOB1 uses B- only between adjacent entities of one type; IOB2, BIOES and BILOU use I- only inside entities. Below
-    one percent, such tags are strays, as in CoNLL-2003 itself, and not a mix of schemes.
+    IOB1 uses B- only between adjacent entities of one type; IOB2, BIOES and BILOU use I- only inside entities. If such
+    entities are below one percent, they are errors, as in CoNLL-2003 itself, rather than a mix of schemes.
     """
     starts: dict[str, list[int]] = {style: [] for style in ("B", "I")}
     sentence_starts = {0, *sentence_ends}
@@ -174,7 +174,7 @@ def _items(value: str | list[Any], place: str) -> list[str]:
     if isinstance(value, str):
         return value.split()
     for item in value:
-        # Prediction files separate words by spaces.
+        # Reject words with spaces, because prediction files separate words by spaces.
         if not isinstance(item, (str, int, float)) or len(str(item).split()) != 1:
             raise UsageError(f"{place}: {quoted(item)} is not one word or tag; remove spaces and empty items")
     return [replace_surrogates(str(item)) for item in value]
@@ -182,7 +182,7 @@ def _items(value: str | list[Any], place: str) -> list[str]:
 
 def _read_tag(columns: list[str], path: Path, line: int) -> str:
     if len(columns) < 2:
-        raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag")
+        raise UsageError(f"{path} line {line}: {quoted(columns[0])} has no tag; add it as the last column")
     prefix, _, type_ = columns[-1].partition("-")
     if columns[-1] != OUTSIDE and (prefix not in _START_STYLES or not type_):
         raise UsageError(
@@ -194,27 +194,27 @@ def _read_tag(columns: list[str], path: Path, line: int) -> str:
 def encode_tagged(
     tagged: TaggedText, labels: list[str], tokenizer: Tokenizer, seq_len: int, documents: bool, path: str
 ) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
-    """Tokenizes tagged words; each word's label is at its first word piece.
+    """Tokenizes tagged words; the first word piece of each word has the word's label.
 
-    An example is one sentence, or one document if `documents` is set. Longer ones are split into several examples that
-    overlap by half; a word in two of them is labeled only in the one with more context.
+    An example is one sentence, or one document if `documents` is set. Texts longer than `seq_len` are split into
+    examples that overlap by half; a word in two examples is labeled only in the example with more context.
 
     Args:
       tagged: words and tags.
       labels: tag names in the order of their ids.
       tokenizer: the model's tokenizer.
       seq_len: maximum tokens per example.
-      documents: make examples of documents, not sentences.
-      path: name of the file, for error messages.
+      documents: whether an example is a document rather than a sentence.
+      path: path of the file, for error messages.
 
     Returns:
-      Examples with `token_labels`: the label id at first pieces of words, -1 elsewhere and for words without a tag.
+      Examples with `token_labels`: the label id at the first piece of a word, -1 at other pieces and words without tag.
       Index of the example in which each word is labeled, int64 [words].
       For each example, the token positions of the words labeled in it, int64 [labeled words].
     """
     vocabulary = tokenizer.vocabulary
     max_pieces = seq_len - 2
-    # A word of control characters has no pieces and needs a label all the same.
+    # A word of control characters has no pieces, but needs a position for its label, so represent it by [UNK].
     pieces = [tokenizer.encode(word)[:max_pieces] or [vocabulary.unk_id] for word in tagged.words]
     label_ids = _label_ids(tagged, labels, path)
     lengths = np.array([len(ids) for ids in pieces])
@@ -246,7 +246,7 @@ def encode_tagged(
 
 def gather_words(example_of_word: np.ndarray, positions: list[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
     """Gathers per-token arrays [length, ...] of the examples of `encode_tagged` into one array [words, ...]."""
-    # Each example has its words in order, but consecutive words may alternate between overlapping examples.
+    # The words of each example are in order, but consecutive words may alternate between overlapping examples.
     streams = [iter(value[places]) for value, places in zip(values, positions, strict=True)]
     return np.array([next(streams[example]) for example in example_of_word])
 
@@ -262,7 +262,7 @@ def _label_ids(tagged: TaggedText, labels: list[str], path: str) -> list[int]:
 
 
 def _overlapping_windows(lengths: np.ndarray, max_pieces: int) -> list[tuple[int, int]]:
-    """Start and end word of windows with at most `max_pieces` pieces that overlap by half."""
+    """Returns start and end word of windows that have at most `max_pieces` pieces and overlap by half."""
     if not len(lengths):
         return [(0, 0)]
     ends = np.cumsum(lengths)

@@ -9,20 +9,20 @@ from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 
-# Footnote of section 4.2. The paper does not define its tokens; here they are separated by white space.
+# From the footnote of section 4.2. The paper does not define tokens; here, tokens are separated by white space.
 _MAX_TOKENS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
 
 
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
-    """Reads one question per evidence document that has an answer in its first 400 tokens.
+    """Reads TriviaQA and returns one question per evidence document that has an answer in its first 400 tokens.
 
     The answer is the earliest match of any alias, ignoring case.
 
     Args:
       path: question file, such as `qa/wikipedia-train.json`.
       folder: root of the dataset, with `evidence/wikipedia`.
-      stats: documents are counted; missing ones and those without an answer are skipped.
+      stats: counts of documents, updated. Missing documents and documents without an answer are skipped.
 
     Raises:
       UsageError: the file is missing or malformed, or no document can be used.
@@ -41,7 +41,9 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path} is not in TriviaQA's format ({type(error).__name__}: {error})") from error
+        raise UsageError(
+            f"{path} is not in TriviaQA's format: {type(error).__name__}: {error}; use the JSON files of the dataset"
+        ) from error
     duplicate = next((id_ for id_, count in Counter(id_ for id_, *_ in entries).items() if count > 1), None)
     if duplicate is not None:
         raise UsageError(f"{path} has the question {quoted(duplicate)} twice; ids must be unique")
@@ -63,7 +65,7 @@ def _read_question(
 ) -> Question | None:
     place = f"question {question_id}, {document}"
     try:
-        # A name from the file must not lead out of the folder.
+        # Reject file names that lead out of the folder.
         if ".." in Path(document).parts or Path(document).is_absolute():
             raise OSError
         content = (folder / _EVIDENCE / document).read_bytes().decode("utf-8", errors="replace")
@@ -85,7 +87,7 @@ def _first_tokens(text: str) -> str:
 
 
 def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:
-    """The character span of the earliest answer, ignoring case; the longest if several start there."""
+    """Returns the character span of the earliest answer, ignoring case; the longest if several start there."""
     spans = [
         match.span()
         for answer in dict.fromkeys(answers)

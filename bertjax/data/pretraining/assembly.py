@@ -30,9 +30,9 @@ class TokenRows(NamedTuple):
 def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
     """Truncates pairs as `truncate_seq_pair` of google-research/bert `create_pretraining_data.py` does.
 
-    The script drops one token at a time from the longer of A and B, or from B if they are equal, and from the front or
-    the back with probability 1/2. Hence the remaining lengths have a closed form, and the number of tokens dropped from
-    the front is binomial.
+    `truncate_seq_pair` drops one token at a time from the longer of A and B, or from B if they are equally long, and
+    from the front or the back with probability 1/2. Hence the remaining lengths have a closed form, and the number of
+    tokens dropped from the front is binomial.
 
     Args:
       spans: spans of B rows.
@@ -50,12 +50,12 @@ def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
 
 
 def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Draws from Binomial(dropped, 1/2), int64 [B]: counts random bits, or above 64 of them rounds a normal."""
+    """Draws from Binomial(dropped, 1/2), int64 [B]: counts up to 64 random bits, or rounds a normal above 64."""
     used_bits = tf.bitwise.right_shift(
         bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
     )
     exact = tf.where(dropped > 0, tf.cast(tf.raw_ops.PopulationCount(x=used_bits), tf.int64), 0)
-    # A float64 holds 53 bits; the added half avoids 0.
+    # A float64 has 53 significant bits. Adding 0.5 avoids 0.
     high_bits = tf.cast(tf.bitwise.right_shift(bits, tf.constant(11, tf.uint64)), tf.int64)
     uniform = (tf.cast(high_bits, tf.float64) + 0.5) * 2.0**-53
     number = tf.cast(dropped, tf.float64)

@@ -10,7 +10,7 @@ _BLOCK_TOKENS = 1 << 24
 
 
 def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) -> dict[str, float]:
-    """Computes metrics of predicting the frequencies of the training tokens.
+    """Computes the metrics of a predictor that knows only the frequencies of training tokens.
 
     Args:
       corpus: corpus of the run.
@@ -34,7 +34,7 @@ def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) ->
 
 
 def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
-    """Counts token ids, int64 [size], in blocks, since the array may be larger than memory."""
+    """Returns the count of each token id, int64 [size]. Works in blocks, since `tokens` may be larger than memory."""
     counts = np.zeros(size, np.int64)
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         counts += np.bincount(tokens[start : start + _BLOCK_TOKENS], minlength=size)

@@ -2,7 +2,7 @@
 
 Row r of step s has the position (s - start_step) * batch_size + r in its phase. The position determines the span of the
 corpus and the random numbers of the row in a constant number of operations. Hence rows do not depend on the number of
-hosts, and starting at any step is as fast as starting at the first one.
+hosts, and starting at any step is as fast as starting at the first step.
 
 Axes: B rows of this process, S tokens per row, P predictions per row.
 """
@@ -26,7 +26,7 @@ from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import BertjaxError, UsageError
 
-# Keeps TensorFlow from reserving accelerator memory; fails if TensorFlow has already initialized the devices.
+# Keep TensorFlow from reserving accelerator memory. This fails if TensorFlow has already initialized the devices.
 with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], "GPU")
 
@@ -50,7 +50,7 @@ def train_dataset(
 ) -> tf.data.Dataset:
     """Returns the training batches of steps `start_step` to `phase.stop_step`, with the rows of this process.
 
-    Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated.
+    Order, truncation and masks of the rows differ in every epoch, even when a pass over the documents is repeated.
 
     Args:
       corpus: open corpus.
@@ -58,20 +58,20 @@ def train_dataset(
       source: source of the rows: `SENTENCE_PAIRS`, `PACKED_PAIRS`, `TILES` or `WHOLE_TILES`.
       masking: masking settings.
       seed: random seed, 0 or more.
-      dupe_factor: number of different passes, after which the first one is repeated.
+      dupe_factor: number of different passes over the documents; after the last one, the first one is repeated.
       start_step: first step of the dataset, within the phase.
       shard: rows of the global batch to produce.
       parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
-      shuffle: whether to shuffle the rows of an epoch; without it, rows have the order of the corpus.
+      shuffle: whether to shuffle the rows of an epoch; if False, rows are in the order of the corpus.
 
     Returns:
       A dataset of dictionaries.
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, S].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P], and `masked_lm_weights`: float32 [B, P]; not for
         `WHOLE_TILES`.
-        `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 without a label; not for `WHOLE_TILES`.
-      `PACKED_PAIRS` has `sequence_ids`, counted from 1, and `position_ids`, int32 [B, S], instead of `input_mask`, and
-      `next_sentence_labels` [B, K].
+        `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label; not for `WHOLE_TILES`.
+      Batches of `PACKED_PAIRS` have `sequence_ids` (numbers of the pairs, from 1) and `position_ids`, int32 [B, S],
+      instead of `input_mask`, and `next_sentence_labels` of shape [B, K] for K pairs per row.
 
     Raises:
       UsageError: an argument is out of range, or the corpus is too small.
@@ -121,7 +121,7 @@ def eval_dataset(
     """Returns the evaluation batches, with each held-out row exactly once.
 
     Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows` only, not on
-    the training seed, the step, `batch_size` or the number of processes. Rows of padding, with weights 0 and label -1,
+    the training seed, the step, `batch_size` or the number of processes. Padding rows, with weights 0 and label -1,
     complete the last batch.
 
     Args:
@@ -162,10 +162,10 @@ def eval_dataset(
 
 
 def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the batches of a dataset as NumPy arrays, and verifies the corpus's checksums in the background.
+    """Yields the batches of a dataset as NumPy arrays, while a background thread verifies the corpus's checksums.
 
     Raises:
-      BertjaxError: a batch cannot be made; names the damaged file if that is the reason.
+      BertjaxError: a batch cannot be created. The message names the damaged file if that is the reason.
     """
     corpus.checksums.verify_in_background()
     try:
@@ -173,18 +173,18 @@ def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str
     except tf.errors.OpError as error:
         corpus.checksums.wait()
         reason = " ".join(str(error).split())[:200]
-        raise BertjaxError(f"cannot make a batch of the corpus {corpus.path}: {reason}") from error
+        raise BertjaxError(f"cannot create a batch from the corpus {corpus.path}: {reason}") from error
 
 
 def _mapped(
     indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch], parallel_calls: int | None
 ) -> tf.data.Dataset:
     calls = tf.data.AUTOTUNE if parallel_calls is None else parallel_calls
-    # Autograph conversion is not needed, takes a second per dataset and leaves temporary files.
+    # Disable Autograph, which is not needed, takes a second per dataset and leaves temporary files.
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = indices.map(make_batch, num_parallel_calls=calls, deterministic=True)
     options = tf.data.Options()
-    # Batches are produced in parallel, so that intra-op parallelism would only add contention.
+    # Batches are already produced in parallel, so intra-op parallelism would only add contention.
     options.threading.max_intra_op_parallelism = 1
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
@@ -205,11 +205,11 @@ def _assembler(
     make_batch = source.row_format.make_batch_function(vocabulary, masking, seq_len, max_predictions)
     mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
     num_uniforms = source.row_format.num_uniforms(masking, seq_len, max_predictions)
-    # Philox yields 4 numbers per counter value; each row starts at a new value, so that rows are independent.
+    # Philox yields 4 numbers per counter value. Each row starts at a new value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
     def draw_ranges(draw: Callable[[int, int], tf.Tensor]) -> tf.Tensor:
-        """Concatenates what `draw` returns for the first row and the number of rows of each range."""
+        """Concatenates the results of `draw(first row, number of rows)` for all row ranges."""
         return tf.concat([draw(start, stop - start) for start, stop in row_ranges], axis=0)
 
     def assemble(spans: Spans, first: tf.Tensor) -> Batch:
@@ -240,7 +240,7 @@ def _assembler(
 
 
 def _pad_rows(batch: Batch, is_real: tf.Tensor, schema: Schema) -> Batch:
-    """Replaces the rows that are not real by padding."""
+    """Replaces the rows where `is_real` is False by padding."""
     padding = padding_values(schema)
     return {
         name: tf.where(

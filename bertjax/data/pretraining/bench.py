@@ -31,31 +31,31 @@ def bench_input(
     seconds: float = 10.0,
     parallel_calls: int | None = None,
 ) -> dict[str, Any]:
-    """Measures the speed of the input pipeline, in training order and in corpus order by turns.
+    """Measures the speed of the input pipeline, alternating between training order and corpus order.
 
     Args:
       corpus: open corpus.
-      phase: batch shape; its steps are ignored.
+      phase: batch shape; the phase's steps are ignored.
       source: source of the rows.
       masking: masking settings.
       seed: random seed.
-      dupe_factor: number of different passes.
+      dupe_factor: number of different passes over the documents.
       seconds: duration of the measurement of each order.
       parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
 
     Returns:
-      real_tokens_per_second: tokens without padding, in training order.
-      positions_per_second: positions with padding, in training order.
-      sequential_positions_per_second: positions with padding, in corpus order.
-      random_access_cost: fraction of the sequential rate that is lost in training order.
+      real_tokens_per_second: tokens per second without padding, in training order.
+      positions_per_second: tokens per second including padding, in training order.
+      sequential_positions_per_second: tokens per second including padding, in corpus order.
+      random_access_cost: fraction by which training order is slower than corpus order.
       seconds_to_first_batch: time to the first batch, including the pair index.
-      batches: batches measured in training order.
-      seconds: duration of their measurement.
+      batches: number of batches measured in training order.
+      seconds: duration of the measurement in training order.
       token_fraction: fraction of positions that are not padding, in the first batches.
       seq_len: tokens per row.
       batch_size: rows per batch.
     """
-    # More steps than any measurement reaches.
+    # The measurement ends by time, long before this number of steps.
     phase = dataclasses.replace(phase, start_step=0, stop_step=1 << 40)
 
     def batches(shuffle: bool) -> Iterator[dict[str, np.ndarray]]:
@@ -86,8 +86,8 @@ def bench_input(
     corpus.checksums.wait()
 
     count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
-    # Measured by turns, so that other load affects both orders equally. Never at the same time, since prefetching of
-    # one would disturb the other.
+    # Alternate, so that other load affects both orders equally. The orders are not measured at the same time, since
+    # prefetching of one would slow the other.
     for shuffle in [True, False] * _ROUNDS:
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
         count[shuffle] += batch_count
@@ -108,7 +108,7 @@ def bench_input(
 
 
 def _measure(stream: Iterator[dict[str, np.ndarray]], seconds: float) -> tuple[int, float]:
-    """Returns the number of batches, at least one, and their duration, after a warm-up that starts the threads."""
+    """Returns the number of batches (at least one) and the seconds they took, after a warm-up that starts threads."""
     for _ in range(_WARM_UP_BATCHES):
         next(stream)
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Settings of pre-training batches, without a dependency on TensorFlow."""
+"""Settings of pre-training batches. This module does not import TensorFlow."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 MIN_ROW_TOKENS = 8
 # Minimum tokens of a pair: [CLS] A [SEP] B [SEP] with one token in each segment.
 MIN_PAIR_TOKENS = 5
-# Special tokens of [CLS] A [SEP] B [SEP] and of [CLS] A [SEP].
+# Number of special tokens in [CLS] A [SEP] B [SEP] and in [CLS] A [SEP].
 PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
 # Maximum sentence pairs of a packed row. On Wikipedia at length 512, four fill 99.3 % of the positions, eight 99.9 %.
 # At 128, more than two make no difference, since most pairs are longer than half a row.
@@ -22,7 +22,7 @@ PREDICTIONS: Schema = (
     ArraySpec("masked_lm_weights", ("predictions",), "float32"),
 )
 MASKED_LM_BATCH: Schema = (*SEQUENCE, *PREDICTIONS, ArraySpec("next_sentence_labels", (), bound="labels", padding=-1))
-# Rows of several sentence pairs; `sequence_ids` counts them from 1, with 0 for padding.
+# Rows of several sentence pairs. `sequence_ids` is each token's pair, counted from 1, and 0 for padding.
 PACKED_BATCH: Schema = (
     ArraySpec("input_ids", ("length",), bound="pieces"),
     ArraySpec("sequence_ids", ("length",)),
@@ -44,7 +44,7 @@ class Phase:
       batch_size: rows of the global batch.
       max_predictions: maximum predictions of a row, or of each pair of a packed row.
       start_step: first step of the phase.
-      stop_step: step after the last one.
+      stop_step: end step (exclusive).
       spans_per_row: maximum pairs of a packed row (default: 1, not packed).
       packed_row_predictions: maximum predictions of a packed row.
     """
@@ -72,15 +72,15 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Masking of tokens; the defaults are the paper's (section 3.1; Table 8 has other probabilities).
+    """Masking of tokens. The defaults are those of section 3.1 of the paper; Table 8 compares other probabilities.
 
     Attributes:
       rate: fraction of a row's tokens to predict; special tokens count, as in google-research/bert.
       mask_prob: probability that a predicted token is replaced by [MASK].
-      keep_prob: probability that a predicted token is kept.
+      keep_prob: probability that a predicted token is left unchanged.
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
-      whole_word: mask all pieces of a word or none.
+      whole_word: whether to mask either all pieces of a word or none.
     """
 
     rate: float = 0.15
@@ -99,13 +99,13 @@ class Masking:
         if not math.isclose(sum(probs.values()), 1, abs_tol=1e-6):
             values = " + ".join(f"{prob:g}" for prob in probs.values())
             raise UsageError(
-                f"probabilities of config.data.masking must add up to 1, not {sum(probs.values()):g}: {values}"
+                f"probabilities of config.data.masking add up to {sum(probs.values()):g}: {values}; use a sum of 1"
             )
 
 
 def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> list[int]:
-    """Returns the number of predictions of rows of 0 to `seq_len` tokens, if enough of them can be masked."""
-    # Python's `round` of a float64, as in google-research/bert `create_pretraining_data.py`.
+    """Returns the number of predictions of rows of 0 to `seq_len` tokens, if enough of the tokens can be masked."""
+    # Round with Python's `round` of a float64, as google-research/bert `create_pretraining_data.py` does.
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
 
 

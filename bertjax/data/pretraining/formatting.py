@@ -13,8 +13,8 @@ _LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
     """Formats a row of one sentence pair or one text.
 
-    Each segment is a paragraph. A masked position shows the token that the model sees and the original one:
-    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is only counted.
+    Each segment is a paragraph. A masked position shows the token that the model sees and the original token:
+    `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.
 
     Args:
       batch: batch of `MASKED_LM_BATCH`.

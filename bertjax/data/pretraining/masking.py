@@ -16,7 +16,7 @@ from bertjax.data.pretraining.formatting import format_masked_row
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.pretraining.source import RowFormat
 
-# Words that are skipped because they exceed the remaining predictions of a row, before the choice ends.
+# Maximum number of words of a row that are skipped because they have more pieces than predictions remain.
 _SKIPPED_WORDS = 2
 
 
@@ -27,7 +27,7 @@ class Masked(NamedTuple):
       input_ids: token ids after masking, int32 [B, S].
       positions: predicted positions, int32 [B, P], ascending.
       ids: original ids at these positions, int32 [B, P].
-      weights: 1 for a prediction, 0 for an unused one, float32 [B, P].
+      weights: 1 for predictions, 0 for unused entries, float32 [B, P].
     """
 
     input_ids: tf.Tensor
@@ -37,7 +37,7 @@ class Masked(NamedTuple):
 
 
 def num_uniforms(seq_len: int, max_predictions: int) -> int:
-    """Returns the random numbers that masking a row needs."""
+    """Returns the number of random numbers needed to mask a row."""
     return seq_len + 2 * max_predictions
 
 
@@ -48,16 +48,15 @@ def make_masker(
 
     A row of n tokens, special ones included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
     google-research/bert `create_pretraining_data.py`, or fewer if it has fewer ordinary tokens. Special tokens are
-    never masked and never drawn as a random replacement; the script may mask an [UNK] of the text, and draws
-    replacements from the whole vocabulary.
+    never masked and never drawn as a random replacement; google-research/bert may mask an [UNK] of the text, and draws
+    replacements from the entire vocabulary.
 
     Whole words (a piece and its continuations) are chosen in random order while they fit. The choice ends at the third
-    word of a row that does not fit, while the script skips any number of them. A continuation at the start of B is a
-    word of its own, while the script appends it to the last word of A.
+    word that does not fit, while google-research/bert skips any number of such words. A continuation at the start of B
+    is a separate word, while google-research/bert appends it to the last word of A.
 
     Returns:
-      A function from ids int32 [B, S], row lengths int32 [B] and uniforms float32 [B, num_uniforms] in [0, 1) to
-      `Masked`.
+      A function (ids int32 [B, S], row lengths int32 [B], uniforms in [0, 1) float32 [B, num_uniforms]) -> `Masked`.
     """
     choose = make_chooser(vocabulary, masking, seq_len, max_predictions)
     replace = make_replacer(vocabulary, masking, seq_len)
@@ -72,7 +71,10 @@ def make_masker(
 def make_chooser(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns a function from ids, row lengths and uniforms [B, S] to masked positions, int32 [B, P]; S is unused."""
+    """Returns a function from ids, row lengths and uniforms [B, S] to the positions to mask, int32 [B, P].
+
+    Unused entries of the positions are S.
+    """
     numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
     is_special = np.zeros(vocabulary.size, bool)
     is_special[list(vocabulary.special_ids)] = True
@@ -108,7 +110,7 @@ def make_replacer(
             vocabulary.mask_id,
             tf.where(action < masking.mask_prob + masking.keep_prob, originals, random_ids),
         )
-        # Unused predictions write the original token of position 0.
+        # Unused predictions write the original token at position 0, which changes nothing.
         new_ids = tf.where(used, new_ids, originals)
         flat_positions = positions + seq_len * tf.range(tf.shape(ids)[0])[:, None]
         input_ids = tf.tensor_scatter_nd_update(
@@ -122,7 +124,10 @@ def make_replacer(
 
 
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
-    """Returns the `number` [B] candidates [B, S] with the largest uniforms, ascending int32 [B, P]; S is unused."""
+    """Returns the positions of the `number` [B] candidates [B, S] with the largest uniforms, ascending int32 [B, P].
+
+    Unused entries are S.
+    """
     seq_len = candidates.shape[1]
     values, positions = tf.math.top_k(tf.where(candidates, uniform, -1.0), max_predictions)
     used = (values >= 0) & (tf.range(max_predictions) < number[:, None])
@@ -132,11 +137,11 @@ def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor,
 def _choose_words(
     candidates: tf.Tensor, continues: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
 ) -> tf.Tensor:
-    """Chooses as `_choose_tokens`, but all pieces of a word or none."""
+    """Chooses candidates like `_choose_tokens`, but either all pieces of a word or none."""
     batch, seq_len = tf.shape(candidates)[0], candidates.shape[1]
     after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
     starts = candidates & ~(continues & after_candidate)
-    # Index of each candidate's word in its row; `sizes` has the pieces of each word.
+    # `word` is the index of each candidate's word in its row, `sizes` the number of pieces of each word.
     word = tf.maximum(tf.cumsum(tf.cast(starts, tf.int32), axis=1) - 1, 0)
     first_entry = seq_len * tf.range(batch)[:, None]
     sizes = tf.math.unsorted_segment_sum(
@@ -158,7 +163,7 @@ def _choose_words(
         tf.reshape(order + first_entry, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
     )
     chosen = candidates & (tf.gather(tf.reshape(chosen_words, [-1, seq_len]), word, batch_dims=1) > 0)
-    # The largest S - position come first, so that chosen positions are ascending and unused ones last.
+    # `top_k` of S - position puts the chosen positions in ascending order and unused entries last.
     return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values
 
 
@@ -179,7 +184,7 @@ def _batch_function(
 
 
 def masked_fields(masked: Masked) -> dict[str, tf.Tensor]:
-    """Returns the arrays of a batch that masking produces."""
+    """Returns the batch arrays that masking produces."""
     return {
         "input_ids": masked.input_ids,
         "masked_lm_positions": masked.positions,

@@ -1,9 +1,9 @@
 """Rows of several sentence pairs, for masked LM with next-sentence prediction.
 
-The pairs are those of `sentence_pairs`, and are truncated and masked one by one. Every pair of an epoch is in exactly
-one row, with as many other pairs as fit.
+The pairs are those of `sentence_pairs`; each pair is truncated and masked independently. Every pair of an epoch is in
+exactly one row, with as many other pairs as fit.
 
-Axes: B rows, N pairs, S tokens per row, P predictions per row, at pair_predictions K pairs per row.
+Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
 """
 
 import dataclasses
@@ -33,14 +33,20 @@ from bertjax.data.pretraining.source import ORDER, Lookup, RowFormat
 class _RowLayout:
     """Positions of the pairs in their rows, one after the other.
 
-    Most rows hold one pair, so the first pair of each row is copied and the others are scattered behind it.
+    Most rows contain one pair, so the first pair of each row is copied and the others are scattered behind it.
 
     Attributes:
       starts: start of each pair in its row, int32 [N].
     """
 
     def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
-        """Lays out arrays [N, width], of which `lengths` entries, int32 [N], are used, at `slots`, see `Spans`."""
+        """Computes the layout of arrays [N, width] whose first `lengths` entries, int32 [N], are used.
+
+        Args:
+          slots: row and position in the row of each pair, see `Spans`.
+          lengths: number of used entries of each pair.
+          width: number of entries of a row.
+        """
         row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), slots % MAX_PAIRS_PER_ROW
         self._first = tf.where(nth == 0)[:, 0]
         before = tf.cumsum(lengths, exclusive=True)
@@ -48,7 +54,7 @@ class _RowLayout:
         later = tf.where(nth > 0)[:, 0]
         inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
         pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
-        # Indices of the entries of later pairs, int64 [entries, 2], in arrays of pairs and of rows.
+        # Indices of the entries of second and later pairs, int64 [entries, 2], in arrays of pairs and of rows.
         self._pair_indices = tf.stack([pair, offset], axis=1)
         start = tf.cast(tf.gather(self.starts, pair), tf.int64)
         self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)
@@ -61,7 +67,7 @@ class _RowLayout:
         )
 
     def split(self, rows: tf.Tensor) -> tf.Tensor:
-        """Splits rows [B, width] to pairs [N, width], with arbitrary values beyond their lengths."""
+        """Splits rows [B, width] into pairs [N, width], with arbitrary values beyond their lengths."""
         return tf.tensor_scatter_nd_update(
             tf.gather(rows, self._row), self._pair_indices, tf.gather_nd(rows, self._row_indices)
         )
@@ -82,7 +88,7 @@ def _batch_function(
     def make_batch(pairs: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
         tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
-        # The uniform of a token depends on its position in the row only.
+        # A token's random number depends only on its position in the row.
         chosen = choose(pairs.ids, pairs.lengths, tokens.split(choice))
         used = chosen < seq_len
         in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)

@@ -1,7 +1,7 @@
-"""Packing of sentence pairs, and their index on disk: the corpus spans of every row, for several passes over a split.
+"""Packing of sentence pairs, and the pair index on disk: corpus spans of every row, for several passes over a split.
 
 The index is a pure function of (corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and
-memory-mapped, so that any row of any epoch is one lookup. It is written block by block, so that neither corpus nor
+memory-mapped, so that one lookup finds any row of any epoch. It is written block by block, so that neither corpus nor
 index has to fit into memory.
 """
 
@@ -29,7 +29,7 @@ from bertjax.utils.terminal import progress_bar
 def pack_rows(
     lengths: np.ndarray, seq_len: int, max_pairs: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packs pairs into rows by best-fit decreasing: longest first, each into the fullest row with seq_len for it.
+    """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with room for it.
 
     Args:
       lengths: tokens of each pair with its special tokens, 1 to `seq_len`, int64 [pairs].
@@ -42,10 +42,10 @@ def pack_rows(
       [max_pairs]. Rows are sorted by their number of pairs, then by their first pair.
     """
     shuffled = rng.permutation(lengths.size)
-    # Longest first, pairs of equal length in random order.
+    # Sort the pairs longest first, with pairs of equal length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # Rows that can take another pair, by their remaining tokens.
+    # Rows with room for another pair, by number of remaining tokens.
     open_rows: list[list[np.ndarray]] = [[] for _ in range(seq_len + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
@@ -67,7 +67,7 @@ def pack_rows(
             if not waiting.size:
                 break
         if waiting.size:
-            # The remaining pairs open new rows, with several short ones in each.
+            # Put the remaining pairs into new rows, several short pairs into each.
             new_rows = rows + np.arange(waiting.size) // min(seq_len // length, max_pairs)
             row_of[waiting] = new_rows
             filled = np.bincount(new_rows - rows)
@@ -85,7 +85,7 @@ def pack_rows(
     return np.argsort(position[row_of], kind="stable"), np.bincount(numbers, minlength=max_pairs + 1)[1:]
 
 
-# Incremented when equal settings yield other rows, so that an older index is not reused.
+# Increment the version when the same settings yield different rows, so that an older index is not reused.
 _VERSION = 1
 _BLOCK_SENTENCES = 1 << 20
 _PROGRESS_AFTER_SECONDS = 3
@@ -113,9 +113,9 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    The index is in the corpus's directory `pair_index`, or, if that is not writable, in a private directory beside the
-    temporary files. The corpus's `checksums` verifies it in the background. Several processes may build the same index
-    at the same time: each writes its own file, with the same bytes, and renames it.
+    The index is in the corpus's directory `pair_index` or, if that is not writable, in a private directory of the
+    system's temporary directory. The corpus's `checksums` verifies it in the background. Several processes may build
+    the same index at the same time: each process writes an identical file under a temporary name and renames it.
 
     Args:
       corpus: open corpus.
@@ -123,10 +123,10 @@ def open_pair_index(
       seq_len: tokens per row; A and B of a pair have at most seq_len - 3 tokens.
       seed: random seed, 0 or more.
       passes: number of independent passes over the split.
-      pairs_per_row: maximum pairs of a row (default: 1, not packed). It does not change the pairs.
+      pairs_per_row: maximum pairs of a row (default: 1, not packed). The pairs do not depend on it.
 
     Raises:
-      UsageError: the split has fewer than two documents, so that there is no other document for a random B.
+      UsageError: the split has fewer than two documents, so a random B cannot come from a different document.
       BertjaxError: the index cannot be stored, or the corpus is damaged.
     """
     data: Split = getattr(corpus, split)
@@ -144,9 +144,9 @@ def open_pair_index(
             index = _read(path, settings, corpus)
             if index is not None:
                 return index
-    # An index of damaged offsets would outlive the repair of the corpus.
+    # Verify the corpus first, because an index of damaged offsets would remain after the corpus is repaired.
     corpus.checksums.wait()
-    # About one row per `seq_len` tokens.
+    # Estimate one row per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
     for path in paths:
@@ -183,7 +183,7 @@ def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
 
 
 def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
-    """Returns the possible paths of an index without suffix: beside the corpus, and in a temporary directory."""
+    """Returns the two possible paths of an index, without suffix: in the corpus and in the temporary directory."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
     return corpus.path / "pair_index" / name, Path(tempfile.gettempdir()) / f"bertjax-pair-index-{os.getuid()}" / name
@@ -217,13 +217,13 @@ def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | N
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    # A running process writes to its temporary file all the time.
+    # Files of running processes are younger, since a process writes to its temporary file continuously.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []
     rows = 0
     with atomic_file(path.with_suffix(".bin")) as unfinished:
-        # Unbuffered, so that a full disk fails at the write itself.
+        # Write unbuffered, so that a full disk raises an error at the write itself.
         with (
             open(unfinished, "wb", buffering=0) as file,
             progress_bar(
@@ -274,7 +274,7 @@ def _write_all(file: Any, data: memoryview) -> None:
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """Yields the pairs of each block of documents in one pass, and the tokens of the block."""
+    """Yields the pairs of each block of documents in one pass, and the number of tokens of the block."""
     # `np.searchsorted` with signed values would convert an unsigned array to float64.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1

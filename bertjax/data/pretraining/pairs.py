@@ -1,7 +1,8 @@
 """Sentence pairs of documents, by the rule of google-research/bert `create_pretraining_data.py`.
 
-The script processes one document at a time. Since its decisions do not depend on other documents, this module processes
-all documents of a block together, one chunk of each at a time, in array operations. The distribution is the same.
+That script processes one document at a time. Since its decisions do not depend on other documents, this module uses
+array operations to process all documents of a block together, one chunk of each document at a time. The distribution of
+pairs is the same.
 """
 
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ import numpy as np
 
 from bertjax.errors import BertjaxError
 
-# One document in ten has a short target, like the script's probability of 0.1.
+# One document in ten has a short target, as with the probability of 0.1 in google-research/bert.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
-# A pair before truncation: token offsets and lengths of A and B, and the label, 0 IsNext or 1 NotNext.
+# Pair before truncation: token offsets and lengths of A and B, and the label, 0 IsNext or 1 NotNext.
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
-# Limits of a yielded array in rows, and in rounds if few documents are left; both bound the memory.
+# Limits of an array that `document_pairs` yields, to bound memory: the number of pairs, and the number of rounds. A
+# round makes one pair of each remaining document, and the last rounds have few documents.
 _MAX_ROWS = 1 << 18
 _MAX_ROUNDS = 1 << 12
 
@@ -30,8 +32,8 @@ def document_pairs(
     random number of its sentences, at least one and never the last. With probability 1/2, and always if the chunk is a
     single sentence, the pair is NotNext: B starts at a random sentence of a random other document and fills the rest of
     the target length, and the unused sentences of the chunk return to the document. Otherwise the pair is IsNext and B
-    is the rest of the chunk. Hence more than half of the labels are NotNext (54 % on Wikipedia), as in the script and
-    unlike the 50 % of the paper.
+    is the rest of the chunk. Hence more than half of the labels are NotNext (54 % on Wikipedia), as in
+    google-research/bert and unlike the 50 % of the paper.
 
     Every sentence is part of A or of an IsNext B in exactly one pair. Spans are not truncated yet.
 
@@ -79,10 +81,10 @@ def document_pairs(
 def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
     """Draws the target lengths of documents for one pass.
 
-    A target is `max_tokens`, or with probability 0.1 uniform in 2..max_tokens, as in the script. With independent
-    draws, the mean row length of a small corpus would vary by several percent, since a long document with a short
-    target yields many rows. Therefore, each of ten documents of similar length has a short target in one of ten passes,
-    and the short targets are a golden-ratio sequence, which covers the range evenly.
+    A target is `max_tokens`, or with probability 0.1 uniform in 2..max_tokens, as in google-research/bert. With
+    independent draws, the mean row length of a small corpus would vary by several percent, since a long document with a
+    short target yields many rows. Therefore, each of ten documents of similar length has a short target in one of ten
+    passes, and the short targets are a golden-ratio sequence, which covers the range evenly.
 
     Args:
       lengths: tokens of each document, [documents].
@@ -96,7 +98,7 @@ def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: n
     groups = -(-lengths.size // _SHORT_EVERY)
     turns = np.argsort(rng.random((groups, _SHORT_EVERY)), axis=1)
     chosen = _SHORT_EVERY * np.arange(groups) + turns[:, pass_index % _SHORT_EVERY]
-    # The last group may be smaller than ten.
+    # The last group may have fewer than ten documents.
     group = np.flatnonzero(chosen < lengths.size)
     short = np.argsort(lengths, kind="stable")[chosen[group]]
     uniform = (rng.random() + _GOLDEN_RATIO * (pass_index * groups + group)) % 1
@@ -112,7 +114,7 @@ def _records(
     records = np.empty(begin.size, RECORD)
     records["a_start"] = sentences[begin]
     records["a_length"] = sentences[a_stop] - records["a_start"]
-    # Overwritten below for NotNext.
+    # B of NotNext pairs is overwritten below.
     records["b_start"] = sentences[a_stop]
     records["b_length"] = sentences[stop] - records["b_start"]
     records["label"] = not_next

@@ -26,8 +26,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B; 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
-      slots: for packed rows, index of the row times `MAX_PAIRS_PER_ROW`, plus the index of the pair in its row,
-        ascending.
+      slots: for packed rows, (index of the row) * `MAX_PAIRS_PER_ROW` + (index of the pair in its row), ascending.
     """
 
     a_start: tf.Tensor
@@ -46,7 +45,7 @@ def stream_key(*parts: int) -> np.uint64:
 def epoch_order(
     pass_ends: np.ndarray, key: np.uint64, shuffle: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns the order of rows in training, one pass per epoch, cycling through the passes.
+    """Returns the function that orders rows in training, with one pass per epoch, cycling through the passes.
 
     Args:
       pass_ends: end row of each pass, int64 [passes]; no pass is empty.
@@ -79,7 +78,7 @@ def epoch_order(
 
 
 def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function from pair numbers of an index to spans; with one pair per row, a pair is a row."""
+    """Returns a function from pair numbers of an index to spans. With one pair per row, these are row numbers."""
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
     def lookup(pairs: tf.Tensor) -> Spans:
@@ -92,7 +91,7 @@ def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
 
 
 def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns the pairs of packed rows.
+    """Returns the function that looks up the pairs of packed rows.
 
     Args:
       runs: `runs` of a `PairIndex`.
@@ -107,7 +106,7 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
     def lookup(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
-        # Counted back from the end of the run, whose row and pair are known.
+        # Count back from the end of the run, whose row and pair numbers are known.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
         nth = tf.range(pairs_per_row, dtype=tf.int64)
         exists = nth < number[:, None]  # [B, pairs_per_row]
@@ -118,12 +117,14 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
 
 
 def count_tiles(tokens: int, width: int) -> int:
-    """Returns the number of tiles of an epoch."""
+    """Returns the number of tiles per epoch."""
     return -(-tokens // width)
 
 
 def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.Tensor, tf.Tensor], Spans]:
-    """Returns the tiles of a split, from a random offset in every epoch; offsets wrap around its end.
+    """Returns the function that looks up the tiles of a split.
+
+    Tiles start at a random offset that changes every epoch, and wrap around the end of the split.
 
     Args:
       tokens: tokens of the split, at least 1.
@@ -159,7 +160,7 @@ def _epoch_seeds(key: np.uint64, epochs: tf.Tensor) -> tf.Tensor:
 
 
 def _hash(key: np.uint64, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns value number `numbers` of SplitMix64 (Steele, Lea and Flood, 2014) seeded by `key`, uint64 [B]."""
+    """Returns values `numbers` of the SplitMix64 sequence (Steele, Lea and Flood, 2014) seeded by `key`, uint64 [B]."""
     return _mix(tf.cast(numbers + 1, tf.uint64) * tf.constant(0x9E3779B97F4A7C15, tf.uint64) + key)
 
 

@@ -13,9 +13,9 @@ from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.schema import Schema
 
-# Seed of the held-out rows, which are equal for all runs.
+# Seed of the held-out rows, which are the same for all runs.
 EVAL_SEED = 0
-# Purposes of random streams, the last part of a `stream_key`.
+# Purposes of random streams, used as the last part of a `stream_key`.
 ORDER, OFFSET, MASKS, CUTS = range(4)
 NumpyBatch = Mapping[str, np.ndarray]
 # Maps positions of a phase, int64 [B], to (indices of the spans, spans).
@@ -24,14 +24,14 @@ Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    """How token rows become a batch, and a batch becomes text.
+    """Conversion of token rows to batches, and of batch rows to text.
 
     Attributes:
       schema: schema of a batch.
-      num_uniforms: (masking, seq_len, max_predictions) to the random numbers that a row needs.
-      make_batch_function: (vocabulary, masking, seq_len, max_predictions) to a function from (token rows of the spans,
+      num_uniforms: (masking, seq_len, max_predictions) -> number of random numbers per row.
+      make_batch_function: (vocabulary, masking, seq_len, max_predictions) -> function from (token rows of the spans,
         the spans, uniforms float32 [B, num_uniforms]) to a batch.
-      format_row: (batch, row, vocabulary) to the row as text.
+      format_row: (batch, row, vocabulary) -> the row as text.
     """
 
     schema: Schema
@@ -50,8 +50,8 @@ class RowSource:
       row_format: format of the rows.
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
-      train: (corpus, phase, seed, passes, shuffle) to the lookup of the training rows of a phase.
-      heldout: (corpus, seq_len) to the number of held-out rows, and a function from row indices to spans.
+      train: (corpus, phase, seed, passes, shuffle) -> lookup of the training rows of a phase.
+      heldout: (corpus, seq_len) -> (number of held-out rows, function from row indices to spans).
       heldout_source: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
         that metrics are comparable.
     """

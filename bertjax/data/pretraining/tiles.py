@@ -1,8 +1,8 @@
-"""Rows of running text, for masked LM alone and for language models.
+"""Rows of running text, for masked LM without next-sentence prediction and for language models.
 
-An epoch tiles the split, so that each token is in exactly one row. Rows are spans of S - 2 tokens from a random offset
-that changes every epoch. They ignore the ends of sentences and documents; one row of an epoch is shorter, and one wraps
-around the end of the split.
+The rows of an epoch tile the split, so that each token is in exactly one row. Rows are consecutive spans of S - 2
+tokens, starting at a random offset that changes every epoch. They ignore the ends of sentences and documents. In each
+epoch, one row is shorter, and one row wraps around the end of the split.
 """
 
 from collections.abc import Callable

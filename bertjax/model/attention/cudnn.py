@@ -20,15 +20,15 @@ def cudnn_attention(
     mesh: jax.sharding.AbstractMesh,
     implementation: str = "cudnn",
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`.
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`.
 
-    The mask is passed as row lengths: JAX would turn a boolean mask into a bias and compute its unused gradient.
+    The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute its unused gradient.
 
     Args:
       implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same on any platform.
     """
     if dropout_rate and dropout_key is not None:
-        raise ValueError("cudnn attention has no dropout")
+        raise ValueError("cudnn attention does not support dropout")
     rows, _, heads, _ = query.shape
     states = ("batch", None, "heads", None)
     attend = shard_over_mesh(

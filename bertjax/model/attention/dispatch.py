@@ -1,4 +1,4 @@
-"""Selection of the attention implementation for a model and the devices in use."""
+"""Selection of the attention implementation for a model and the current devices."""
 
 import dataclasses
 import functools
@@ -15,7 +15,10 @@ from bertjax.model.partitioning import platform
 
 
 class AttentionFn(Protocol):
-    """Self-attention of `query, key, value` [B, L, H, K]; returns a context [B, L, H, K], on the traced step's mesh."""
+    """Function from `query`, `key` and `value` [B, L, H, K] to the context [B, L, H, K] of self-attention.
+
+    `mesh` is the mesh of the step that is traced.
+    """
 
     def __call__(
         self,
@@ -31,7 +34,7 @@ class AttentionFn(Protocol):
 
 
 def _call_by_path(path: str, *arrays: jax.Array, **options: Any) -> jax.Array:
-    # Imported on first use: importing Pallas takes a quarter of a second.
+    # Import on first use, because importing Pallas takes a quarter of a second.
     return _import_function(path)(*arrays, **options)
 
 
@@ -42,18 +45,18 @@ def _import_function(path: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """An attention function and the cases it supports.
+    """Attention function and the cases that it supports.
 
     Attributes:
       function: the attention function.
       directions: supported mask directions.
-      dropout: supports dropout of the attention probabilities.
-      several_sequences: supports packed rows.
+      dropout: whether the function supports dropout of the attention probabilities.
+      several_sequences: whether the function supports packed rows.
       max_length: maximum row length in tokens (default: 0, no limit).
-      length_multiple: row lengths are a multiple of this number.
+      length_multiple: row lengths must be a multiple of this number.
       dtypes: supported compute dtypes (default: (), all).
-      platforms: platforms on which `auto` selects it (default: (), all).
-      runs_anywhere: runs, slowly, on other platforms too.
+      platforms: platforms on which `auto` selects the function (default: (), all).
+      runs_anywhere: whether the function also runs, slowly, on other platforms.
     """
 
     function: AttentionFn
@@ -74,7 +77,7 @@ _IMPLEMENTATIONS = {
         DIRECTIONS,
         dropout=True,
         several_sequences=True,
-        # The scores of longer rows do not fit the VMEM of every chip.
+        # The attention scores of longer rows do not fit into the VMEM of every chip.
         max_length=512,
         platforms=("tpu",),
     ),
@@ -96,20 +99,20 @@ _IMPLEMENTATIONS = {
         runs_anywhere=False,
     ),
 }
-# `auto` selects the first that supports the model. cuDNN is not among them: it has not been timed against XLA here.
+# `auto` selects the first of these that supports the model. cuDNN is not included, since it was not timed against XLA.
 _BY_SPEED = ("fused", "splash", "plain")
 
 
 def select_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> AttentionFn:
-    """Selects the attention function of a model for the devices in use.
+    """Selects the attention function of a model for the current devices.
 
     Args:
       config: model config.
       length: row length in tokens.
-      several_sequences: rows are packed.
+      several_sequences: whether rows are packed.
 
     Raises:
-      UsageError: as `check_attention`, or the configured implementation does not run on these devices.
+      UsageError: the configured implementation does not support the model, the rows or the devices.
     """
     platform_name = platform()
     if config.attention != AUTO:
@@ -128,7 +131,7 @@ def select_attention(config: ModelConfig, length: int, several_sequences: bool =
 
 
 def check_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
-    """Returns the configured implementation, or None for `auto`, without initializing any device.
+    """Checks and returns the configured implementation, or returns None for `auto`, without initializing devices.
 
     Configs are checked before `jax.distributed.initialize`, which must precede the first use of devices.
     """
@@ -148,12 +151,12 @@ def _unsupported(config: ModelConfig, case: str) -> UsageError:
 
 def _user_implementation(path: str) -> Implementation:
     """Imports a user's `package.module.function`."""
-    known = f"known: {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
+    known = f"use one of {', '.join((AUTO, *_IMPLEMENTATIONS))}, or package.module.function"
     if "." not in path.strip("."):
         raise UsageError(f"config.model.attention is {path!r}; {known}")
     try:
         function = _import_function(path)
-    except Exception as error:  # A user's module may raise anything.
+    except Exception as error:  # A user's module may raise any exception.
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"config.model.attention={path} cannot be imported: {reason}; {known}") from error
     if not callable(function):
@@ -169,7 +172,7 @@ def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arr
         context = function(query, *arrays, **options)
     except BertjaxError:
         raise
-    except Exception as error:  # A user's function may raise anything.
+    except Exception as error:  # A user's function may raise any exception.
         raise UsageError(
             f"config.model.attention={path} fails: {type(error).__name__}: {first_line(error)}; "
             "--log_level=debug prints the traceback"
@@ -182,7 +185,7 @@ def _call_user_function(path: str, function: AttentionFn, query: jax.Array, *arr
 
 
 def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, several_sequences: bool) -> str:
-    """Describes the first property of the model that the implementation does not support, or returns ""."""
+    """Returns a description of the first unsupported property of the model, or "" if all are supported."""
     if config.attention_direction not in implementation.directions:
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:

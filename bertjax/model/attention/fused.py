@@ -1,8 +1,9 @@
 """Fused self-attention TPU kernel: scores, softmax and dropout of a row's heads stay in VMEM.
 
-It computes what `plain_attention` computes, forwards and backwards, with the same dropout masks (`model/dropout.py`).
-Each program of the grid processes whole rows for some heads, so no running maximum is needed and rows of up to 512
-tokens fit. The backward pass keeps only the kernel's inputs and recomputes the scores. Axis letters: see `encoder.py`.
+The kernel computes the same values and gradients as `plain_attention`, with the same dropout masks
+(`model/dropout.py`). Each program of the grid processes entire rows for some heads, so no running maximum is needed and
+rows of up to 512 tokens fit. The backward pass uses only the kernel's inputs and recomputes the scores. Axis letters:
+see `encoder.py`.
 """
 
 import functools
@@ -21,11 +22,11 @@ from bertjax.model.attention.shard_map import shard_over_mesh, tpu_kernel
 from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
 from bertjax.model.partitioning import device_kind
 
-# Lanes of a vector register: blocks span a multiple of them along the hidden size, or all of it.
+# Lanes of a vector register. Along the hidden size, a block has a multiple of this width, or the full width.
 _LANES = 128
-# Minimum tokens per program, so that the cost of starting programs does not dominate.
+# Minimum tokens per program. With fewer tokens, the cost of starting programs would dominate.
 _MIN_TOKENS = 512
-# Devices whose kernels only multiply float32; their inputs were already rounded to the compute dtype.
+# Devices whose kernels support only float32 matmuls. The inputs are still rounded to the compute dtype.
 _FLOAT32_ONLY = ("TPU v2", "TPU v3")
 
 
@@ -34,11 +35,11 @@ class _Options(NamedTuple):
 
     Attributes:
       heads: number of heads of the arrays.
-      program_heads, program_rows: heads and rows per program.
+      program_heads, program_rows: number of heads and rows per program.
       direction: direction of the mask.
       rate: dropout rate (0: no dropout).
-      float32_products: multiplies in float32.
-      interpret: runs as JAX operations, for platforms other than TPU.
+      float32_products: whether matmuls are in float32.
+      interpret: whether to run in interpret mode, for platforms other than TPU.
     """
 
     heads: int
@@ -60,7 +61,7 @@ def fused_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Slow on other platforms."""
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`; slow except on TPU."""
     rows, length, heads, size = query.shape
     rate = dropout_rate if dropout_key is not None else 0.0
     seeds = dropout_seeds(dropout_key, (rows, heads)) if rate else (jnp.zeros((rows, heads), jnp.uint32),) * 2
@@ -134,7 +135,7 @@ def _call_kernel(
     size = width // options.heads
     program_rows = options.program_rows
     block = pl.BlockSpec((program_rows, length, options.program_heads * size), lambda row, head: (row, 0, head))
-    # Matrix products of L * L * K multiplications per head: two forwards, five backwards.
+    # Number of matmuls with L * L * K multiplications per head: two in the forward pass, five in the backward pass.
     num_products = 2 if num_outputs == 1 else 5
     num_scores = rows * options.heads * length * length
     return pl.pallas_call(
@@ -142,7 +143,7 @@ def _call_kernel(
         grid=(rows // program_rows, options.heads // options.program_heads),
         in_specs=[
             pl.BlockSpec((program_rows, 1, seeds.shape[-1]), lambda row, head: (row, 0, 0), memory_space=pltpu.SMEM),
-            # Sequence ids of queries as a column, of keys as a row.
+            # The sequence ids of queries are a column, those of keys are a row.
             pl.BlockSpec((program_rows, length, 1), lambda row, head: (row, 0, 0)),
             pl.BlockSpec((program_rows, 1, length), lambda row, head: (row, 0, 0)),
             *[block] * len(states),
@@ -179,7 +180,7 @@ def _backward(
         d_dropped = _dot(options, d_context, value[row, :, columns], 1, 1)
         d_probabilities = _apply_dropout(d_dropped, keep, options.rate)
         mean = jnp.sum(d_probabilities * probabilities, axis=-1, keepdims=True)
-        # Masked keys have probability 0, except in fully masked rows, where all are equal and no gradient may pass.
+        # Masked keys have probability 0, except in fully masked rows, whose gradient must be set to 0.
         d_logits = jnp.where(mask, probabilities * (d_probabilities - mean), 0.0).astype(dtype)
         scale = d_context.shape[-1] ** -0.5
         d_query[row, :, columns] = (_dot(options, d_logits, key[row, :, columns]) * scale).astype(dtype)
@@ -216,7 +217,7 @@ def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, wri
 
 
 def _dropout_mask(length: int, first_seed: jax.Array, second_seed: jax.Array, rate: float) -> jax.Array:
-    """Returns the elements of a head's [L, L] that `dropout` keeps."""
+    """Returns the mask [L, L] of the elements of a head's probabilities that `dropout` keeps."""
     half = -(-length // 2)
     shape = length, half
     row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))

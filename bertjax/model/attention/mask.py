@@ -1,4 +1,4 @@
-"""Description of the attention mask, which each implementation of attention turns into the form it needs."""
+"""Description of the attention mask. Each attention implementation converts it to the form that it needs."""
 
 import dataclasses
 
@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 
 DIRECTIONS = ("both", "left", "right")
-# Logit of masked keys: finite, so that a row of padding gives a uniform distribution and not NaN.
+# Logit of masked keys. It is finite, so that a row of padding gives a uniform distribution rather than NaN.
 MASKED_LOGIT = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-    """Mask by which positions attend to their own sequence, in one direction or both.
+    """Attention mask: positions attend to positions of the same sequence, in one or both directions.
 
     Attributes:
-      direction: `both`, or `left` or `right` for the positions on that side and the position itself.
-      sequence_ids: int32 [B, L], the sequence of each position; sequences are contiguous. Nothing attends to padding,
-        0. The output at padding positions is arbitrary but must be finite.
+      direction: `both`; or `left` or `right` for the positions on this side and the position itself.
+      sequence_ids: int32 [B, L], sequence of each position, 0 for padding. Sequences are contiguous, and no token
+        attends to padding. The output at padding positions is arbitrary but must be finite.
     """
 
     direction: str
@@ -27,12 +27,12 @@ class AttentionMask:
 def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
     """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
-    Padding queries attend to all tokens of the row, so that a row of one sequence computes the same as
+    Padding queries attend to all tokens of the row, so that the output for a row of one sequence equals that of
     google-research/bert at every position, including padding.
 
     Args:
       direction: direction of an `AttentionMask`.
-      query_ids, key_ids: its sequence ids, as [..., L, 1] and [..., 1, L].
+      query_ids, key_ids: sequence ids of the `AttentionMask`, as [..., L, 1] and [..., 1, L].
     """
     mask = (key_ids != 0) & ((query_ids == key_ids) | (query_ids == 0))
     if direction == "both":

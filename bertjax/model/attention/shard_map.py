@@ -1,4 +1,4 @@
-"""Wrappers that run attention kernels, which are written for one device, on a mesh and on any platform."""
+"""Wrappers that run single-device attention kernels on a mesh and on any platform."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ def shard_over_mesh(
     input_axes: Sequence[tuple[str | None, ...]],
     output_axes: tuple[str | None, ...],
 ) -> Callable[..., jax.Array]:
-    """Returns a function that runs `function` on each device's rows and heads; `function` itself for one device.
+    """Returns a function that runs `function` on each device's rows and heads, or `function` itself for one device.
 
     Args:
-      function: maps arrays to an array.
-      mesh: the mesh in force.
-      sizes: global sizes of the logical axes `batch` and `heads`; an axis the mesh does not divide is replicated.
-      input_axes: logical axis names of each input; None for other axes.
+      function: function from arrays to an array.
+      mesh: current mesh.
+      sizes: global sizes of the logical axes `batch` and `heads`. An axis that the mesh does not divide is replicated.
+      input_axes: logical axis names of each input; None for replicated axes.
       output_axes: logical axis names of the output.
     """
     if mesh.empty or mesh.size == 1:

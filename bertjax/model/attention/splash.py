@@ -1,4 +1,4 @@
-"""JAX's TPU kernel, splash attention: long rows in blocks, without dropout."""
+"""Splash attention, JAX's TPU kernel that processes long rows in blocks. It does not support dropout."""
 
 import functools
 
@@ -9,13 +9,13 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.attention.shard_map import shard_over_mesh, tpu_kernel
 
-# Rows are cut into blocks of 128 to 512 tokens: the largest size that divides them.
+# Rows are divided into blocks of 128 to 512 tokens; the largest size that divides the row length is used.
 _MIN_BLOCK, _MAX_BLOCK = 128, 512
 _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),
     *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"),
 )
-# Number of keys that a query attends to on its left and right (None: all).
+# Number of keys that a query attends to on its left and on its right (None: all keys).
 _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 
@@ -29,9 +29,9 @@ def splash_attention(
     dropout_key: jax.Array | None,
     mesh: jax.sharding.AbstractMesh,
 ) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax; an `AttentionFn`. Slow on other platforms."""
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`; slow except on TPU."""
     if dropout_rate and dropout_key is not None:
-        raise ValueError("splash attention has no dropout")
+        raise ValueError("splash attention does not support dropout")
     rows, _, heads, size = query.shape
     states = ("batch", "heads", None, None)
     attend = shard_over_mesh(
@@ -41,7 +41,7 @@ def splash_attention(
         (states, states, states, ("batch", None)),
         states,
     )
-    # The kernel does not scale the logits.
+    # Scale the queries, because the kernel does not scale the logits.
     by_head = [array.transpose(0, 2, 1, 3) for array in (query * size**-0.5, key, value)]
     return attend(*by_head, mask.sequence_ids).transpose(0, 2, 1, 3)
 
@@ -49,7 +49,7 @@ def splash_attention(
 def _attend_on_device(
     direction: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array, *, interpret: bool
 ) -> jax.Array:
-    """Runs the kernel on [B, H, L, K] and ids [B, L]; padding attends to padding, so its output is finite."""
+    """Runs the kernel on [B, H, L, K] and ids [B, L]. Padding attends to padding, so its output is finite."""
     heads, length = query.shape[1:3]
     block = _MIN_BLOCK * int(np.gcd(length // _MIN_BLOCK, _MAX_BLOCK // _MIN_BLOCK))
     shape = length, length

@@ -1,4 +1,4 @@
-"""Config fields that every fine-tuning run has (section A.3 of the paper)."""
+"""Config fields of all fine-tuning tasks (section A.3 of the paper)."""
 
 import dataclasses
 import json
@@ -14,36 +14,37 @@ from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
 from bertjax.tasks.objectives.classification import BALANCED
 
-# Splits that `predict` takes; NO_SPLIT turns evaluation off.
+# Splits that can be evaluated; NO_SPLIT turns evaluation off.
 SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
 def checkpoint_model() -> dict[str, Any]:
-    """Returns model fields with an unset (None) architecture, which the `--init_from` checkpoint supplies."""
+    """Returns the default model fields. Architecture fields are None, so the `--init_from` checkpoint sets them."""
     fields = dataclasses.asdict(ModelConfig())
     return {name: None if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningData:
-    """Data and batches; each task adds its own fields.
+    """Data and batches; each task adds fields.
 
     Attributes:
       path: folder of the task's files.
-      eval_split: `dev`, `test`, or `none`, which keeps the last checkpoint.
-      train_share: fraction of the training rows to train on, the same ones for every seed.
+      eval_split: split to evaluate: `dev`, `test`, or `none`, which keeps the last checkpoint.
+      train_share: fraction of the training rows to train on, independent of the seed.
       dev_share: fraction of the training rows (documents, passages) to hold out as dev set (default: 0, use the dev
         file).
-      dev_seed: random seed of that choice; separate from `seed`, so that runs of several seeds share one dev set.
-      class_weights: `balanced`, or JSON such as '{"rare": 5}', for the training loss (default: 1 for each class).
+      dev_seed: random seed of the held-out rows; separate from `seed`, so that runs of several seeds share one dev set.
+      class_weights: class weights of the training loss: `balanced`, or JSON such as '{"rare": 5}' (default: 1 for each
+        class).
       vocabulary: vocabulary file (default: the checkpoint's).
-      labels: an output_layer.json with the labels (default: those of the training file).
-      seq_len: most tokens per row, special tokens included.
-      batch_size: examples of the global batch.
-      eval_batch_size: examples of an evaluation batch.
-      bucket: multiple of tokens that rows are padded to (default: 32; 0 pads to `seq_len`).
-      examples_per_row: most examples that share a training row, each with its own positions and attention; a batch
-        keeps its examples, in fewer rows. Divides `batch_size`; not for SQuAD and SWAG.
+      labels: an output_layer.json with the labels (default: the labels of the training file).
+      seq_len: maximum tokens per row, including special tokens.
+      batch_size: examples per global batch.
+      eval_batch_size: examples per evaluation batch.
+      bucket: rows are padded to a multiple of this number of tokens (default: 32; 0 pads to `seq_len`).
+      examples_per_row: maximum examples packed into a training row; each has its own positions and attends only to
+        itself. Batches contain the same examples in fewer rows. Divides `batch_size`; not for SQuAD and SWAG.
     """
 
     path: str = ""
@@ -69,14 +70,18 @@ class FinetuningData:
         if not 0 <= self.dev_share < 1:
             raise UsageError(f"config.data.dev_share={self.dev_share} is out of range; use a value in [0, 1)")
         if self.dev_seed and not self.dev_share:
-            raise UsageError(f"config.data.dev_seed={self.dev_seed} has no effect without config.data.dev_share")
+            raise UsageError(
+                f"config.data.dev_seed={self.dev_seed} has no effect without config.data.dev_share; set dev_share too"
+            )
         if self.dev_share and self.eval_split == NO_SPLIT:
-            raise UsageError(f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none")
+            raise UsageError(
+                f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none; unset one"
+            )
         _ = self.class_weight_map
 
     @property
     def class_weight_map(self) -> dict[str, float] | str:
-        """Class name -> weight, or "balanced"."""
+        """Class weights by class name, or "balanced"."""
         text = self.class_weights
         if text in ("", BALANCED):
             return text or {}
@@ -97,21 +102,21 @@ class FinetuningConfig(RunConfig):
     """Config of a fine-tuning run.
 
     Attributes:
-      steps: optimizer steps of the run (default: 0, `epochs`).
+      steps: optimizer steps of the run (default: 0, use `epochs`).
       epochs: passes over the training rows.
       eval_every: steps between evaluations (default: 0, once per epoch).
-      checkpoint_every: steps between checkpoints (default: 0, once per epoch); a new best one is always saved.
-      keep_checkpoints: number of newest checkpoints to keep, besides the best.
-      select_by: evaluation metric that selects the best checkpoint (default: the task's own).
-      patience: evaluations without improvement after which the run ends (default: 0, never).
+      checkpoint_every: steps between checkpoints (default: 0, once per epoch); the best checkpoint is always saved.
+      keep_checkpoints: number of newest checkpoints to keep, in addition to the best one.
+      select_by: evaluation metric that selects the best checkpoint (default: the task's main metric).
+      patience: number of evaluations without improvement after which the run stops (default: 0, never).
       label_smoothing: fraction of a label's probability that is spread over all classes in training.
       feature_head: layers between encoder and output layer.
-      model: fields of `ModelConfig`; unset architecture fields are those of the `--init_from` checkpoint.
-      data: see the task.
+      model: fields of `ModelConfig`; unset architecture fields are set by the `--init_from` checkpoint.
+      data: data and batches of the task.
     """
 
     zero_allowed: ClassVar[tuple[str, ...]] = ("steps", "eval_every", "checkpoint_every")
-    # -1 warms up for a tenth of the steps, as google-research/bert does.
+    # The value -1 warms up for a tenth of the steps, as google-research/bert does.
     least_warmup: ClassVar[int] = -1
 
     steps: int = 0
@@ -153,11 +158,11 @@ class FinetuningConfig(RunConfig):
             self.model_config(self.model["vocab_size"] or 1)
 
     def reject(self, reason: str, *fields: str) -> None:
-        """Raises a UsageError if one of these fields, which have no meaning for the task, is set.
+        """Raises a UsageError if one of these fields, which have no effect on the task, is set.
 
         Args:
-          reason: why it has no meaning.
-          fields: some of `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
+          reason: reason why the fields have no effect, for the message.
+          fields: names out of `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
         """
         values = {
             "label_smoothing": (self.label_smoothing, 0.0),
@@ -171,5 +176,5 @@ class FinetuningConfig(RunConfig):
 
     @property
     def has_data(self) -> bool:
-        """True if the config names data; without any, a task has synthetic batches only."""
+        """True if the config names data. Without data, a task has only synthetic batches."""
         return bool(self.data.path)

@@ -1,4 +1,4 @@
-"""GLUE's tasks: files, columns, labels and metrics, and their rows from GLUE's own files or from TFDS."""
+"""GLUE's tasks: files, columns, labels and metrics, and readers of GLUE's original files and of TFDS."""
 
 import contextlib
 import dataclasses
@@ -21,14 +21,14 @@ class GlueSpec:
     """Files, columns, labels and metrics of one GLUE task.
 
     Attributes:
-      folder: folder of its files in GLUE's archive.
+      folder: folder of the task's files in GLUE's archive.
       texts: columns of the one or two sentences.
       label: column of the label.
       labels: names of the classes by id; () for regression.
-      metrics: functions of `bertjax.metrics.classification`; the first one selects on dev.
-      submission: suffix of an evaluation set -> file name that the GLUE server takes.
-      eval_sets: suffix of the metrics of an evaluation set -> suffix of its file names after `dev` or `test`.
-      header: columns of train and dev files without a header.
+      metrics: functions of `bertjax.metrics.classification`; the first one selects the best checkpoint.
+      submission: file name for the GLUE server by suffix of the evaluation set.
+      eval_sets: suffix of file names after `dev` or `test`, by suffix of the metrics on an evaluation set.
+      header: column names of train and dev files, if the files have no header.
     """
 
     folder: str
@@ -72,7 +72,7 @@ SPECS = {
     "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), {"": "QNLI.tsv"}),
     "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",), {"": "RTE.tsv"}),
     "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",), {"": "WNLI.tsv"}),
-    # Without training and dev sets; predicted by a model of MNLI.
+    # The diagnostic set has no training and dev sets; a model trained on MNLI predicts it.
     "ax": GlueSpec(_DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), {"": "AX.tsv"}),
 }
 _TFDS_TEXTS = {
@@ -80,9 +80,9 @@ _TFDS_TEXTS = {
     "mnli": ("premise", "hypothesis"),
     "ax": ("premise", "hypothesis"),
 }
-# Range of STS-B's scores; the server rejects others.
+# Range of STS-B's scores; the server rejects scores outside it.
 SCORE_RANGE = (0.0, 5.0)
-# Id of a row in a submission: column of the files, and feature of TFDS, which stores rows in any order.
+# Row id for submissions: a column of the files, and a feature of TFDS, which does not keep the order of rows.
 _INDEX, _TFDS_INDEX = "index", "idx"
 
 
@@ -92,8 +92,8 @@ class EvaluationSet:
 
     Attributes:
       examples: encoded rows.
-      ids: the `index` column of a test set, else [].
-      read_columns: column names -> all rows of the file.
+      ids: the `index` column of a test set; [] for other sets.
+      read_columns: function from column names to all rows of the file.
     """
 
     examples: Examples
@@ -131,13 +131,13 @@ def read_split(
 
 
 def _collect_ids(rows: Iterator[Row], score: str | None, ids: list[str], stats: ReadStats) -> Iterator[Row]:
-    """Yields the rows, appends their ids, and notes scores out of STS-B's range."""
+    """Yields the rows, appends their ids to `ids`, and counts scores outside STS-B's range in `stats`."""
     low, high = SCORE_RANGE
     for row in rows:
         ids.append(row.fields.get(_INDEX, ""))
         with contextlib.suppress(ValueError):
             if score and not low <= float(row.fields[score]) <= high:
-                stats.note(f"with a score beyond {low:g} to {high:g}", row.line)
+                stats.note(f"with a score outside {low:g} to {high:g}", row.line)
         yield row
 
 
@@ -163,7 +163,7 @@ def _file_rows(
 
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Reads columns of all rows of a split; those of TFDS are its features."""
+    """Reads columns of all rows of a split; the columns of a TFDS dataset are its features."""
     if path.startswith(PREFIX):
         dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
@@ -173,7 +173,7 @@ def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str])
 
 
 def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple[ReadStats, Iterator[Row]]:
-    """Reads TFDS, which has other names for MNLI's texts and for classes that GLUE numbers."""
+    """Reads a TFDS dataset, whose names of MNLI's texts and of numbered classes differ from GLUE's files."""
     features = _TFDS_TEXTS.get(_task_name(spec), spec.texts)
     columns = dict(zip(spec.texts, features, strict=True)) | ({spec.label: "label"} if has_labels else {})
     dataset, split = _dataset(name, spec, split)
@@ -184,7 +184,7 @@ def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple
 
 
 def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:
-    """Returns the name of the TFDS dataset, with its directory if any, and of its split."""
+    """Returns the name of the TFDS dataset, including a directory if given, and the name of its split."""
     directory, colon, dataset = name.rpartition(":")
     dataset = dataset if "/" in dataset else f"{dataset}/{_task_name(spec)}"
     tfds_split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")
@@ -202,6 +202,6 @@ def _file_name(spec: GlueSpec, split: str) -> str:
 def find_file(folder: Path, spec: GlueSpec, split: str) -> Path | None:
     """Returns GLUE's file of a split, in the archive's folder or in `folder` itself, or None."""
     name = _file_name(spec, split)
-    # Archives differ in the folder of the diagnostic set: AX or diagnostic.
+    # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
     folders = [folder / spec.folder, *([folder / "AX"] if spec.folder == _DIAGNOSTIC else []), folder]
     return next((place / name for place in folders if (place / name).is_file()), None)

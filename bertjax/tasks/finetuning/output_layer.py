@@ -10,8 +10,8 @@ from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json
 
 OUTPUT_LAYER = "output_layer.json"
-# One of several classes (a number if there are no labels), any number of labels, scores of choices, tags of words, and
-# start and end of spans.
+# One of several classes (regression if there are no labels), any number of labels, scores of choices, tags of words,
+# and start and end of spans.
 CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "choices", "tags", "spans")
 
 
@@ -21,9 +21,9 @@ class OutputLayer:
 
     Attributes:
       kind: one of KINDS.
-      labels: names of classes, labels or tags by id; () for numbers, choices and spans.
+      labels: names of classes, labels or tags by id; () for regression, choices and spans.
       output: task that trained the layer, such as `glue/mnli`; "" if it was converted from another format.
-      texts: number of texts per row, 1 or 2 (default: 0, either).
+      texts: number of texts per row, 1 or 2 (default: 0, either number).
       feature_head: layers between encoder and output layer.
     """
 
@@ -39,7 +39,7 @@ class OutputLayer:
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
-    """Reads the output layer of a workdir (None: the model is only pre-trained).
+    """Reads the output layer of a workdir; returns None if the model is only pre-trained.
 
     Raises:
       UsageError: the file is not valid.
@@ -58,7 +58,7 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
 
 
 def saved_labels(path: str) -> list[str] | None:
-    """Reads the labels of a file of this kind, in the order of their ids ("": None)."""
+    """Returns the labels in an `output_layer.json`, in the order of their ids; None if `path` is empty."""
     if not path:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Predictions of single examples as JSON objects, with probabilities."""
+"""Predictions of examples as JSON objects with probabilities."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,22 +9,22 @@ import numpy as np
 from bertjax.data.finetuning.tables import Row
 
 Record = dict[str, Any]
-# File name of the records of a task with one file of examples.
+# Predictions file of a task with a single input file.
 RECORDS_FILE = "predictions.jsonl"
-# Field names that columns of the input file must not have.
+# Names of record fields, which cannot be names of copied columns.
 FIELDS = ("line", "prediction", "probabilities", "logits", "words")
 _DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictionRecords:
-    """The records of one file of examples.
+    """Prediction records of one input file.
 
     Attributes:
-      file_name: name of the JSON Lines file.
-      make: (outputs of the evaluation batches, include logits) -> a record per example, in order.
-      lines: line number of each example in its input file, ascending; () if it has none.
-      read_columns: column names -> all rows of the input file; None if it has no columns.
+      file_name: name of the JSON Lines file to write.
+      make: function (outputs of the evaluation batches, include logits) -> a record per example, in order.
+      lines: line number of each example in the input file, ascending; () if examples have no line numbers.
+      read_columns: function from column names to all rows of the input file; None if the file has no columns.
     """
 
     file_name: str
@@ -34,7 +34,7 @@ class PredictionRecords:
 
 
 def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of one class out of several; logits are float32 [classes]."""
+    """Returns the record of a class prediction; logits are float32 [classes]."""
     record = {"prediction": labels[int(logits.argmax())], "probabilities": _by_label(labels, softmax(logits))}
     return {**record, "logits": _by_label(labels, logits)} if include_logits else record
 
@@ -54,18 +54,18 @@ def exceeds_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def number_record(value: np.ndarray) -> Record:
-    """Returns the record of a number, float32 []."""
+    """Returns the record of a regression output, float32 []."""
     return {"prediction": round_digits(value)}
 
 
 def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of one choice, by its index; logits are float32 [choices]."""
+    """Returns the record of a choice, given by its index; logits are float32 [choices]."""
     record = {"prediction": int(logits.argmax()), "probabilities": [round_digits(p) for p in softmax(logits)]}
     return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
 
 
 def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of a tag per word; logits are float32 [words, tags]."""
+    """Returns the record of tagged words; logits are float32 [words, tags]."""
     record = {
         "words": list(words),
         "prediction": [labels[tag] for tag in logits.argmax(axis=-1)] if len(words) else [],

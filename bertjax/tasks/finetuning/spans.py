@@ -1,4 +1,4 @@
-"""Answers to questions from the logits of windows: n-best spans and the score of no answer."""
+"""Answers to questions, from the logits of windows: n-best spans and the null (no-answer) score."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,13 @@ from bertjax.tasks.finetuning.records import Record, round_digits
 if TYPE_CHECKING:
     from bertjax.tasks.squad import SquadData
 
-# Null odds of a question without any span: above every difference of logits, and valid JSON.
+# Null odds of a question without any span. The value exceeds every difference of logits and, unlike inf, is valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A candidate answer: text of the passage and score."""
+    """Candidate answer: a text of the passage and its score."""
 
     text: str
     score: float
@@ -30,8 +30,8 @@ class Answer:
 
     Attributes:
       nbest: spans, best first; may be empty.
-      null_odds: score of no answer minus the score of the best span.
-      null_score: score of no answer, with start and end at [CLS]; the minimum over the windows.
+      null_odds: null score minus the score of the best span.
+      null_score: score of the null answer, whose start and end are [CLS]; the minimum over the windows.
     """
 
     nbest: tuple[Candidate, ...]
@@ -40,17 +40,17 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Text of the best span ("": none)."""
+        """Text of the best span; "" if there are no spans."""
         return self.nbest[0].text if self.nbest else ""
 
 
 def best_answers(
     data: "SquadData", questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
 ) -> list[Answer]:
-    """Returns the answer to each question, from the best spans of all its windows.
+    """Returns the answer to each question, from the best spans of all windows of the question.
 
     Args:
-      data: its `n_best` and `max_answer_len`.
+      data: data config, of which `n_best` and `max_answer_len` are used.
       questions: questions with their passages.
       windows: encoded windows of the passages.
       outputs: `start` and `end` logits of the evaluation batches.
@@ -78,7 +78,7 @@ def best_answers(
 def _window_spans(
     data: "SquadData", windows: Windows, index: int, start: np.ndarray, end: np.ndarray
 ) -> list[tuple[float, int, int]]:
-    """Returns score, first character and end of the best spans of a window."""
+    """Returns (score, start character, end character) of the best spans of a window."""
     characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
     starts, ends = (np.argsort(-scores, kind="stable")[: data.n_best] for scores in (start, end))
@@ -91,7 +91,7 @@ def _window_spans(
 
 
 def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
-    """Returns the n-best texts with probabilities, best first; no answer is the text ""."""
+    """Returns the n-best texts with probabilities, best first; the text of the null answer is ""."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
@@ -102,12 +102,12 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
-    """Returns an answer as a JSON object; no answer is "".
+    """Returns an answer as a JSON object; the null answer is "".
 
     Args:
       answer: the prediction.
-      null_threshold: null odds above which there is no answer (None: every question has one).
-      include_score: add the score of the prediction to its probability.
+      null_threshold: null odds above which the answer is null (None: no question has a null answer).
+      include_score: whether to add the score of the prediction.
     """
     has_null = null_threshold is not None
     text = "" if has_null and answer.null_odds > null_threshold else answer.text

@@ -10,12 +10,12 @@ from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import NO_SPLIT, FinetuningData
 
-# The evaluated split if `dev_share` holds out a part of the training data.
+# Name of the evaluated split if `dev_share` holds out a part of the training data.
 HELD_OUT = "held_out"
 
 
 def evaluated_split(data: FinetuningData, train: bool) -> str:
-    """Returns the evaluated data: "dev" or "test" of the task's files, HELD_OUT, or NO_SPLIT."""
+    """Returns the split to evaluate: "dev" or "test" from the task's files, HELD_OUT, or NO_SPLIT."""
     split = data.eval_split
     if split == "dev" and data.dev_share:
         split = HELD_OUT
@@ -23,19 +23,19 @@ def evaluated_split(data: FinetuningData, train: bool) -> str:
         split = NO_SPLIT
     if split == NO_SPLIT and not train:
         raise UsageError(
-            "no evaluation data; name a dev or test file, such as --config.data.dev_file=FILE, and set "
+            "no evaluation data; set a dev or test file, such as --config.data.dev_file=FILE, and "
             "--config.data.eval_split=dev or test"
         )
     return split
 
 
 def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]) -> tuple[Examples, Examples | None]:
-    """Divides training examples into those to train on and a held-out dev set.
+    """Splits the examples of the training file into a training set and a held-out dev set.
 
     Args:
-      data: `train_share` applies to what `dev_share` leaves.
-      examples: the training file; examples with the same first text stay together.
-      read_stats: the last entry is the training file's; the dev set's is appended.
+      data: data config. `train_share` is a fraction of the rows that `dev_share` does not hold out.
+      examples: examples of the training file; examples with the same first text stay together.
+      read_stats: row counts; the last entry is that of the training file, and an entry for the dev set is appended.
 
     Returns:
       Training examples, and dev examples or None.
@@ -49,12 +49,12 @@ def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
 
 
 def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
-    """Returns a bool mask of the training rows that are held out for dev."""
+    """Returns a bool mask of the training rows that are held out as dev set."""
     mask = select_dev_rows(contents, data.dev_share, data.dev_seed)
     if mask.all():
         raise UsageError(
             f"config.data.dev_share={data.dev_share} leaves no training rows of {read_stats[-1].file}, which has "
-            f"{len(set(contents)):,} different texts or documents; name a dev file instead"
+            f"{len(set(contents)):,} different texts or documents; set --config.data.dev_file instead"
         )
     return mask
 

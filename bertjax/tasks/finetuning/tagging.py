@@ -1,4 +1,4 @@
-"""A tag for each word, at its first piece, without a CRF (section 5.3 of the paper)."""
+"""Token tagging at the first piece of each word, without a CRF (section 5.3 of the paper)."""
 
 import dataclasses
 from collections import Counter
@@ -30,11 +30,11 @@ from bertjax.utils.io import write_atomic
 
 @dataclasses.dataclass(frozen=True)
 class TagObjective(Objective):
-    """Cross-entropy and accuracy over words, each at its first piece.
+    """Cross-entropy and accuracy over words; a word's prediction is that of its first piece.
 
     Attributes:
       weighting: class weights and label smoothing.
-      outputs_logits: outputs are the logits of all tags, not the predicted tags alone.
+      outputs_logits: whether to output the logits of all tags rather than only the predicted tags.
     """
 
     weighting: ClassWeighting = UNWEIGHTED
@@ -65,11 +65,11 @@ class TagObjective(Objective):
 
 
 class TaggingTask(FinetuningTask):
-    """Tags words; a subclass defines `read_words` and `output_name`.
+    """Base class of token tagging tasks. Subclasses define `read_words` and `output_name`.
 
     Attributes:
       output_name: name of the output layer.
-      by_document: a row holds as much of a document as fits, not a sentence.
+      by_document: whether a row contains as much of a document as fits rather than a sentence.
     """
 
     has_class_reports = True
@@ -77,15 +77,15 @@ class TaggingTask(FinetuningTask):
     by_document: bool = False
 
     def read_words(self, split: str) -> TaggedText:
-        """Reads the words of "train", "dev" or "test", with or without tags, and appends to `read_stats`."""
+        """Reads the words of "train", "dev" or "test", with or without tags, and appends row counts to `read_stats`."""
         raise NotImplementedError
 
     def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]] | None:
-        """Returns a function from column names to the rows of the evaluated file (None: no columns)."""
+        """Returns a function from column names to the rows of the evaluated file, or None if it has no columns."""
         return None
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        # In training, the logits of all tags would fill the memory; only `predict` uses them.
+        # Only `predict` uses the logits of all tags; in training, collecting them would fill the memory.
         predicts = self.config.has_data and self.train_examples is None
         return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), self.class_weighting(), predicts)
 
@@ -99,7 +99,7 @@ class TaggingTask(FinetuningTask):
         self._words: TaggedText | None = None
         if train or labels is None or self.split == splits.HELD_OUT:
             words = self.read_words("train")
-            # The tags of the whole file, so that a share of it has the same ones.
+            # Collect the tags of the entire file, so that the label set does not depend on the fraction used.
             labels = labels or _sorted_tags(words)
             self._train_words, self._words = self._divide(words)
         self.labels = labels
@@ -120,7 +120,7 @@ class TaggingTask(FinetuningTask):
         return self._entity_scores(self._predicted_tags(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Scores the most frequent tag of each word, CoNLL-2003's own baseline."""
+        """Returns the scores of predicting each word's most frequent training tag, the baseline of CoNLL-2003."""
         if self._train_words is None or not self._words.has_tags:
             return {}
         predicted = _most_frequent_tags(self._train_words, self._words)
@@ -138,8 +138,10 @@ class TaggingTask(FinetuningTask):
         return {"": class_report(self.labels, *ids)}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the format of `conlleval`: word, gold tag if any, and predicted tag per line; a blank line ends a
-        sentence."""
+        """Writes predictions in the format of `conlleval`.
+
+        A line contains a word, the gold tag if known, and the predicted tag. A blank line ends a sentence.
+        """
         words = self._words
         gold = [[tag or "_" for tag in words.tags]] if words.has_tags else []
         columns = [words.words, *gold, self._predicted_tags(outputs)]
@@ -162,7 +164,7 @@ class TaggingTask(FinetuningTask):
         return encode_tagged(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
 
     def _divide(self, words: TaggedText) -> tuple[TaggedText, TaggedText | None]:
-        """Divides the training words into train and dev, by documents if there are several."""
+        """Splits the training words into train and dev, by document if there are several documents."""
         data, train, dev = self.config.data, words, None
         if data.dev_share:
             ends = unit_ends(words, documents=True)
@@ -199,13 +201,13 @@ class TaggingTask(FinetuningTask):
 
 
 def _sorted_tags(words: TaggedText) -> list[str]:
-    """Returns the tags in the order of their ids: O first, which always exists if tags mark entities."""
+    """Returns the tags in the order of their ids, with O first. O is always included if the tags mark entities."""
     tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags) else [])}
     return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 
 
 def _most_frequent_tags(train: TaggedText, words: TaggedText) -> list[str]:
-    """Returns the most frequent training tag of each word, and of all words for an unseen one."""
+    """Returns each word's most frequent training tag; for unseen words, the most frequent tag of all words."""
     counts: dict[str, Counter[str]] = {}
     for word, tag in zip(train.words, train.tags, strict=True):
         counts.setdefault(word, Counter())[tag] += 1

@@ -1,4 +1,4 @@
-"""Base class of fine-tuning tasks: labeled examples in memory (sections 3.2 and A.3 of the paper)."""
+"""Base class of fine-tuning tasks, with labeled examples in memory (sections 3.2 and A.3 of the paper)."""
 
 import copy
 import dataclasses
@@ -38,21 +38,21 @@ _MAX_LOGGED_CLASSES = 20
 
 
 class FinetuningTask(task.Task):
-    """A task on labeled examples; without data, it has synthetic batches only.
+    """Task on labeled examples. Without data, the task has only synthetic batches.
 
-    A subclass defines `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `load`) and `score`, and
+    Subclasses define `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `load`) and `score`, and
     usually `baseline`, `output_layer`, `write_predictions` and `prediction_records`.
 
     Attributes:
       missing_data: error message for training without data.
-      default_metric: evaluation metric that selects the best checkpoint unless the config has `select_by`.
-      sequences_per_example: sequences that are encoded for one example, such as the choices of SWAG.
+      default_metric: evaluation metric that selects the best checkpoint unless `select_by` is set.
+      sequences_per_example: number of sequences encoded per example, such as the choices of SWAG.
       labels: names of the classes or tags by id.
-      vocabulary, tokenizer: of the checkpoint or the config.
-      split: evaluated data: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
-      read_stats: rows read of each file.
-      train_examples: training examples (None: evaluation only).
-      eval_examples: evaluation examples, each evaluated once (None: no evaluation, the last checkpoint is kept).
+      vocabulary, tokenizer: vocabulary of the checkpoint or the config, and its tokenizer.
+      split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
+      read_stats: row counts of each file.
+      train_examples: training examples; None for evaluation only.
+      eval_examples: evaluation examples; None if there is no evaluation, so that the last checkpoint is kept.
     """
 
     missing_data: ClassVar[str]
@@ -68,7 +68,7 @@ class FinetuningTask(task.Task):
 
         Args:
           config: config of the run.
-          train: require training data.
+          train: whether to read training data, which must then exist.
         """
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
@@ -89,10 +89,10 @@ class FinetuningTask(task.Task):
         self._init_schedule()
         self._init_description()
 
-    # What a subclass defines.
+    # Methods for subclasses to override.
 
     def make_objective(self, model: ModelConfig) -> Objective:
-        """Builds the objective; `labels` and `train_examples` are set."""
+        """Builds the objective. Called after `labels` and `train_examples` are set."""
         raise NotImplementedError
 
     def read_examples(self, split: str) -> Examples:
@@ -108,11 +108,11 @@ class FinetuningTask(task.Task):
             self.eval_examples = self.read_examples(self.split)
 
     def output_layer(self) -> OutputLayer | None:
-        """Describes the outputs for `predict`, `evaluate` and `convert` (None: other commands ignore them)."""
+        """Returns the description of the output layer for `predict`, `evaluate` and `convert`; None if unsupported."""
         return None
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Returns the metrics of the outputs of all evaluation batches ({}: no labels)."""
+        """Returns the metrics of the outputs of all evaluation batches; {} without labels."""
         return {}
 
     def class_weighting(self) -> ClassWeighting:
@@ -125,7 +125,7 @@ class FinetuningTask(task.Task):
         return make_class_weighting(data.class_weight_map, self.config.label_smoothing, self.labels, labels)
 
     def prediction_records(self) -> Sequence[PredictionRecords]:
-        """Returns the JSON Lines files that `predict` writes beside the official ones."""
+        """Returns the JSON Lines files that `predict` writes in addition to the official prediction files."""
         return ()
 
     def is_labeled(self) -> bool:
@@ -134,14 +134,14 @@ class FinetuningTask(task.Task):
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> Sequence[str]:
-        """Names of metrics of `score` that `baseline` does not have."""
+        """Names of the metrics that `score` returns but `baseline` does not."""
         return ()
 
     def hashed_answers(self) -> Any:
-        """JSON value of what `score` compares with besides the examples, for the data hash."""
+        """JSON value of gold answers that are not part of the examples, to be included in the data hash."""
         return None
 
-    # The interface of `Task`.
+    # Interface of `Task`.
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.train_examples is None:
@@ -190,10 +190,10 @@ class FinetuningTask(task.Task):
         return {**means, **self.score(outputs)}
 
     def with_cached_features(self, compute: Callable[[Examples], np.ndarray], fingerprint: str) -> "FinetuningTask":
-        """Returns the task with hidden states of the frozen encoder in its batches.
+        """Returns a task whose batches contain hidden states of the frozen encoder.
 
         Args:
-          compute: maps examples to float32 [tokens, C, D], the states of the layers that the feature head uses.
+          compute: function from examples to the hidden states of the feature head's layers, float32 [tokens, C, D].
           fingerprint: fingerprint of the encoder's parameters.
         """
         cached = copy.copy(self)
@@ -210,7 +210,7 @@ class FinetuningTask(task.Task):
     def _init_without_data(self) -> None:
         config = self.config
         if not config.model["hidden_size"]:
-            raise UsageError("the config has no model size; set one, such as --config FILE:size=base")
+            raise UsageError("the config has no model size; set a size, such as --config FILE:size=base")
         self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
         self._init_schedule()
         self.batch_sizes = (config.data.batch_size,)
@@ -236,12 +236,12 @@ class FinetuningTask(task.Task):
         self._order = EpochOrder(self.train_examples, self._batching, config.seed)
         steps_per_epoch = self._order.steps_per_epoch
         self.total_steps = config.steps or config.epochs * steps_per_epoch
-        # `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
+        # The default is `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup = config.optimizer.warmup_steps
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
         self.eval_every = (config.eval_every or steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or steps_per_epoch
-        # Packed batches have fewer rows where examples are short: multiples of these.
+        # Packed batches have batch_size / examples_per_row rows or a multiple of this number.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
     def _init_description(self) -> None:
@@ -283,7 +283,7 @@ class FinetuningTask(task.Task):
         if segments > self.config.model["type_vocab_size"]:
             raise UsageError(
                 f"rows have {segments} segments, more than config.model.type_vocab_size="
-                f"{self.config.model['type_vocab_size']}; use a model with more"
+                f"{self.config.model['type_vocab_size']}; use a model with more segments"
             )
 
     def _select_metric(self) -> str:
@@ -295,8 +295,8 @@ class FinetuningTask(task.Task):
             for name in ("select_by", "patience"):
                 if value := getattr(config, name):
                     raise UsageError(
-                        f"config.{name}={value!r} needs a dev set; name one, or hold out a part of the training data "
-                        "with --config.data.dev_share=0.1"
+                        f"config.{name}={value!r} needs a dev set; set a dev file, or hold out a part of the training "
+                        "data with --config.data.dev_share=0.1"
                     )
             return ""
         metric = config.select_by or self.default_metric
@@ -306,7 +306,7 @@ class FinetuningTask(task.Task):
         return metric
 
     def _class_counts(self) -> list[str]:
-        """Formats the classes with their number of training rows, so that a typo in a label shows."""
+        """Formats the classes with their number of training rows, so that the log shows typos in labels."""
         examples = self.train_examples
         if not self.labels or examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return []
@@ -330,21 +330,21 @@ class FinetuningTask(task.Task):
 def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
     if not config.data.vocabulary or not config.model["hidden_size"]:
         raise UsageError(
-            "fine-tuning starts from a checkpoint: --init_from CKPT; or, from random parameters, set a size, such as "
+            "no initial checkpoint; give --init_from CKPT or, to start from random parameters, set a size, such as "
             "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
         )
     return open_vocabulary(config.data.vocabulary)
 
 
 def known_labels(labels: np.ndarray) -> np.ndarray:
-    """Returns bool [N], True for examples with a label: an id >= 0, a number, or K labels that are all known."""
+    """Returns a mask of the labeled examples, bool [N]. For multi-label data, all K labels must be known."""
     if labels.ndim > 1:
         return (labels >= 0).all(axis=1)
     return np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Returns the most frequent known label, or the mean of numbers, once for every example."""
+    """Returns a constant prediction for every example: the most frequent known label, or the mean for regression."""
     known = labels[known_labels(labels)]
     value = np.mean(known) if labels.dtype.kind == "f" else np.bincount(known).argmax()
     return np.full(len(labels), value)

@@ -1,1 +1,1 @@
-"""Objectives: model, loss and metrics of a step as pure functions."""
+"""Objectives: model, loss and metrics of a training step as pure functions."""

@@ -19,20 +19,22 @@ BALANCED = "balanced"
 
 @dataclasses.dataclass(frozen=True)
 class ClassWeighting:
-    """Class weights and label smoothing; evaluation ignores both, so that its metrics compare between settings.
+    """Class weights and label smoothing of the training loss.
+
+    Evaluation uses neither, so that evaluation metrics are comparable between settings.
 
     Attributes:
-      weights: weight of each class by id (default: (), 1 for each). The loss is sum(weight * loss) / sum(weight) over
-        the labels, as PyTorch's `CrossEntropyLoss(weight=...)`.
-      smoothing: share of a label's probability that is spread evenly over all classes (Szegedy et al., 2016, section
-        7).
+      weights: weight of each class by id (default: (), 1 for each class). The loss is sum(weight * loss) / sum(weight)
+        over the labels, like PyTorch's `CrossEntropyLoss(weight=...)`.
+      smoothing: fraction of a label's probability that is spread evenly over all classes (Szegedy et al., 2016,
+        section 7).
     """
 
     weights: tuple[float, ...] = ()
     smoothing: float = 0.0
 
     def label_weights(self, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns float32 [...], the class weights of int32 labels [...] times the mask."""
+        """Returns the class weights of int32 labels [...], times the mask, float32 [...]."""
         return mask * jnp.array(self.weights, jnp.float32)[labels] if self.weights else mask
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -50,10 +52,10 @@ UNWEIGHTED = ClassWeighting()
 def make_class_weighting(
     class_weights: dict[str, float] | str, smoothing: float, names: Sequence[str], labels: np.ndarray
 ) -> ClassWeighting:
-    """Builds the weighting of a run.
+    """Builds the class weighting of a run.
 
     Args:
-      class_weights: class name -> weight, or "balanced": N / (number of classes that occur * rows of the class), as
+      class_weights: weights by class name, or "balanced": N / (number of classes that occur * rows of the class), like
         scikit-learn's `compute_class_weight`, and 1 for a class that does not occur.
       smoothing: label smoothing.
       names: names of the classes by id.
@@ -64,7 +66,7 @@ def make_class_weighting(
         mean = counts.sum() / max(1, np.count_nonzero(counts))
         return ClassWeighting(tuple(float(mean / count) if count else 1.0 for count in counts), smoothing)
     if unknown := [name for name in class_weights if name not in names]:
-        raise UsageError(f"unknown class in config.data.class_weights: {unknown[0]!r}; known: {listed(names, 20)}")
+        raise UsageError(f"unknown class in config.data.class_weights: {unknown[0]!r}; use one of {listed(names, 20)}")
     weights = tuple(float(class_weights.get(name, 1.0)) for name in names) if class_weights else ()
     return ClassWeighting(weights, smoothing)
 
@@ -76,7 +78,7 @@ _BINARY_LABELS = ArraySpec("labels", ("labels",), bound="two")
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Objective):
-    """One of several classes, or choices, per example; batches hold `labels` int32 [B], -1 if unknown.
+    """Objective with one class or choice per example. Batches have `labels` int32 [B], -1 if unknown.
 
     Attributes:
       weighting: class weights and label smoothing.
@@ -111,9 +113,9 @@ class Classification(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabel(Objective):
-    """Any number of K labels per example; batches hold `labels` int32 [B, K], 0 or 1, -1 if unknown.
+    """Objective with any number of K labels per example. Batches have `labels` int32 [B, K], 0 or 1, -1 if unknown.
 
-    The loss is the mean sigmoid cross-entropy over examples and labels, as PyTorch's `BCEWithLogitsLoss`.
+    The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
     @property
@@ -141,7 +143,7 @@ class MultiLabel(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Objective):
-    """A number per example; batches hold `labels` float32 [B], NaN if unknown."""
+    """Objective with a number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -168,20 +170,20 @@ class Regression(Objective):
 def sequence_objective(
     names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
 ) -> Classification | Regression:
-    """Returns the objective for classes of these names, or for regression if there are none."""
+    """Returns the objective for classes with the given names, or for regression if `names` is empty."""
     if names:
         return Classification(SequenceModel(model, len(names)), weighting)
     return Regression(SequenceModel(model, 1))
 
 
 def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns float32 like `labels`: the weight of its row or example if the label is known, else 0."""
+    """Returns each label's weight, float32 like `labels`: its row's or example's weight if it is known, else 0."""
     known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
     return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
 
 
 def class_denominator(labels: jax.Array, weights: jax.Array, weighting: ClassWeighting) -> jax.Array:
-    """Returns the total weight of the known labels of a batch, 1 if there are none."""
+    """Returns the total weight of the known labels of a batch; 1 if no label is known."""
     total = jnp.sum(weighting.label_weights(jnp.maximum(labels, 0), label_mask(labels, weights)))
     return jnp.where(total > 0, total, 1.0)
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.source import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# Side that a hidden state has seen -> metric prefix, and offset of the position that it predicts.
+# Metric prefix, and offset of the predicted position, by the side of the context that a hidden state has seen.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling(PretrainingObjective):
-    """Predicts the next token, or the previous one, at every position; the loss is the sum over the directions."""
+    """Prediction of the next or previous token at every position. The loss is the sum over the directions."""
 
     @classmethod
     def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
@@ -40,9 +40,9 @@ class LanguageModeling(PretrainingObjective):
                 "model.attention_direction=left or right, or model.encoder=lstm"
             )
         if config.data.max_predictions or config.long_phase.max_predictions:
-            raise UsageError("config.data.objective=lm predicts every token; leave max_predictions unset")
+            raise UsageError("config.data.objective=lm predicts every token; leave config.data.max_predictions unset")
         if config.data.masking != Masking():
-            raise UsageError("config.data.objective=lm masks no tokens; leave data.masking unset")
+            raise UsageError("config.data.objective=lm masks no tokens; leave config.data.masking unset")
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
@@ -71,7 +71,7 @@ class LanguageModeling(PretrainingObjective):
         return WHOLE_TILES
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the number of predicted tokens, which is the same for each direction."""
+        """Returns the number of predicted tokens, which is equal for all directions."""
         total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
         return dict.fromkeys(self.losses, total)
 
@@ -87,7 +87,7 @@ class LanguageModeling(PretrainingObjective):
         return {**metrics, "heldout_entropy": values["heldout_entropy"]}
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums; [CLS] and [SEP] are not predicted, as in masked LM."""
+        """Returns metric sums. [CLS] and [SEP] are not predicted, as in masked LM."""
         sums = {}
         for direction, logits in self.apply(params, batch, dropout_key).items():
             # Positions that wrap around are special tokens or padding, which have weight 0.
@@ -101,6 +101,6 @@ class LanguageModeling(PretrainingObjective):
 
 
 def text_weights(input_mask: jax.Array) -> jax.Array:
-    """Returns float32 [B, L], 1 for all tokens of a row but its first and last, [CLS] and [SEP]."""
+    """Returns float32 [B, L]: 1 for a row's tokens except the first and the last, [CLS] and [SEP]; else 0."""
     inner = jnp.pad(input_mask[:, 1:], ((0, 0), (0, 1))) * jnp.pad(input_mask[:, :-1], ((0, 0), (1, 0)))
     return inner.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Masked LM, with next-sentence prediction (section 3.1 of the paper) or alone."""
+"""Masked LM, with or without next-sentence prediction (section 3.1 of the paper)."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLm(PretrainingObjective):
-    """Masked LM and next-sentence prediction; the loss is the sum of both means (section A.2 of the paper)."""
+    """Masked LM and next-sentence prediction. The loss is the sum of both mean losses (section A.2 of the paper)."""
 
     has_pairs = True
 
@@ -67,7 +67,7 @@ class MaskedLm(PretrainingObjective):
         return SENTENCE_PAIRS
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the divisors; masked LM's includes the 1e-5 of google-research/bert `run_pretraining.py`."""
+        """Returns the divisor of each loss. Masked LM's includes the 1e-5 of google-research/bert."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
         return {
             "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
@@ -91,7 +91,7 @@ class MaskedLm(PretrainingObjective):
         return values | ({"nsp_accuracy": float(labels.max() / labels.sum())} if labels.sum() else {})
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums; rows with the label -1 have no next sentence."""
+        """Returns metric sums. Rows with the next-sentence label -1 do not count for next-sentence prediction."""
         masked_lm_logits, next_sentence_logits = self.apply(params, batch, dropout_key)
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
@@ -102,7 +102,7 @@ class MaskedLm(PretrainingObjective):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnPairs(MaskedLm):
-    """Masked LM alone, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
+    """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
     def prepare(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
@@ -112,7 +112,7 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM alone, on rows of running text."""
+    """Masked LM without next-sentence prediction, on rows of running text."""
 
     has_pairs = False
 

@@ -1,4 +1,4 @@
-"""Base class of pre-training objectives: all that depends on what the model predicts."""
+"""Base class of pre-training objectives."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
-    A subclass also defines what `Objective` leaves open. Its head has a top-level parameter name of its own, so that no
-    checkpoint of a different objective or task fits it by accident.
+    Subclasses also define the abstract members of `Objective`. The head of each objective has its own top-level
+    parameter name, so that no checkpoint of a different objective or task fits by accident.
 
     Attributes:
-      packing: several sentence pairs share a training row.
+      packing: whether several sentence pairs share a training row.
     """
 
     packing: bool = False
 
-    # Rows hold sentence pairs, which need two segments and can be packed.
+    # Whether rows contain sentence pairs, which need two segments and can be packed.
     has_pairs: ClassVar[bool] = False
 
     @classmethod
@@ -49,13 +49,13 @@ class PretrainingObjective(Objective):
 
         Args:
           seq_len: tokens per row.
-          configured: field `max_predictions` (0: derived from the rate).
-          rate: field `masking.rate`.
+          configured: value of the field `max_predictions` (0: derived from the rate).
+          rate: value of the field `masking.rate`.
         """
         raise NotImplementedError
 
     def row_source(self) -> "RowSource":
-        """Returns the source of training and held-out rows; imports TensorFlow."""
+        """Returns the source of training and held-out rows. This imports TensorFlow."""
         raise NotImplementedError
 
     def prepare(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:

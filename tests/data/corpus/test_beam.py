@@ -18,7 +18,7 @@ from bertjax.data.corpus import chunks, store
 from bertjax.errors import BertjaxError, UsageError
 
 pytestmark = pytest.mark.beam
-# Faster than several processes.
+# Running in this process is faster than starting several processes.
 IN_PROCESS = ["direct_running_mode=in_memory"]
 
 
@@ -54,7 +54,7 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     process = subprocess.Popen(
         [*command, f"--vocab={vocabulary}", "--runner=beam", "--workers=2"], stderr=subprocess.PIPE, text=True
     )
-    # One shard is complete and others are being made.
+    # Wait until one shard is complete and others are in progress.
     while not list(tmp_path.glob(".beam-*.unfinished/new/work/*.json")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
@@ -66,7 +66,7 @@ def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
     first, second = stderr.splitlines()
-    assert first == "beam: 5 inputs, on FnApiRunner" and second.startswith("beam: a process was lost")
+    assert first == "beam: 5 inputs, on FnApiRunner" and second.startswith("beam: a process died")
     assert bytes_of(tmp_path / "beam") == bytes_of(tmp_path / "corpus")
     assert leftovers(tmp_path) == ["beam", "corpus", "text"]
 
@@ -114,7 +114,7 @@ def test_failed_stage_is_named_in_a_one_line_error(tmp_path, vocabulary):
     with pytest.raises(BertjaxError, match=r"in stage 'sample' of Beam's pipeline: cannot read .*bad.txt.gz past"):
         run(tmp_path, f"text:{tmp_path}/*", **settings | {"vocabulary": None})
     (tmp_path / "empty").write_text("")
-    with pytest.raises(BertjaxError, match="in stage 'merge' of Beam's pipeline: the inputs hold no text"):
+    with pytest.raises(BertjaxError, match="in stage 'merge' of Beam's pipeline: the inputs contain no text"):
         run(tmp_path, f"text:{tmp_path}/empty", **settings)
     assert leftovers(tmp_path) == []
 

@@ -23,7 +23,7 @@ def small_sizes(monkeypatch):
 
 
 def large_chunk(tmp_path):
-    """Returns a chunk to cut, and the characters to cut it into."""
+    """Returns a chunk to cut, and the number of characters per resulting chunk."""
     write_text(tmp_path / "a.txt", make_text(100))
     sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
     _, (chunk,), chunk_chars = chunks.group_sources(sources)
@@ -92,7 +92,7 @@ def test_split_with_few_documents(tmp_path, vocabulary, documents, fraction):
 def test_no_text_is_an_error(tmp_path, vocabulary):
     (tmp_path / "empty.txt").write_text("\n \n" * 5000)
     sources, _ = readers.find_sources([f"text:{tmp_path}/*.txt"])
-    with pytest.raises(BertjaxError, match="hold no text, so no corpus was written .files_named_again: 3"):
+    with pytest.raises(BertjaxError, match="contain no text, so no corpus was written .files_named_again: 3"):
         merge_chunks(sources, load_vocabulary(vocabulary), 0.1, tmp_path / "merged", {"files_named_again": 3})
 
 

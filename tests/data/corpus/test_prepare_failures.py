@@ -40,7 +40,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
     run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
     # A directory that holds other files is not replaced.
     (tmp_path / "corpus" / "checkpoints").mkdir()
-    with pytest.raises(UsageError, match="is not a corpus, or holds other files"):
+    with pytest.raises(UsageError, match="is not a corpus, or contains other files"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
     (tmp_path / "corpus" / "checkpoints").rmdir()
     assert bytes_of(tmp_path / "corpus") != before and leftovers(tmp_path) == ["corpus"]

@@ -21,8 +21,8 @@ def without_beam(monkeypatch):
     ("settings", "message"),
     [
         ({"runner": "spark"}, "unknown runner 'spark'; use local or beam"),
-        ({"runner_options": ["project=p"]}, "--runner_options need --runner beam"),
-        ({"runner": "beam"}, "--runner beam needs Apache Beam: pip install -e '.\\[beam\\]'"),
+        ({"runner_options": ["project=p"]}, "--runner_options has no effect without --runner beam"),
+        ({"runner": "beam"}, "--runner beam needs Apache Beam; install it with pip install -e '.\\[beam\\]'"),
     ],
 )
 def test_invalid_runner_is_refused(tmp_path, without_beam, settings, message):
@@ -35,4 +35,7 @@ def test_missing_beam_is_a_one_line_error(tmp_path, without_beam, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([*flags, "--runner=beam", "--runner_options", "runner=DataflowRunner", "project=p"])
     assert end.value.code == 2
-    assert capsys.readouterr().err == "bertjax: --runner beam needs Apache Beam: pip install -e '.[beam]'\n"
+    assert (
+        capsys.readouterr().err
+        == "bertjax: --runner beam needs Apache Beam; install it with pip install -e '.[beam]'\n"
+    )

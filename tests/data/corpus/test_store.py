@@ -84,7 +84,7 @@ def test_unreadable_file_is_an_error(tmp_path):
         ({"token_dtype": "O"}, "token_dtype 'O' does not fit"),
         ({"token_dtype": "<u4"}, "token_dtype '<u4' does not fit"),
         ({"token_dtype": ["<u2"]}, "does not fit"),
-        ({"format": 2}, "has format 2, this version reads 3"),
+        ({"format": 2}, "has format 2, but this version reads 3"),
         ({"vocabulary": {"file": "../../secret", "lower_case": True, "size": 500}}, "differs in '../../secret'"),
         ({"vocabulary": {"file": "vocab.txt", "lower_case": "yes", "size": 500}}, "lower_case is 'yes'"),
         ({"vocabulary": {"file": "vocab.txt", "lower_case": True, "size": "many"}}, "damaged"),
