@@ -100,7 +100,7 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
     code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
     assert code == 0 and f"of checkpoint {RUN}/checkpoints/10\n" in said, said
     code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
-    assert code == 1 and "20 is not whole: it is being saved, or that was cut short; name another one" in said, said
+    assert code == 1 and "20 is incomplete: its save is in progress or was interrupted" in said, said
 
     process = started(train(corpus, RUN))
     said = []
@@ -109,12 +109,12 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
         if "step 25/" in line:
             process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 42, "".join(said)
-    assert any("going on from step 10 of gs://bucket/runs/a" in line for line in said)
+    assert any("resumed gs://bucket/runs/a at step 10" in line for line in said)
     assert '"stopped": true' in process.stdout.read()
 
     code, said = ended(train(corpus, RUN))
     assert code == 0, said
-    assert re.search(r"going on from step (2[5-9]|3\d) ", said)
+    assert re.search(r"resumed gs://bucket/runs/a at step (2[5-9]|3\d)", said)
     there = copied(stored, "runs/a/", tmp_path / "there")
     for name in ("metrics.jsonl", "results.json", "config.json", "data.json", "vocab.txt"):
         assert (there / name).read_bytes() == (alone / name).read_bytes(), name

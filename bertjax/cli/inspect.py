@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 def inspect(args: argparse.Namespace) -> None:
     """Runs `bertjax inspect`."""
-    from bertjax.data.npz import write_batches
+    from bertjax.data.inspection import write_batches
     from bertjax.data.shard import SINGLE_SHARD
     from bertjax.tasks.build import build_task, parse_config
 

@@ -138,8 +138,12 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
     for depth, name in enumerate(names):
         if not isinstance(node, ConfigDict) or name not in node:
             section = ".".join(["config", *names[:depth]])
-            known = ", ".join(sorted(node)) if isinstance(node, ConfigDict) else "none, it is a value"
-            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; use one of {known}")
+            remedy = (
+                f"use one of {', '.join(sorted(node))}"
+                if isinstance(node, ConfigDict)
+                else "it is a value; set it itself"
+            )
+            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; {remedy}")
         field_type, node = node.get_type(name), node[name]
     if isinstance(node, ConfigDict):
         raise UsageError(f"{flag} is a section of fields; set one of them: {', '.join(sorted(node))}")

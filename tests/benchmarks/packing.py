@@ -17,9 +17,9 @@ from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW, PAIR_SPECIAL_TOKE
 from bertjax.data.pretraining.pair_index import PairIndex, open_pair_index
 
 
-def lengths_of(plan: PairIndex, seq_len: int) -> np.ndarray:
+def lengths_of(index: PairIndex, seq_len: int) -> np.ndarray:
     """Returns the number of tokens of each pair, int64 [pairs]."""
-    lengths = plan.records["a_length"].astype(np.int64) + plan.records["b_length"] + PAIR_SPECIAL_TOKENS
+    lengths = index.records["a_length"].astype(np.int64) + index.records["b_length"] + PAIR_SPECIAL_TOKENS
     return lengths.clip(max=seq_len)
 
 
@@ -51,15 +51,15 @@ def main() -> None:
     for seq_len in args.seq_len:
         for pairs_per_row in (1, MAX_PAIRS_PER_ROW):
             begin = time.perf_counter()
-            plan = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row)
+            index = open_pair_index(corpus, "train", seq_len, args.seed, args.passes, pairs_per_row)
             seconds = time.perf_counter() - begin
-            rows = int(plan.pass_ends[-1])
-            lengths = lengths_of(plan, seq_len)
+            rows = int(index.pass_ends[-1])
+            lengths = lengths_of(index, seq_len)
             fewest = len(lengths) if pairs_per_row == 1 else fewest_rows(lengths, seq_len)
-            told = {"seq_len": seq_len, "pairs_per_row": pairs_per_row, "pairs": len(lengths), "rows": rows}
+            figures = {"seq_len": seq_len, "pairs_per_row": pairs_per_row, "pairs": len(lengths), "rows": rows}
             full = lengths.sum() / seq_len  # Number of rows if there were no padding.
             fills = {"token_fraction": round(full / rows, 4), "fill_at_most": round(full / fewest, 4)}
-            print(json.dumps({**told, **fills, "seconds": round(seconds, 2)}))
+            print(json.dumps({**figures, **fills, "seconds": round(seconds, 2)}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from packing import tokens_of
+from packing import lengths_of
 
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining.config import MAX_PAIRS_PER_ROW
@@ -25,8 +25,8 @@ EVALUATIONS = 6
 
 
 def tokens_a_row(corpus: str, seq_len: int, pairs_per_row: int) -> float:
-    plan = open_pair_index(open_corpus(corpus), "train", seq_len, 0, 1, pairs_per_row)
-    return tokens_of(plan, seq_len) / int(plan.pass_ends[-1])
+    index = open_pair_index(open_corpus(corpus), "train", seq_len, 0, 1, pairs_per_row)
+    return int(lengths_of(index, seq_len).sum()) / int(index.pass_ends[-1])
 
 
 def train(args: argparse.Namespace, workdir: Path, seed: int, packing: bool, rows: int, steps: int) -> None:

@@ -68,7 +68,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
     error = refused(capfd, "describe", "--config", TINY, "--config.optimizer.lr=1")
     assert "'optimizer.lr'" in error
     assert re.search(r"use one of .*learning_rate.*warmup_steps", error)
-    assert "use one of " in refused(capfd, "describe", "--config", TINY, "--config.seed.deep=1")
+    assert "it is a value" in refused(capfd, "describe", "--config", TINY, "--config.seed.deep=1")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import pytest
 from small_corpora import write_pieces
 
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.npz import write_batches
+from bertjax.data.inspection import write_batches
 from bertjax.data.pretraining.bench import bench_input
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.formatting import format_masked_row, format_packed_row
-from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
-from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS, SENTENCE_PAIRS
 from bertjax.errors import BertjaxError, UsageError
 
 

@@ -9,10 +9,10 @@ from unpacking import unpacked
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.batches import train_dataset
 from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
-from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.pair_index import open_pair_index, pack_rows
 from bertjax.data.pretraining.pairs import RECORD
 from bertjax.data.pretraining.rows import packed_pair_lookup
+from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS
 from bertjax.data.shard import SINGLE_SHARD
 
 SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8

@@ -12,10 +12,9 @@ from bertjax.data.corpus.store import map_array, read_manifest
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.batches import eval_dataset, train_dataset
 from bertjax.data.pretraining.config import Masking, Phase
-from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
 from bertjax.data.pretraining.pair_index import open_pair_index
 from bertjax.data.pretraining.rows import epoch_order, stream_key, without_copy
-from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS, SENTENCE_PAIRS
 from bertjax.data.pretraining.tiles import TILES
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError

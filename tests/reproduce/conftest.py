@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from command_runs import EXPERIMENTS, overrides
 from finetuning_data import glue_files
-from running import EXPERIMENTS, overrides
 
 TABLE = """
 from bertjax.presets import arguments

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_runs import EXPERIMENTS, refused
 from processes import WORKER, start_processes
-from running import EXPERIMENTS, refused
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running import refused
+from command_runs import refused
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from command_runs import train
 from finetuning_data import glue_files
-from running import train
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+from command_runs import records, refused, train
 from finetuning_data import conll_files, glue_files, squad_files
-from running import records, refused, train
 
 from bertjax.cli import main as cli
 

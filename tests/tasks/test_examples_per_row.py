@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import EXPERIMENTS, overrides, refused, train
 from finetuning_data import conll_files
-from running import EXPERIMENTS, overrides, refused, train
 
 from bertjax.cli import main as cli
 

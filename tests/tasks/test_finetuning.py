@@ -5,8 +5,8 @@ import os
 import signal
 
 import pytest
+from command_runs import EXPERIMENTS, overrides, refused, train
 from finetuning_data import glue_files
-from running import EXPERIMENTS, overrides, refused, train
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config

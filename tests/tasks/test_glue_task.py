@@ -8,8 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from command_runs import EXPERIMENTS, overrides, predict, records, refused, train
 from finetuning_data import glue_files, write_tsv
-from running import EXPERIMENTS, overrides, predict, records, refused, train
 from safetensors.numpy import load_file, save_file
 
 from bertjax.cli import main as cli

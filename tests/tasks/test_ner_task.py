@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from command_runs import predict, records, refused, train
 from finetuning_data import conll_files
-from running import predict, records, refused, train
 
 
 @pytest.mark.parametrize("context", ["document", pytest.param("sentence", marks=pytest.mark.slow)])

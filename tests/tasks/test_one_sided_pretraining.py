@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from command_runs import EXPERIMENTS, overrides, refused
 from finetuning_data import glue_files
-from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD

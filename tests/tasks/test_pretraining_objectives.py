@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from running import overrides, refused
+from command_runs import overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD

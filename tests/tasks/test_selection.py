@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
+from command_runs import EXPERIMENTS, overrides, refused
 from finetuning_data import squad_files
-from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import UsageError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import EXPERIMENTS, overrides, predict, refused, train
 from finetuning_data import conll_files, glue_files, squad_files, swag_files
-from running import EXPERIMENTS, overrides, predict, refused, train
 
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.model.heads import TokenModel

@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
+from command_runs import predict, records, train
 from finetuning_data import learnable_squad_files
-from running import predict, records, train
 
 from bertjax.cli import main as cli
 

@@ -3,8 +3,8 @@
 import csv
 
 import numpy as np
+from command_runs import EXPERIMENTS, overrides, predict, records, train
 from finetuning_data import swag_files
-from running import EXPERIMENTS, overrides, predict, records, train
 
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.build import build_task, parse_config

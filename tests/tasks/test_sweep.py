@@ -5,8 +5,8 @@ import re
 import shutil
 
 import pytest
+from command_runs import EXPERIMENTS, overrides, refused
 from etils import epath
-from running import EXPERIMENTS, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError

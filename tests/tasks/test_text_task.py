@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from running import EXPERIMENTS, overrides, predict, records, refused, train
+from command_runs import EXPERIMENTS, overrides, predict, records, refused, train
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD

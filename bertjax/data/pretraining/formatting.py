@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.npz import paragraph
+from bertjax.data.inspection import paragraph
 
 _LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 

@@ -15,8 +15,8 @@ from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, vocabula
 from bertjax.data.finetuning import examples as examples_module
 from bertjax.data.finetuning.epoch_order import EpochOrder, train_batches
 from bertjax.data.finetuning.examples import Batching, Examples
-from bertjax.data.finetuning.formatting import format_row
 from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.inspection import format_row
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError

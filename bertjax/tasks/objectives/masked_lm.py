@@ -59,7 +59,7 @@ class MaskedLm(PretrainingObjective):
 
     def row_source(self) -> "RowSource":
         if self.packing:
-            from bertjax.data.pretraining.packed_pairs import PACKED_PAIRS
+            from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS
 
             return PACKED_PAIRS
         from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS

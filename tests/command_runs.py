@@ -7,7 +7,7 @@ import pytest
 
 from bertjax.cli import main as cli
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MODEL = {
     "model.hidden_dropout_prob": 0.0,
     "model.attention_probs_dropout_prob": 0.0,
