@@ -88,7 +88,7 @@ def named_grid(name: str) -> list[dict[str, Any]]:
     if name == "one":
         return [{}]
     if name not in learning_rates:
-        raise UsageError(f"unknown grid: {name}; use one, {', '.join(learning_rates)}")
+        raise UsageError(f"unknown grid: {name}; use one of {', '.join(('one', *learning_rates))}")
     values = {
         "data.batch_size": batch_sizes.get(name),
         "optimizer.learning_rate": learning_rates[name],

@@ -22,7 +22,7 @@ from bertjax.model.heads import EncoderModel
 from bertjax.training import workdir
 from bertjax.training.checkpoint import Checkpoints, is_complete, resolve_checkpoint_path
 from bertjax.training.metrics import JsonlWriter, read_lines
-from bertjax.training.step import TrainState
+from bertjax.training.state import TrainState
 
 ROOT = Path(__file__).parents[1]
 RUN = "gs://bucket/runs/a"

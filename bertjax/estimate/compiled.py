@@ -16,7 +16,8 @@ from bertjax.tasks.build import build_task
 from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
-from bertjax.training.step import abstract_state, make_train_step
+from bertjax.training.state import abstract_state
+from bertjax.training.step import make_train_step
 from bertjax.utils.process_pool import process_pool
 
 

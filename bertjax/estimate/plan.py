@@ -18,7 +18,7 @@ from bertjax.model.layer_stack import LAYERS
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
-from bertjax.training.step import abstract_state
+from bertjax.training.state import abstract_state
 from bertjax.utils.terminal import duration
 
 

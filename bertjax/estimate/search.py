@@ -15,7 +15,7 @@ from bertjax.tasks.build import build_task
 from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
-from bertjax.training.step import abstract_state
+from bertjax.training.state import abstract_state
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,9 @@ Axis letters in shape comments of this package:
 
 A row holds one sequence or several. `sequence_ids` numbers the sequence of each token, 0 for padding; `position_ids`
 counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input mask.
+
+Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`): `batch` is sharded over `data` and `fsdp`,
+`shared_batch` over `data` only; `embed_part` is D, sharded over `fsdp`.
 """
 
 import flax.linen as nn
@@ -40,7 +43,7 @@ class Embeddings(nn.Module):
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
         # Keeping only the float32 input would save no memory: it is as large as what the gradient needs.
-        self.norm = layer_norm(config, keep_input=False)
+        self.norm = layer_norm(config, recompute=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
@@ -64,7 +67,7 @@ class Encoder(nn.Module):
 
     Parameters of all layers are stacked on a leading axis N, whether layers are scanned or unrolled, so a checkpoint
     loads with either setting. With `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack
-    (`freezing.merge_trainable`), so that the backward pass stops above them.
+    (`Frozen.model_params`), so that the backward pass stops above them.
     """
 
     config: ModelConfig

@@ -21,7 +21,8 @@ from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import Encoder
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
-from bertjax.model.layers import Dense, activation, constant_init, dot, layer_norm
+from bertjax.model.layers import Dense, activation, constant_init, layer_norm
+from bertjax.model.matmul import dot
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
 from bertjax.model.pooling import Pooler, pool_cls, pool_cls_packed
 

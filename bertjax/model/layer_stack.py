@@ -64,7 +64,7 @@ def run_layers(
 
 
 def _num_frozen_layers(parent: nn.Module) -> int:
-    """Returns the number of layers in the stack that `freezing.merge_trainable` splits off."""
+    """Returns the number of layers in the stack that `Frozen.model_params` splits off."""
     if not parent.has_variable("params", FROZEN_LAYERS):
         return 0
     return len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])

@@ -1,6 +1,5 @@
-"""Transformer layer and its parts: matmuls, dense layers, norms, activations. Axis letters: see `encoder.py`."""
+"""Transformer layer and its parts: dense layers, norms, activations. Axis letters: see `encoder.py`."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -13,63 +12,22 @@ from bertjax.model.attention.dispatch import AttentionFn
 from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.partitioning import ACTIVATION_AXES, platform, resolve_layout, scans_layers, with_logical_constraint
+from bertjax.model.matmul import dot
+from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, scans_layers, with_logical_constraint
 
-
-def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Multiplies `x` [..., I...] by a kernel [I..., O...] to [..., O...].
-
-    On CPU this is one product of two matrices. On TPU merging the leading axes would move 7 % more bytes per step (BASE
-    at 512 tokens).
-
-    Args:
-      num_inputs: number of leading kernel axes, contracted with the trailing axes of `x`.
-      dtype: dtype of sums and result (default: that of `x` and the kernel).
-    """
-    if platform() != "cpu":
-        return jnp.tensordot(x, kernel, num_inputs, preferred_element_type=dtype)
-    leading, trailing = x.shape[: x.ndim - num_inputs], kernel.shape[num_inputs:]
-    contracted = math.prod(kernel.shape[:num_inputs])
-    rows, matrix = x.reshape(math.prod(leading), contracted), kernel.reshape(contracted, math.prod(trailing))
-    dtype = dtype or jnp.result_type(x, kernel)
-    return _matmul(rows.astype(dtype), matrix.astype(dtype)).reshape(*leading, *trailing)
-
-
-@jax.custom_vjp
-def _matmul(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiplies [N, I] by [I, O]; computes the kernel's gradient by a product that contracts the last axis.
-
-    XLA's CPU backend has a fast kernel for that layout and a slow one for operands that share their first axis.
-    """
-    return rows @ kernel
-
-
-def _matmul_fwd(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return rows @ kernel, (rows, kernel)
-
-
-def _matmul_bwd(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows, kernel = residuals
-    # Without the barriers XLA would fuse the transposes into the products again.
-    barrier = jax.lax.optimization_barrier
-    if kernel.shape[0] <= kernel.shape[1]:
-        kernel_gradient = barrier(barrier(rows.T) @ gradient)
-    else:
-        kernel_gradient = barrier(barrier(gradient.T) @ rows).T
-    return gradient @ kernel.T, kernel_gradient
-
-
-_matmul.defvjp(_matmul_fwd, _matmul_bwd)
-
-
-# `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each but for MLP_IN, [B, L, F].
-PROJECTIONS, CONTEXT, RESIDUAL, MLP_IN = "projections", "context", "residual", "mlp_in"
-# Remat policy of whole layers to the activations that it keeps for the backward pass.
+# `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
+QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
+# Activations that each `model.remat` saves, of those that recompute parts of layers and are named after these parts.
 SAVED_NAMES = {
-    "elementwise": (PROJECTIONS, CONTEXT, RESIDUAL, MLP_IN),
+    "elementwise": (QKV, CONTEXT, RESIDUAL, MLP_IN),
     "projections": (CONTEXT, RESIDUAL, MLP_IN),
     "full": (),
 }
+
+
+def recomputes_layers(config: ModelConfig) -> bool:
+    """Returns whether `model.remat` recomputes parts of each layer in the backward pass."""
+    return config.remat in SAVED_NAMES
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> nn.initializers.Initializer:
@@ -132,17 +90,17 @@ def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) ->
     return jax.checkpoint(function, prevent_cse=not scans_layers(config))
 
 
-def layer_norm(config: ModelConfig, name: str | None = None, keep_input: bool = True) -> nn.LayerNorm:
+def layer_norm(config: ModelConfig, name: str | None = None, recompute: bool = True) -> nn.LayerNorm:
     """Returns a LayerNorm module with float32 statistics and the config's dtype as output.
 
     Args:
       config: model config.
       name: module name.
-      keep_input: saves only the input for the backward pass, see `save_inputs_only`. False inside a layer that is
-        recomputed anyway, which would otherwise compute the norm twice more.
+      recompute: recompute intermediate values in the backward pass from the input, which alone is saved. False where
+        that saves no memory.
     """
     layout = resolve_layout(config)
-    module = nn.remat(nn.LayerNorm, prevent_cse=not scans_layers(config)) if keep_input else nn.LayerNorm
+    module = nn.remat(nn.LayerNorm, prevent_cse=not scans_layers(config)) if recompute else nn.LayerNorm
     return module(
         epsilon=config.layer_norm_eps,
         dtype=layout.dtype,
@@ -153,14 +111,14 @@ def layer_norm(config: ModelConfig, name: str | None = None, keep_input: bool = 
     )
 
 
-def activation(config: ModelConfig, keep_input: bool = True) -> Callable[[jax.Array], jax.Array]:
-    """Returns the activation function that the config names; `keep_input` as in `layer_norm`."""
+def activation(config: ModelConfig, recompute: bool = True) -> Callable[[jax.Array], jax.Array]:
+    """Returns the activation function that the config names; `recompute` as in `layer_norm`."""
     function = {
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
         "relu": jax.nn.relu,
     }[config.hidden_act]
-    return save_inputs_only(function, config) if keep_input else function
+    return save_inputs_only(function, config) if recompute else function
 
 
 class SelfAttention(nn.Module):
@@ -176,7 +134,7 @@ class SelfAttention(nn.Module):
 
         def project(name: str) -> jax.Array:
             y = Dense(config, heads, ("embed", "heads", "head"), flat=True, name=name)(x)
-            return checkpoint_name(y, PROJECTIONS).reshape(*y.shape[:-1], *heads)
+            return checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
 
         query, key, value = map(project, ("query", "key", "value"))  # [B, L, H, K] each
         attend = partial(
@@ -205,7 +163,7 @@ def attention_score_flops(config: ModelConfig, context: float) -> float:
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
     y = Dense(config, (config.intermediate_size,), ("embed", "mlp"), name="mlp_in")(x)  # [B, L, F]
-    y = activation(config, keep_input=config.remat not in SAVED_NAMES)(checkpoint_name(y, MLP_IN))
+    y = activation(config, recompute=not recomputes_layers(config))(checkpoint_name(y, MLP_IN))
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), name="mlp_out")(y)
 
 
@@ -219,7 +177,7 @@ def residual(
 ) -> jax.Array:
     """Returns norm(x + dropout(sublayer(x))), the post-norm residual connection; `key` is None without dropout."""
     total = checkpoint_name(x + dropout(sublayer(x), config.hidden_dropout_prob, key), RESIDUAL)
-    norm = layer_norm(config, name, keep_input=config.remat not in SAVED_NAMES)
+    norm = layer_norm(config, name, recompute=not recomputes_layers(config))
     return with_logical_constraint(norm(total), ACTIVATION_AXES)
 
 

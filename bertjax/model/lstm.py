@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import SAVED_NAMES, Dense, kernel_init, layer_norm
+from bertjax.model.layers import SAVED_NAMES, Dense, kernel_init, layer_norm, recomputes_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 LEFT, RIGHT = BOTH = ("left", "right")
@@ -71,7 +71,7 @@ class LstmLayer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
-        norm = layer_norm(self.config, "norm", keep_input=self.config.remat not in SAVED_NAMES)
+        norm = layer_norm(self.config, "norm", recompute=not recomputes_layers(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)
         return x, x if self.collect else None

@@ -16,7 +16,7 @@ ACTIVATION_AXES = ("batch", "length", "embed")
 
 
 def platform() -> str:
-    """Returns `cpu`, `gpu` or `tpu`: the platform of the current mesh, or of this machine without a mesh.
+    """Returns `cpu`, `gpu` or `tpu`: the platform of the current mesh, or of this machine if no mesh is set.
 
     The mesh may describe devices that this machine does not have, as in `bertjax plan`.
     """

@@ -122,7 +122,7 @@ def fine_tuning(
         pretrained = pretrained.init_from
     size = dict(item.split("=", 1) for item in pretrained.config.partition(":")[2].split(","))["size"]
     model = _model_config(scale, size, pretrained.overrides)
-    # Use one setting for the feature-based approach, since the grids are for fine-tuning, and for a single seed.
+    # The feature-based approach and runs with a fixed seed use one setting; the grids are for fine-tuning.
     grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
     trials = len(named_grid(grid)) * (scale.finetuning_seeds if seed is None else 1)

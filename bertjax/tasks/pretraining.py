@@ -15,7 +15,8 @@ from bertjax.errors import UsageError
 from bertjax.tasks import task
 from bertjax.tasks.objectives.config import Config
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
-from bertjax.tasks.task import NumpyBatch, StepCost
+from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.task import NumpyBatch
 
 if TYPE_CHECKING:
     from bertjax.data.pretraining.source import RowSource

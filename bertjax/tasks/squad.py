@@ -27,7 +27,8 @@ from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record
 from bertjax.tasks.finetuning.spans import Answer, answer_record, best_answers, nbest_with_probabilities
 from bertjax.tasks.finetuning.task import FinetuningTask
-from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs, cross_entropy
+from bertjax.tasks.objectives.losses import cross_entropy
+from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.utils.io import write_atomic
 
 _V1, _V2, _TRIVIAQA = _VERSIONS = ("1.1", "2.0", "triviaqa")

@@ -1,7 +1,6 @@
-"""Base classes of tasks and objectives, and the loss functions and metric sums that objectives share."""
+"""Base classes of tasks and objectives."""
 
 import dataclasses
-import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from bertjax.data.schema import Schema, abstract_batch
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.report import ClassReport
+from bertjax.tasks.objectives.step_cost import StepCost
 
 Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
@@ -44,12 +44,16 @@ class Objective:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all entries of the metric sums; a run cannot resume with different ones."""
+        """Names of all entries of the metric sums. A run cannot resume with different ones.
+
+        Names that end in `loss`, `error` or `entropy` are better when lower. Curves show names that end in `_loss` or
+        `_accuracy`, log lines those that contain `accuracy`.
+        """
         raise NotImplementedError
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the metrics whose means add up to the training loss; each ends in `loss`, `error` or `entropy`."""
+        """Names of the metrics whose means add up to the training loss."""
         raise NotImplementedError
 
     @property
@@ -58,7 +62,7 @@ class Objective:
         raise NotImplementedError
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the divisor of each loss in the optimized loss.
+        """Returns the value by which the sum of each loss is divided in the training loss.
 
         It depends on the global batch alone, so that gradients of micro-batches add up to exactly the gradient of the
         batch. The logged mean divides by the weight in `compute` instead, which may differ by an epsilon.
@@ -81,33 +85,6 @@ class Objective:
         # Kernels reject rows this short, so initialize with XLA attention.
         config = dataclasses.replace(self.model.config, attention="plain")
         return self.model.clone(config=config).init(key, batch)["params"]
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCost:
-    """Size of a number of steps, computed from the config without reading batches.
-
-    Attributes:
-      rows: rows of all batches.
-      positions: tokens of all rows, padding included.
-      flops: model FLOPs if every position were a token that attends to its whole row.
-      attention_flops: the part of `flops` that is attention's.
-    """
-
-    rows: int = 0
-    positions: int = 0
-    flops: float = 0.0
-    attention_flops: float = 0.0
-
-    def __add__(self, other: "StepCost") -> "StepCost":
-        return StepCost(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
-
-    def __sub__(self, other: "StepCost") -> "StepCost":
-        return StepCost(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
-
-    def token_flops(self, token_fraction: float, attention_fraction: float) -> float:
-        """Returns the FLOPs spent on tokens, given the fractions of `step.batch_fractions`."""
-        return token_fraction * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
 
 
 class Task:
@@ -214,23 +191,3 @@ class Task:
     def writes_predictions(self) -> bool:
         """True if the subclass defines `write_predictions`."""
         return type(self).write_predictions is not Task.write_predictions
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the cross-entropy in nats, float32 [...], of logits [..., C] and labels [...] in [0, C)."""
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
-
-
-def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns metric sums, float32 [2]: the weighted sum of the values, and the sum of the weights."""
-    return jnp.stack([jnp.sum(values * weights), jnp.sum(weights)])
-
-
-def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the metric sums of cross-entropy and accuracy for float32 logits [..., C], labels and weights [...]."""
-    # Same as `argmax`, which over a sharded vocabulary would make XLA all-gather an index array as large as the logits.
-    classes = jnp.arange(logits.shape[-1])
-    maximum = jnp.max(logits, axis=-1, keepdims=True)
-    correct = jnp.min(jnp.where(logits == maximum, classes, classes.size), axis=-1) == labels
-    return weighted_sum(cross_entropy(logits, labels), weights), weighted_sum(correct, weights)

@@ -14,19 +14,14 @@ from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
+from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import check_batch_sizes
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import (
-    ATTENTION_FRACTION,
-    TOKEN_FRACTION,
-    TrainState,
-    compute_metrics,
-    init_state,
-    make_train_step,
-)
+from bertjax.training.state import TrainState, init_state
+from bertjax.training.step import compute_metrics, make_train_step
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +64,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
     cost = task.cost_before(step + 1) - task.cost_before(step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
-        logger.info(f"not finite: {', '.join(not_finite)}")
+        logger.info(f"metrics that are not finite: {', '.join(not_finite)}")
     median = statistics.median(seconds)
     return {
         "tokens_per_second": token_fraction * cost.positions / median,

@@ -31,7 +31,7 @@ from bertjax.training.checkpoint_metadata import (
 )
 from bertjax.training.fingerprint import fingerprint
 from bertjax.training.multihost import is_collective_error
-from bertjax.training.step import TrainState
+from bertjax.training.state import TrainState
 from bertjax.utils.io import is_remote
 
 logger = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
 
 
 def resolve_path(path: str | Path) -> epath.Path:
-    """Returns an absolute path without links; an address stays as it is."""
+    """Returns the absolute path with symbolic links resolved; a URL is returned unchanged."""
     return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
 
 

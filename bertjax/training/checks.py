@@ -10,7 +10,7 @@ from bertjax.errors import BertjaxError
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.step import TrainState
+from bertjax.training.state import TrainState
 
 
 class DivergenceError(BertjaxError):
@@ -22,7 +22,7 @@ class DivergenceError(BertjaxError):
 
 @contextlib.contextmanager
 def name_last_checkpoint(checkpoints: Checkpoints) -> Iterator[None]:
-    """Adds the last good checkpoint and advice to a `DivergenceError` of the block."""
+    """Adds the last good checkpoint and advice to the message of a `DivergenceError` that the block raises."""
     try:
         yield
     except DivergenceError as error:

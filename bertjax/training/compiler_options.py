@@ -46,7 +46,7 @@ TPU_OPTIONS = (
 
 
 def compiler_options(mesh: Mesh) -> CompilerOptions | None:
-    """Returns the options for train and eval steps on a mesh, or None for XLA's defaults."""
+    """Returns the options for train steps on a mesh, or None for XLA's defaults."""
     devices = list(mesh.devices.flat)
     if devices[0].platform != "tpu":
         return None

@@ -32,53 +32,50 @@ class Frozen(NamedTuple):
         """True if a parameter is frozen by its name."""
         return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
 
+    def select(self, params: Any) -> Any:
+        """Returns the trainable part of the parameters, boxed or not; of a stack, its upper layers."""
+        trained = {}
+        for path, leaf in flatten_dict(params).items():
+            if self.matches(path):
+                continue
+            if self.layers and is_stacked(path):
+                if nn.unbox(leaf).shape[0] == self.layers:
+                    continue
+                leaf = jax.tree.map(lambda stack: stack[self.layers :], leaf)
+            trained[path] = leaf
+        return unflatten_dict(trained)
+
+    def model_params(self, params: Any, trained: Any) -> Any:
+        """Returns all parameters as input of the model, with the trainable parameters from `trained`.
+
+        Frozen layers form a separate stack, through which no gradient flows.
+        """
+        if self == Frozen():
+            return trained
+        new, merged = flatten_dict(trained), {}
+        for path, leaf in flatten_dict(params).items():
+            if self.layers and is_stacked(path):
+                merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: self.layers]
+                if self.layers < leaf.shape[0]:
+                    merged[path] = new[path] if path in new else leaf[self.layers :]
+            else:
+                merged[path] = new.get(path, leaf)
+        return unflatten_dict(merged)
+
+    def write_back(self, params: Any, trained: Any) -> Any:
+        """Returns `params` with the trainable part replaced by `trained`. Frozen parameters are bitwise unchanged."""
+        if self == Frozen():
+            return trained
+        updated = flatten_dict(params)
+        for path, value in flatten_dict(trained).items():
+            is_cut = self.layers and is_stacked(path)
+            updated[path] = updated[path].at[self.layers :].set(value) if is_cut else value
+        return unflatten_dict(updated)
+
 
 def is_stacked(path: Sequence[str]) -> bool:
     """Returns True if a parameter is a stack of all layers."""
     return LAYERS in path
-
-
-def trainable(params: Any, frozen: Frozen) -> Any:
-    """Returns the trainable part of the parameters, boxed or not. The trainable part of a stack is its upper layers."""
-    trained = {}
-    for path, leaf in flatten_dict(params).items():
-        if frozen.matches(path):
-            continue
-        if frozen.layers and is_stacked(path):
-            if nn.unbox(leaf).shape[0] == frozen.layers:
-                continue
-            leaf = jax.tree.map(lambda stack: stack[frozen.layers :], leaf)
-        trained[path] = leaf
-    return unflatten_dict(trained)
-
-
-def merge_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
-    """Returns all parameters as input of the model, with the trainable parameters from `trained`.
-
-    Frozen layers form a separate stack, through which no gradient flows.
-    """
-    if frozen == Frozen():
-        return trained
-    new, merged = flatten_dict(trained), {}
-    for path, leaf in flatten_dict(params).items():
-        if frozen.layers and is_stacked(path):
-            merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: frozen.layers]
-            if frozen.layers < leaf.shape[0]:
-                merged[path] = new[path] if path in new else leaf[frozen.layers :]
-        else:
-            merged[path] = new.get(path, leaf)
-    return unflatten_dict(merged)
-
-
-def update_trainable(params: Any, trained: Any, frozen: Frozen) -> Any:
-    """Returns `params` with the trainable part replaced by `trained`. Frozen parameters are bitwise unchanged."""
-    if frozen == Frozen():
-        return trained
-    updated = flatten_dict(params)
-    for path, value in flatten_dict(trained).items():
-        is_cut = frozen.layers and is_stacked(path)
-        updated[path] = updated[path].at[frozen.layers :].set(value) if is_cut else value
-    return unflatten_dict(updated)
 
 
 def check_frozen(params: Any, frozen: Frozen) -> None:
@@ -102,5 +99,5 @@ def check_frozen(params: Any, frozen: Frozen) -> None:
 
 def count_trainable(params: Any, frozen: Frozen) -> int:
     """Returns the number of trainable parameters."""
-    trained = jax.eval_shape(lambda params: trainable(params, frozen), nn.unbox(params))
+    trained = jax.eval_shape(lambda params: frozen.select(params), nn.unbox(params))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained))

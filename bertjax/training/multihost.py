@@ -88,7 +88,7 @@ def _processes_from_environment() -> dict[str, Any]:
             f"invalid environment variables: {shortened(values)}; set HOST:PORT of process 0, the number of processes "
             "and an index below it in every process"
         )
-    # Disable cluster detection, with which JAX queries the cloud's metadata server if libtpu is installed.
+    # Disable cluster detection: if libtpu is installed, it queries the cloud's metadata server.
     options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
     return {**options, "cluster_detection_method": "deactivate"}
 
@@ -153,7 +153,8 @@ def assert_same_run(description: dict[str, Any]) -> None:
     Raises:
       UsageError: config or data differ. The message names the fields.
     """
-    description = json.loads(json.dumps(description))  # Convert tuples to lists, as in the description of host 0.
+    # Convert tuples to lists, because the description of host 0 has been through JSON.
+    description = json.loads(json.dumps(description))
     expected = broadcast_from_host0(lambda: description)
     changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]
 

@@ -13,7 +13,9 @@ import jax
 import optax
 from etils import epath
 
+from bertjax.metrics.selection import EvaluationHistory
 from bertjax.model.flops import peak_flops_per_second
+from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS
 from bertjax.training.checkpoint_metadata import read_metadata
@@ -27,7 +29,6 @@ from bertjax.training.metrics import (
     read_lines,
 )
 from bertjax.training.plots import HELD_OUT, plot_curves
-from bertjax.training.step import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
 
@@ -260,6 +261,11 @@ class _CompilationTimer:
         jax.monitoring.unregister_event_duration_listener(self._record)
 
 
-def evaluation_of(line: dict[str, float]) -> dict[str, float]:
-    """Returns the evaluation metrics of a line of `metrics.jsonl`, without their prefix."""
-    return {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}
+def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
+    """Returns the evaluations among the lines of `metrics.jsonl`."""
+    evaluations = []
+    for line in lines:
+        metrics = {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}
+        if metrics:
+            evaluations.append((line["step"], metrics))
+    return EvaluationHistory(task.best_metric, task.patience, tuple(evaluations))

@@ -18,7 +18,7 @@ from bertjax.training.evaluation import predict
 from bertjax.training.metrics import METRICS
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
-from bertjax.training.step import TrainState
+from bertjax.training.state import TrainState
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object, write_atomic
 

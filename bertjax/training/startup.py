@@ -22,7 +22,7 @@ from bertjax.training.init_from import check_vocabulary
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
-from bertjax.training.step import TrainState, init_state
+from bertjax.training.state import TrainState, init_state
 
 logger = logging.getLogger(__name__)
 

@@ -5,43 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bertjax.data.schema import is_token
 from bertjax.errors import UsageError
+from bertjax.tasks.objectives.step_cost import batch_fractions
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.compiler_options import compiler_options
-from bertjax.training.freezing import check_frozen, merge_trainable, trainable, update_trainable
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, parameter_shardings, replicated
-
-# Metrics of the batch itself, not of the model's outputs.
-TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
-_STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
-
-
-@flax.struct.dataclass
-class TrainState:
-    """Everything that a step changes, and that a checkpoint contains.
-
-    Attributes:
-      step: int32 scalar, number of updates.
-      params: float32 parameters.
-      opt_state: optimizer state of the trainable parameters.
-      sums: metric sums since the last logged step, so that a run resumed between two logged steps logs the same values
-        as an uninterrupted one.
-      bad_step: int32 scalar, the first step with a loss or gradient that is not finite, -1 if none.
-    """
-
-    step: jax.Array
-    params: Any
-    opt_state: Any
-    sums: MetricSums
-    bad_step: jax.Array
+from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, replicated
+from bertjax.training.state import TrainState, abstract_state
 
 
 @functools.cache
@@ -50,7 +25,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, jax.Array, optax.Schedule], TrainState]:
     """Compiles the train step `(state, batch, dropout key, learning-rate schedule) -> state`; the state is donated.
 
-    The step is cached by value, so that the trials of a sweep share one compilation.
+    Cached by its arguments, so that the trials of a sweep share one compilation; equal optimizers are one object, see
+    `make_optimizer`.
 
     Args:
       objective: model and losses.
@@ -67,6 +43,7 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
+    # Without frozen parameters, `select`, `model_params` and `write_back` return the trained parameters unchanged.
     tx, frozen = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
@@ -76,10 +53,10 @@ def make_train_step(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
         def loss_fn(trained: Any) -> tuple[jax.Array, MetricSums]:
-            sums, _ = objective.compute(merge_trainable(params, trained, frozen), batch, dropout_key)
+            sums, _ = objective.compute(frozen.model_params(params, trained), batch, dropout_key)
             return total_loss(sums, denominators), sums
 
-        return jax.grad(loss_fn, has_aux=True)(trainable(params, frozen))
+        return jax.grad(loss_fn, has_aux=True)(frozen.select(params))
 
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
@@ -103,7 +80,7 @@ def make_train_step(
         compute_grads = loss_and_grads if grad_accum_steps == 1 else accumulate
         grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
 
-        params = trainable(state.params, frozen)
+        params = frozen.select(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, params)
         learning_rate = schedule(state.step)
         params = optax.apply_updates(params, jax.tree.map(lambda update: -learning_rate * update, updates))
@@ -113,7 +90,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **batch_fractions(batch)}
         return TrainState(
             step=state.step + 1,
-            params=update_trainable(state.params, params, frozen),
+            params=frozen.write_back(state.params, params),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
@@ -138,63 +115,6 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
         return jax.tree.map(jnp.add, sums, batch_sums), outputs
 
     return jax.jit(in_mesh(eval_step, mesh), out_shardings=replicated(mesh))
-
-
-@functools.cache
-def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
-    """Returns shapes, dtypes and shardings of the state without computing anything.
-
-    Raises:
-      UsageError: the optimizer freezes parameters that do not exist, or all of them.
-    """
-    boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.unbox(boxed),
-        parameter_shardings(boxed, mesh),
-    )
-
-
-def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
-    """Initializes the state on the devices that will hold it."""
-    return _make_init(objective, optimizer, mesh)(key)
-
-
-@functools.cache
-def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
-    return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
-
-
-def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
-    params = objective.init_params(key)
-    check_frozen(params, optimizer.frozen)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=optimizer.tx.init(trainable(params, optimizer.frozen)),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, *_STEP_METRICS)},
-        bad_step=jnp.full((), -1, jnp.int32),
-    )
-
-
-def batch_fractions(batch: Batch) -> MetricSums:
-    """Returns the metric sums of two fractions of a batch.
-
-    TOKEN_FRACTION is the fraction of positions that are tokens. ATTENTION_FRACTION is the fraction of position pairs
-    that are in the same sequence, which is the fraction of attention's work that is not padding.
-    """
-    tokens = is_token(batch).astype(jnp.float32)
-    length = tokens.shape[-1]
-    position = batch.get("position_ids", jnp.arange(length))
-    # Token i of a sequence adds 2 i + 1 pairs, so that n tokens have n * n.
-    fractions = {TOKEN_FRACTION: tokens, ATTENTION_FRACTION: tokens * (2 * position + 1) / length}
-    return {name: jnp.stack([jnp.sum(values), jnp.float32(tokens.size)]) for name, values in fractions.items()}
-
-
-def reset_sums(state: TrainState) -> TrainState:
-    """Returns the state with its metric sums at zero."""
-    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
 
 
 def in_mesh(function: Callable, mesh: Mesh) -> Callable:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bertjax.metrics.selection import EvaluationHistory
+from bertjax.tasks.objectives.step_cost import TOKEN_FRACTION
 from bertjax.tasks.task import Task
 from bertjax.training.checks import check_data, check_evaluation, check_loss, check_step, name_last_checkpoint
 from bertjax.training.evaluation import add_loss, check_batch_sizes, check_labeled, evaluate
@@ -18,18 +19,12 @@ from bertjax.training.metrics import METRICS, read_lines, round_digits
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
-from bertjax.training.progress import Progress, evaluation_of
+from bertjax.training.progress import Progress, evaluation_history
 from bertjax.training.results import finish_run
 from bertjax.training.sharding import data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, random_key, restore_or_init
-from bertjax.training.step import (
-    TOKEN_FRACTION,
-    TrainState,
-    abstract_state,
-    compute_metrics,
-    make_train_step,
-    reset_sums,
-)
+from bertjax.training.state import TrainState, abstract_state, reset_sums
+from bertjax.training.step import compute_metrics, make_train_step
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +74,10 @@ def train(
         state = restore_or_init(task, mesh, workdir, checkpoints, init_from, abstract, optimizer)
         step = int(state.step)
         lines = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
-        history = EvaluationHistory(
-            task.best_metric,
-            task.patience,
-            tuple((line["step"], evaluation) for line in lines if (evaluation := evaluation_of(line))),
-        )
+        history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
+        # On all devices. The schedule is a pytree of three numbers, so that a step compiled once takes any schedule.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -100,7 +92,7 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            # `put_batch` is the only transfer between host and devices; any other one raises here.
+            # The step needs no transfer between host and devices: an implicit one raises.
             with profiler.step(step), jax.transfer_guard("disallow"):
                 state = train_step(state, batch, key, device_schedule)
             step += 1
@@ -112,7 +104,8 @@ def train(
 
             # Lines are written before a checkpoint, so that a run resumed from it has all of them.
             if done or step % config.log_every == 0:
-                state = _log_step(task, state, step, progress)
+                _log_step(task, state, step, progress)
+                state = reset_sums(state)
 
             if task.eval_every and (done or step % task.eval_every == 0):
                 # Steps in flight are training time, not evaluation time.
@@ -122,7 +115,8 @@ def train(
                 if not done and history.is_out_of_patience():
                     done = True
                     if step % config.log_every:
-                        state = _log_step(task, state, step, progress)
+                        _log_step(task, state, step, progress)
+                        state = reset_sums(state)
 
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 check_step(state)
@@ -143,15 +137,14 @@ def train(
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}
 
 
-def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
-    """Logs the metrics since the last logged step, checks them, and returns the state with its sums at zero."""
+def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> None:
+    """Logs the metrics since the last logged step and checks them."""
     check_step(state)
     check_data(task, wait=False)
     values = add_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
     progress.log_step(step, values)
     if "loss" in values:
         check_loss(values["loss"], progress.first_loss, step, task.config.divergence_factor)
-    return reset_sums(state)
 
 
 def _evaluate(
@@ -168,7 +161,7 @@ def _evaluate(
     values = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
     values = {name: round_digits(value) for name, value in values.items()}
-    # Missing if the step was just logged, which sets the sums to zero.
+    # For the axis `tokens` of the evaluation. Missing if the step was just logged, which resets the sums.
     token_fraction = compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0)
     progress.log_evaluation(step, values, time.monotonic() - start, token_fraction)
     return history.add(step, values)

@@ -17,7 +17,7 @@ from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
-from bertjax.training.step import TrainState
+from bertjax.training.state import TrainState
 from bertjax.utils.io import (
     check_bucket,
     check_free_space,

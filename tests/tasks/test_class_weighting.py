@@ -17,7 +17,8 @@ from bertjax.tasks.finetuning.tagging import TagObjective
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting, sequence_objective
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
-from bertjax.training.step import init_state, make_train_step
+from bertjax.training.state import init_state
+from bertjax.training.step import make_train_step
 
 MODEL = ModelConfig(
     vocab_size=20,

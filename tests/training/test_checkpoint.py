@@ -22,7 +22,7 @@ from bertjax.training.checkpoint import DAMAGED, Checkpoints, find_checkpoint, r
 from bertjax.training.checkpoint_metadata import raise_unless_damage
 from bertjax.training.parameters import load_all_params, load_params
 from bertjax.training.sharding import make_mesh
-from bertjax.training.step import abstract_state, init_state
+from bertjax.training.state import abstract_state, init_state
 
 ONE_DEVICE = (1, 1, 1)
 OBJECTIVE = MaskedLm.for_model(CONFIG)

@@ -21,7 +21,8 @@ from bertjax.training.checkpoint import Checkpoints
 from bertjax.training.freezing import is_stacked
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
-from bertjax.training.step import abstract_state, init_state, make_train_step
+from bertjax.training.state import abstract_state, init_state
+from bertjax.training.step import make_train_step
 from bertjax.training.workdir import result_differences
 
 LAYERS = 3

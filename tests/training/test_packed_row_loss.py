@@ -11,7 +11,7 @@ from unpacking import unpacked
 from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
-from bertjax.training.step import batch_fractions
+from bertjax.tasks.objectives.step_cost import batch_fractions
 
 CONFIG = ModelConfig(
     vocab_size=60,

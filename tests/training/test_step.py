@@ -19,7 +19,8 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_state, compute_metrics, init_state, make_eval_step, make_train_step
+from bertjax.training.state import abstract_state, init_state
+from bertjax.training.step import compute_metrics, make_eval_step, make_train_step
 
 CONFIG = ModelConfig(
     vocab_size=117,

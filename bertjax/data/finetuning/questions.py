@@ -112,7 +112,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     stats.used += len(usable)
     if not usable:
         reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
-        raise UsageError(f"{path} has no usable questions{reasons}; use a file with answers in its contexts")
+        raise UsageError(f"{path} has no usable questions{reasons}; use a file whose answers occur in their contexts")
     return usable
 
 

@@ -31,7 +31,7 @@ class ReadStats:
       used: number of rows that became examples.
       columns: description of the columns that are read and the columns that are ignored.
       skipped: skipped rows by reason: `rows` is their number, `first` the line or id of the first one.
-      noted: irregular rows that are used anyway, in the same form.
+      noted: irregular rows that are still used, in the format of `skipped`.
     """
 
     file: str
@@ -195,7 +195,7 @@ def _json_rows(
         selected = [*columns, *(name for name in optional if name in fields)]
         nested = [column for column in selected if isinstance(fields.get(column), dict)]
         if nested:
-            raise UsageError(f"{path} line {line}: {nested[0]} is an object; it must be a text or a list of words")
+            raise UsageError(f"{path} line {line}: {nested[0]} is an object; use a string or a list of words")
         yield line, {column: _as_text(fields.get(column)) for column in selected}
 
 

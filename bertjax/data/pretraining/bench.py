@@ -55,7 +55,7 @@ def bench_input(
       seq_len: tokens per row.
       batch_size: rows per batch.
     """
-    # The measurement ends by time, long before this number of steps.
+    # The benchmark stops at a time limit, long before this number of steps.
     phase = dataclasses.replace(phase, start_step=0, stop_step=1 << 40)
 
     def batches(shuffle: bool) -> Iterator[dict[str, np.ndarray]]:

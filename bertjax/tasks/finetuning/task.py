@@ -30,7 +30,8 @@ from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
 from bertjax.tasks.finetuning.records import PredictionRecords
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting
-from bertjax.tasks.task import NumpyBatch, Objective, StepCost
+from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.task import NumpyBatch, Objective
 
 # Top-level parameters of the output layer.
 CLASSIFIER = "classifier"

@@ -12,8 +12,9 @@ from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
 from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.heads import LanguageModel
+from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
-from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs, loss_and_accuracy
+from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus

@@ -10,7 +10,8 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
-from bertjax.tasks.task import NumpyBatch, Objective, StepCost
+from bertjax.tasks.objectives.step_cost import StepCost
+from bertjax.tasks.task import NumpyBatch, Objective
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
@@ -63,7 +64,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def synthetic_batch(self, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns a batch of random rows with the shape of a phase, for benchmarks."""
+        """Returns a batch of random rows with the batch size and row length of a phase, for benchmarks."""
         config = self.model.config
         return synthetic_batch(
             self.schema,

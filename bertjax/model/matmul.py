@@ -1,0 +1,54 @@
+"""Matrix products with parameters, written for the fast path of each platform."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from bertjax.model.partitioning import platform
+
+
+def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Multiplies `x` [..., I...] by a kernel [I..., O...] to [..., O...].
+
+    On CPU this is one product of two matrices. On TPU merging the leading axes would move 7 % more bytes per step (BASE
+    at 512 tokens).
+
+    Args:
+      num_inputs: number of leading kernel axes, contracted with the trailing axes of `x`.
+      dtype: dtype of sums and result (default: that of `x` and the kernel).
+    """
+    if platform() != "cpu":
+        return jnp.tensordot(x, kernel, num_inputs, preferred_element_type=dtype)
+    leading, trailing = x.shape[: x.ndim - num_inputs], kernel.shape[num_inputs:]
+    contracted = math.prod(kernel.shape[:num_inputs])
+    rows, matrix = x.reshape(math.prod(leading), contracted), kernel.reshape(contracted, math.prod(trailing))
+    dtype = dtype or jnp.result_type(x, kernel)
+    return _matmul(rows.astype(dtype), matrix.astype(dtype)).reshape(*leading, *trailing)
+
+
+@jax.custom_vjp
+def _matmul(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Multiplies [N, I] by [I, O]; computes the kernel's gradient by a product that contracts the last axis.
+
+    XLA's CPU backend has a fast kernel for that layout and a slow one for operands that share their first axis.
+    """
+    return rows @ kernel
+
+
+def _matmul_fwd(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return rows @ kernel, (rows, kernel)
+
+
+def _matmul_bwd(residuals: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows, kernel = residuals
+    # Without the barriers XLA would fuse the transposes into the products again.
+    barrier = jax.lax.optimization_barrier
+    if kernel.shape[0] <= kernel.shape[1]:
+        kernel_gradient = barrier(barrier(rows.T) @ gradient)
+    else:
+        kernel_gradient = barrier(barrier(gradient.T) @ rows).T
+    return gradient @ kernel.T, kernel_gradient
+
+
+_matmul.defvjp(_matmul_fwd, _matmul_bwd)

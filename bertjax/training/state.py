@@ -1,0 +1,83 @@
+"""State of training: parameters, optimizer state and metric sums, with their shardings."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
+from bertjax.tasks.task import MetricSums, Objective
+from bertjax.training.freezing import check_frozen
+from bertjax.training.optimizer import Optimizer
+from bertjax.training.sharding import parameter_shardings
+
+# Entries of the metric sums that all objectives have.
+_STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything that a step changes, and that a checkpoint contains.
+
+    Attributes:
+      step: int32 scalar, number of updates.
+      params: float32 parameters.
+      opt_state: optimizer state of the trainable parameters.
+      sums: metric sums since the last logged step, so that a run resumed between two logged steps logs the same values
+        as an uninterrupted one.
+      bad_step: int32 scalar, the first step with a loss or gradient that is not finite, -1 if none.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    sums: MetricSums
+    bad_step: jax.Array
+
+
+@functools.cache
+def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
+    """Returns shapes, dtypes and shardings of the state without computing anything.
+
+    Raises:
+      UsageError: the optimizer freezes parameters that do not exist, or all of them.
+    """
+    boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.unbox(boxed),
+        parameter_shardings(boxed, mesh),
+    )
+
+
+def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
+    """Initializes the state on the devices that will hold it."""
+    return _make_init(objective, optimizer, mesh)(key)
+
+
+@functools.cache
+def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[jax.Array], TrainState]:
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh))
+    return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
+
+
+def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
+    params = objective.init_params(key)
+    check_frozen(params, optimizer.frozen)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.tx.init(optimizer.frozen.select(params)),
+        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, *_STEP_METRICS)},
+        bad_step=jnp.full((), -1, jnp.int32),
+    )
+
+
+def reset_sums(state: TrainState) -> TrainState:
+    """Returns the state with its metric sums at zero."""
+    return state.replace(sums=jax.tree.map(jnp.zeros_like, state.sums))
