@@ -11,7 +11,7 @@ from bertjax.data.corpus.vocabulary import ENTRY, VOCABULARY_FILES, vocabulary_f
 from bertjax.errors import UsageError
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.feature_head import FeatureHead
-from bertjax.model.heads import LanguageModel
+from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel
 from bertjax.presets import finetuning_config, pretraining_config
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
@@ -21,6 +21,8 @@ from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
 from bertjax.utils.io import read_json
 
+# Kinds of models that the formats of other systems have.
+_KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
 # Files and folders that a conversion writes.
 FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.values())
 
@@ -31,9 +33,9 @@ def read(path: Path | epath.Path) -> PortableCheckpoint:
     workdir = workdir_of(checkpoint)
     kind, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
     feature_head = FeatureHead(**(kind["feature_head"] or {}))
-    if kind["kind"] == LanguageModel.KIND:
+    if kind["kind"] not in _KINDS:
         raise UsageError(
-            f"{checkpoint} is a language model with encoder={config.encoder} and attention_direction="
+            f"{checkpoint} has a model of kind {kind['kind']!r} with encoder={config.encoder} and attention_direction="
             f"{config.attention_direction}, which cannot be converted; use the workdir itself"
         )
     if feature_head.is_used:

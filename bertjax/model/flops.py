@@ -30,7 +30,7 @@ PEAK_FLOPS = (
 )
 
 # A training step has 3 times the FLOPs of the forward pass, since the backward pass has twice as many.
-_STEP = 3
+TRAINING_FACTOR = 3
 _NO_HEAD = FeatureHead()
 
 
@@ -51,14 +51,14 @@ def flops_per_token(
     flops: float = _feature_head_flops(config, feature_head)
     if not feature_head.features:
         flops += _encoder_flops(config, seq_len) + num_predictions / seq_len * _output_flops(config)
-    return float(_STEP * flops)
+    return float(TRAINING_FACTOR * flops)
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
     """Returns the part of `flops_per_token` due to attention, if each token attends to `context` tokens."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
-    return _STEP * config.num_hidden_layers * attention_score_flops(config, context)
+    return TRAINING_FACTOR * config.num_hidden_layers * attention_score_flops(config, context)
 
 
 def _encoder_flops(config: ModelConfig, seq_len: int) -> float:

@@ -60,7 +60,7 @@ def test_pairs_need_two_segments(corpus, tmp_path, capfd):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_objective_is_consistent(objective, corpus):
-    """All that an objective says about its rows, metrics and cost agrees with its batches."""
+    """All that an objective says about its rows and metrics agrees with its batches."""
     config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
     task = build_task(config)
     real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.synthetic_batch()

@@ -55,7 +55,7 @@ def train_dataset(
     Args:
       corpus: open corpus.
       phase: batch shape and steps.
-      source: source of the rows: `SENTENCE_PAIRS`, `PACKED_PAIRS`, `TILES` or `WHOLE_TILES`.
+      source: source of the rows, such as `SENTENCE_PAIRS`.
       masking: masking settings.
       seed: random seed, 0 or more.
       dupe_factor: number of different passes over the documents; after the last one, the first one is repeated.

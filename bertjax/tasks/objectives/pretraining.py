@@ -88,7 +88,11 @@ class PretrainingObjective(Objective):
         return {}
 
     def flops_per_token(self, phase: Phase) -> float:
-        """Returns the FLOPs per token of a training step; by default, a vocabulary logit for each prediction."""
+        """Returns the FLOPs per token of a training step.
+
+        By default, the head computes all vocabulary logits for `max_predictions` positions per row. A different head
+        adds `TRAINING_FACTOR` times its forward FLOPs to `flops_per_token` without predictions.
+        """
         return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
