@@ -46,7 +46,7 @@ class Objective:
     def metrics(self) -> tuple[str, ...]:
         """Names of all entries of the metric sums. A run cannot resume with different ones.
 
-        Each name has a prefix, such as `mlm_loss`: `loss` is the sum of all losses. Names that end in `loss`, `error` or
+        Each name has a prefix, such as `mlm_loss`: `loss` is the sum of all losses. Names ending in `loss`, `error` or
         `entropy` are better when lower. Curves show names that end in `_loss` or `_accuracy`, log lines those that
         contain `accuracy`.
         """
