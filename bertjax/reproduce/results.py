@@ -185,8 +185,10 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
       Number of runs in the file.
 
     Raises:
-      UsageError: the file exists and is not a results file, or has runs that would be lost.
+      UsageError: the file is a directory or not a results file, or has runs that would be lost.
     """
+    if file.is_dir():
+        raise UsageError(f"--keep {file} is a directory; give a file")
     runs_by_name = {
         run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)
