@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -71,6 +72,14 @@ def test_pretraining_checkpoint_without_output_layer_is_an_error(corpus, glue, t
             capfd, command[0], config, f"--checkpoint={pretrained}", *command[1:], "--config.data.seq_len=16"
         )
         assert "has no parameters classifier/bias, classifier/kernel" in error
+
+
+@pytest.mark.parametrize("content", ["null", "[1", '{"output": "glue/cola"}'])
+def test_damaged_output_layer_is_an_error(cola, tmp_path, capfd, content):
+    shutil.copytree(cola, tmp_path / "run")
+    (tmp_path / "run" / "output_layer.json").write_text(content)
+    for command in (["evaluate"], ["predict", f"--output={tmp_path}/out"]):
+        assert "output_layer.json" in refused(capfd, *command, f"--checkpoint={tmp_path}/run")
 
 
 def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, capfd):
