@@ -80,6 +80,7 @@ def test_damaged_output_layer_is_an_error(cola, tmp_path, capfd, content):
     (tmp_path / "run" / "output_layer.json").write_text(content)
     for command in (["evaluate"], ["predict", f"--output={tmp_path}/out"]):
         assert "output_layer.json" in refused(capfd, *command, f"--checkpoint={tmp_path}/run")
+    assert not (tmp_path / "out").exists()
 
 
 def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, capfd):
