@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from made_up_text import make_corpus
+from made_up_text import make_corpus, write_letters
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
@@ -50,10 +50,8 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory) -> Path:
     """Returns an uncased vocabulary of single characters that can spell any ASCII text."""
-    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{char}" for char in characters)]
     path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*pieces, "the", "##ing"]) + "\n")
+    write_letters(path, ("the", "##ing"))
     return path
 
 

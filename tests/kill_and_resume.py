@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attack.oracle import checkpoint_arrays, checkpoint_entries, newest_checkpoint
 from made_up_text import make_corpus
+from orbax_files import checkpoint_arrays, checkpoint_entries, newest_checkpoint
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
 # Log lines, evaluations and checkpoints are at different steps, so that checkpoints contain unfinished metric sums.

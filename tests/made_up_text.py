@@ -16,6 +16,13 @@ def write_text(file: Path) -> None:
     file.write_text("\n\n".join(documents) + "\n")
 
 
+def write_letters(file: Path, words: tuple[str, ...] = ()) -> None:
+    """Writes an uncased vocabulary of single characters that can spell any ASCII text, and of `words`."""
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{char}" for char in characters)]
+    file.write_text("\n".join([*pieces, *words]) + "\n")
+
+
 def make_corpus(folder: Path) -> Path:
     """Prepares a corpus of these documents, with a vocabulary trained on them."""
     from bertjax.data.corpus.prepare import prepare

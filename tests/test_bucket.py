@@ -12,9 +12,9 @@ from pathlib import Path
 import bucket
 import jax.numpy as jnp
 import pytest
-from attack.oracle import checkpoint_arrays
 from commanding import ends, printed
 from finetuning_data import glue_files
+from orbax_files import checkpoint_arrays
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import ModelConfig

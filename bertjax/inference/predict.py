@@ -117,8 +117,9 @@ def write_predictions(
     Returns:
       Paths of the files.
     """
-    check_output(task, config.task, folder, columns)
     mesh, params = mesh_and_params(task, checkpoint)
+    # Last of the checks, since it creates the folder.
+    check_output(task, config.task, folder, columns)
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
 

@@ -188,15 +188,15 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
       Number of runs in the file.
 
     Raises:
-      UsageError: the file exists and is not a results file, or has runs that would be lost.
+      UsageError: the file is a directory or not a results file, or has runs that would be lost.
     """
+    if file.is_dir():
+        raise UsageError(f"--keep {file} is a directory; give a file")
     runs_by_name = {
         run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)
         if (outcome := results.outcome(run))
     }
-    if file.is_dir():
-        raise UsageError(f"--keep {file} is a directory; give a file")
     lost = sorted(_load_source(str(file)).saved.keys() - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(

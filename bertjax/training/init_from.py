@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from bertjax.data.corpus.vocabulary import ENTRY, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER
+from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import saved_architecture
@@ -66,10 +66,10 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     Returns:
       The index of the output for each label of the task, or [] if outputs and labels have the same order.
     """
-    file = workdir_of(checkpoint) / OUTPUT_LAYER
-    if OUTPUT_LAYER not in task.workdir_files or not file.exists():
+    layer = read_output_layer(workdir_of(checkpoint))
+    if OUTPUT_LAYER not in task.workdir_files or layer is None:
         return []
-    expected, saved = json.loads(task.workdir_files[OUTPUT_LAYER]), read_json(file)
+    expected, saved = json.loads(task.workdir_files[OUTPUT_LAYER]), json.loads(layer.as_json())
     if saved["output"]:
         for field in ("output", "labels"):
             if saved[field] != expected[field]:

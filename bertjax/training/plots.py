@@ -19,7 +19,7 @@ def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
     """Plots losses and scores against tokens seen, with thin lines for training and thick lines for evaluation.
 
     Args:
-      lines: objects of `metrics.jsonl`, each with `tokens`.
+      lines: objects of `metrics.jsonl`; those without `tokens` are skipped.
       path: PNG file, written atomically.
       score: metric of the right panel; "" plots all accuracies.
     """
@@ -35,7 +35,8 @@ def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
                 (name, 0.8, f"{name}, training"),
                 (f"{HELD_OUT}{name}", 2.2, f"{name}, held out"),
             ):
-                points = [(line["tokens"] / 1e6, line[key]) for line in lines if isinstance(line.get(key), float)]
+                shown = [line for line in lines if "tokens" in line and isinstance(line.get(key), float)]
+                points = [(line["tokens"] / 1e6, line[key]) for line in shown]
                 if points:
                     axes.plot(*zip(*points, strict=True), f"C{index}", linewidth=width, label=label)
         axes.set(title=title, xlabel="million tokens seen")

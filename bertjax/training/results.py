@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,12 +26,17 @@ from bertjax.utils.io import read_json_object, write_atomic
 logger = logging.getLogger(__name__)
 
 
-def read_results(workdir: epath.Path) -> dict[str, Any]:
-    """Reads the `results.json` of a finished run."""
+def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads the `results.json` of a finished run; raises a BertjaxError if the file or one of `fields` is missing."""
     file = workdir / RESULTS
     try:
-        return read_json_object(file)
-    except (OSError, ValueError) as error:
+        results = read_json_object(file)
+        if missing := [name for name in ("config", "data_sha256", *fields) if name not in results]:
+            raise ValueError(f"it has no {missing[0]}")
+        if not {"task", "data", "model"} <= results["config"].keys():
+            raise ValueError("its config has no task, data or model")
+        return results
+    except (OSError, ValueError, AttributeError) as error:
         raise BertjaxError(
             f"cannot read {file}: {first_line(error)}; remove it and repeat the command that trained"
         ) from error

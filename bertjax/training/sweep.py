@@ -49,6 +49,8 @@ TRIALS = "trials"
 SEED = "seed"
 # Special characters that are not encoded in folder names of trials.
 _SAFE = "+,()' "
+# Fields of a trial's `results.json` that `sweep.json` needs.
+_FIELDS = ("selected_by", "started_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +216,7 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
         task = make_task(trial.settings, init_from)
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
-        return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder)))
+        return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder, _FIELDS)))
     except Exception as error:  # Continue after any error, because other trials may succeed.
         # With several processes, raise an error that only this process has, because the others wait for it.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
@@ -230,7 +232,7 @@ def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
     Raises a UsageError if the run in the trial's workdir has a different config, or did not start from parameters with
     the fingerprint `start` (empty: random parameters).
     """
-    results = read_results(trial.folder) if (trial.folder / RESULTS).exists() else None
+    results = read_results(trial.folder, _FIELDS) if (trial.folder / RESULTS).exists() else None
     previous_start = results["started_from"] if results else saved_init_fingerprint(trial.folder)
     difference = ""
     if previous_start not in (None, start):
@@ -251,6 +253,8 @@ def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, 
       results: content of the trial's `results.json`.
     """
     metric = results["selected_by"]
+    if metric not in results:
+        raise BertjaxError(f"the results of trial {trial_name(fields)} have no {metric}; remove its {RESULTS}")
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
     return {**outcome, "started_from": results["started_from"]}

@@ -1,253 +1,86 @@
-"""Commands killed at random moments, and started again until they end: nothing may be lost, nothing may be left."""
+"""Kills of commands at random moments and restarts until the command ends: the result is that of an undisturbed run."""
 
-import dataclasses
-import itertools
+import os
 import random
-import re
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from oracle import Finding, differences, faults_of, state, temporary_left
-from sandbox import LIMIT_SECONDS, Sandbox, config, prepare, rng_of, sweep
-from zygote import Running, Starter
+from oracle import Report, differences, faults_of, leftovers, state, temporaries
+from sandbox import GLUE, PREPARE, PRETRAIN, SWEEP, Case, Sandbox, wait
 
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# In which a run that does not end is hit.
-_ENDLESS_SECONDS = 3.0
-# Of the time that the first run of a shape takes.
-_WITHOUT_COMPILING = 0.4
-# Of one run, from its first start to its end.
-_SAID_CHARACTERS = 2000
-_MOST_KILLS = 5
-_POLL_SECONDS = 0.005
-# For the processes that a command has started, to end after it.
-_WAIT_FOR_GROUP_SECONDS = 10
-# Within this after a file under a temporary name was seen.
-_DURING_SECONDS = 0.05
-_TEMPORARY = re.compile(r"tmp|temp|partial|unfinished|bertjax|__autograph_generated_file|pymp-|\.old$", re.IGNORECASE)
-# Asked to stop, a run that trains has saved, and others have cleaned up.
-_ENDS = dict.fromkeys(SIGNALS, (0, 42, 130)) | {signal.SIGKILL: (0, -signal.SIGKILL)}
-_FINETUNING = config("glue", data__vocabulary="")
-
-
-@dataclasses.dataclass(frozen=True)
-class Scene:
-    """A command and where it writes, in the folder that it runs in.
-
-    Attributes:
-      piece: of the sandbox that the same command has made, if there is one.
-      at_once: what it writes appears when it is whole, and is not written again.
-      endless: it writes nothing, and ends when it is told to.
-    """
-
-    argv: tuple[str, ...]
-    output: str = "out"
-    piece: str = ""
-    at_once: bool = False
-    endless: bool = False
-
-
-SCENES = {
-    "train": Scene(("train", *config("pretrain"), "--workdir=out"), piece="pretrained"),
-    "fine-tune": Scene(("train", *_FINETUNING, "--init_from={pretrained}", "--workdir=out"), piece="glue"),
-    "fine-tune from theirs": Scene(("train", *_FINETUNING, "--init_from={huggingface}", "--workdir=out")),
-    "sweep": Scene(tuple(sweep("out")), piece="swept"),
-    "reproduce": Scene(("reproduce", "--config={table}/table.py", "--results=out")),
-    "prepare": Scene(tuple(prepare("text:{texts}/text.txt", "out")), at_once=True),
-    "prepare with a vocabulary": Scene(
-        ("prepare", "--input=text:{texts}/text.txt.xz", "--vocab={letters}/vocab.txt", "--workers=2", "--output=out"),
-        at_once=True,
-    ),
-    "convert to huggingface": Scene(("convert", "{pretrained}", "out", "--format=huggingface"), at_once=True),
-    "convert to tensorflow": Scene(("convert", "{pretrained}", "out", "--format=tensorflow"), at_once=True),
-    "convert from tensorflow": Scene(("convert", "{tensorflow}", "out"), at_once=True),
-    "features": Scene(("features", "--checkpoint={huggingface}", "--input={texts}/lines.txt", "--output=out")),
-    "predict": Scene(("predict", "--checkpoint={glue}", "--output=out")),
-    # A request that a library keeps to itself would show as a run that goes on.
-    "bench input": Scene(("bench", "input", *config("pretrain"), "--seconds=600"), endless=True),
+# Valid exit codes after each signal; without one the command must succeed.
+_CODES = {0: (0,), signal.SIGKILL: (0, -9), signal.SIGTERM: (0, 42, 130), signal.SIGINT: (0, 42, 130)}
+# Commands that write `out`.
+SCENES: dict[str, tuple[str, ...]] = {
+    "train": ("train", *PRETRAIN, "--workdir=out"),
+    "fine-tune": ("train", *GLUE, "--workdir=out"),
+    "fine-tune huggingface": ("train", *GLUE, "--init_from={huggingface}", "--workdir=out"),
+    "sweep": (*SWEEP, "--workdir=out"),
+    "reproduce": ("reproduce", "--config={table}/table.py", "--results=out"),
+    "prepare": (*PREPARE, "--input=text:{files}/text.txt"),
+    "prepare with workers": (*PREPARE, "--input=text:{files}/text.txt.xz", "--vocab={files}/vocab.txt", "--workers=2"),
+    "convert to huggingface": ("convert", "{pretrained}", "out", "--format=huggingface"),
+    "convert to tensorflow": ("convert", "{pretrained}", "out", "--format=tensorflow"),
+    "features": ("features", "--checkpoint={huggingface}", "bana", "ke ||| lo", "--output=out"),
+    "predict": ("predict", "--checkpoint={glue}", "--output=out"),
 }
-# Runs that save and go on have more moments worth a kill than those that begin anew.
-_SHARES = {"train": 6, "fine-tune": 4, "fine-tune from theirs": 2, "sweep": 3, "prepare": 4}
+# Runs that resume have more states than commands that start over.
+_ROWS = (*SCENES, *("train", "fine-tune", "sweep", "train", "prepare") * 2)
 
 
-class References:
-    """How each scene ends undisturbed, and how long that takes; found when first asked for."""
+def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Report:
+    """Runs a command of `SCENES` again and again and kills it up to `most` times."""
+    expected, seconds = sandbox.cached(f"undisturbed {scene}", lambda: undisturbed(sandbox, scene))
+    rng, work, output = random.Random(seed), case / "work", case / "work" / "out"
+    events, faults = [], []
+    for attempt in range(most + 1):
+        before, sent = {"out", *os.listdir(work)}, []
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[dict[str, str], float]] = {}
-        self._locks = {name: threading.Lock() for name in SCENES}
+        def disturb(pid: int, poll: Callable[[], int | None], sent: list[int] = sent) -> None:
+            wait(poll, rng.uniform(0, seconds))
+            if rng.random() < 0.4:
+                # Waits for a temporary file, to hit the command while it writes.
+                wait(lambda: True if poll() is not None or temporaries(work) else None, seconds)
+                time.sleep(rng.uniform(0, 0.05))
+            if poll() is None:
+                sent.append(rng.choice([*_CODES][1:]))
+                # A terminal signals the process group, a scheduler often the process.
+                rng.choice((os.kill, os.killpg))(pid, sent[0])
 
-    def of(self, sandbox: Sandbox, name: str) -> tuple[dict[str, str], float]:
-        """State of the scene's output, and seconds.
-
-        Raises:
-          RuntimeError: the command, left alone, does not end well.
-        """
-        with self._locks[name]:
-            if SCENES[name].endless:
-                return {}, _ENDLESS_SECONDS
-            if name not in self._found and SCENES[name].piece:
-                made = sandbox.piece(SCENES[name].piece)
-                self._found[name] = state(made), sandbox.seconds[SCENES[name].piece] * _WITHOUT_COMPILING
-            elif name not in self._found:
-                case = sandbox.case(f"alone-{name.replace(' ', '-')}")
-                outcome = sandbox.execute(sandbox.zygote, case, SCENES[name].argv, 300)
-                if outcome.code != 0:
-                    raise RuntimeError(f"{name}, left alone, ended with {outcome.code}: {outcome.err}")
-                self._found[name] = state(case / "work" / SCENES[name].output), outcome.seconds
-            return self._found[name]
-
-
-@dataclasses.dataclass(frozen=True)
-class Kills:
-    """A case: one scene, killed up to `most` times.
-
-    Attributes:
-      name: of the case.
-      row: of the summary, the scene.
-      seed: of the moments and signals.
-      most: kills.
-      references: of all cases.
-    """
-
-    name: str
-    row: str
-    seed: str
-    most: int
-    references: References
-
-    def run(self, sandbox: Sandbox, starter: Starter) -> Finding:
-        rng, scene = random.Random(self.seed), SCENES[self.row]
-        expected, seconds = self.references.of(sandbox, self.row)
-        case = sandbox.case(self.name)
-        argv = tuple(sandbox.filled(item) for item in scene.argv)
-        output = case / "work" / scene.output
-        story, faults, hits = [], [], 0
-        for attempt in range(self.most + (not scene.endless)):
-            blow = attempt < self.most
-            number, aimed, group = rng.choice(SIGNALS), rng.random() < 0.4, rng.random() < 0.5
-            before = {path.name for path in (case / "work").iterdir()}
-            began = time.monotonic()
-            running, temporary = sandbox.start(starter, case, argv, attempt)
-            seen = _wait_for_moment(running, case / "work", rng, starter.deaf_seconds, seconds, aimed) if blow else ""
-            hit = blow and running.wait(0) is None
-            if hit:
-                running.send(number, group)
-                told = f"{number.name} to {'all' if group else 'one'} at {time.monotonic() - began:.2f} s{seen}"
-            code = running.wait(LIMIT_SECONDS)
-            outcome = sandbox.outcome(case, argv, code, time.monotonic() - began)
-            hits += hit
-            story.append(f"{told if hit else 'left alone'}: {code}")
-            after = number.name if hit else "the last kill"
-            ends = _ENDS[number] if hit else (0,)
-            faults += [f"{fault} after {after}" for fault in faults_of(outcome, ends)]
-            faults += _left_over(running, case, temporary, scene, code, before)
-            if faults:
-                story.append(f"said {outcome.err[-_SAID_CHARACTERS:]!r}")
-                break
-            if (scene.at_once and output.exists()) or code == 0:
-                # It has come to its end; what is left of the kills is for a run that begins anew.
-                faults += _compared(expected, output)
-                seconds = min(seconds, outcome.seconds)
-                output.rename(case / f"ended{attempt}")
-        faults += [f"harm: {path}" for path in sandbox.harm()]
-        kinds = "same" if not faults else "fault"
-        return Finding(self.row, kinds, tuple(dict.fromkeys(faults)), "; ".join(story), argv, hits)
+        result = sandbox.run(case, SCENES[scene], attempt, *([disturb] if attempt < most else []))
+        events.append(f"signal {sum(sent)}, exit {result.returncode}")
+        faults += faults_of(result, _CODES[sum(sent)])
+        faults += leftovers(case, attempt) if result.returncode == 0 else []
+        if result.returncode >= 0:
+            # A command that ends well also removes the files of those that were killed.
+            faults += [f"left {name}" for name in {*os.listdir(work)} - (before if result.returncode else {"out"})]
+        # The output of these commands appears at once, complete.
+        if result.returncode == 0 or (scene.startswith(("prepare", "convert")) and output.exists()):
+            changes = differences(expected, state(output))
+            faults += [f"lost: {len(changes)} files differ, such as {changes[0]}"] if changes else []
+            # The remaining kills are for a new output.
+            output.rename(case / f"out{attempt}")
+        if faults:
+            break
+    return Report("killed", faults, f"{'; '.join(events)}; {result.stderr[-2000:]!r}", result.args)
 
 
-def _compared(expected: dict[str, str], output: Path) -> list[str]:
-    differing = differences(expected, state(output))
-    faults = [f"silent: {len(differing)} differ, such as {differing[0]}"] if differing else []
-    if (output / "damaged_checkpoints").exists():
-        faults.append("damaged checkpoint under a whole one's name")
-    return faults
+def undisturbed(sandbox: Sandbox, scene: str) -> tuple[dict[str, str], float]:
+    """Returns the state of the output, and half of the run time; the other half is compilation, which is cached."""
+    case, began = sandbox.case(f"undisturbed-{scene}"), time.monotonic()
+    sandbox.run(case, SCENES[scene]).check_returncode()
+    return state(case / "work" / "out"), (time.monotonic() - began) / 2
 
 
-def kills(
-    count: int, seed: int, references: References, scenes: Sequence[str] = tuple(SCENES), most: int = _MOST_KILLS
-) -> list[Kills]:
-    """Cases with `count` kills in all, `most` in one, each scene as often as its share."""
-    turns = itertools.cycle([name for turn in range(6) for name in scenes if turn < _SHARES.get(name, 1)])
-    cases: list[Kills] = []
+def kills(count: int, seed: int) -> list[Case]:
+    """Returns cases with up to `count` kills in total."""
+    cases: list[Case] = []
     while count > 0:
-        name = f"kills-{len(cases)}"
-        several = min(count, rng_of(seed, name, "several").randint(1, most))
-        cases.append(Kills(name, next(turns), f"{seed}/{name}", several, references))
-        count -= several
+        name, scene = f"kills-{len(cases)}", _ROWS[len(cases) % len(_ROWS)]
+        most = min(count, random.Random(f"{name}/{seed}").randint(1, 5))
+        cases.append(Case(name, scene, partial(kill, scene=scene, most=most, seed=f"{seed}/{name}")))
+        count -= most
     return cases
-
-
-def _wait_for_moment(running: Running, work: Path, rng: random.Random, deaf: float, seconds: float, aimed: bool) -> str:
-    """Waits for a moment to kill in; or for the end of the run, whatever is first.
-
-    Args:
-      deaf: seconds in which it may not listen to signals yet.
-      seconds: that the run takes when left alone.
-      aimed: at a moment in which something is being written.
-    """
-    end = time.monotonic() + deaf + rng.uniform(0, seconds)
-    delay = rng.uniform(0, _DURING_SECONDS)
-    if not aimed:
-        running.wait(max(0.0, end - time.monotonic()))
-        return ""
-    while time.monotonic() < end + seconds and running.wait(_POLL_SECONDS) is None:
-        # Any of them, once some time has passed, lest it is always the first.
-        if time.monotonic() > end and _unfinished(work):
-            running.wait(delay)
-            return " while writing"
-    return ""
-
-
-def _unfinished(work: Path) -> list[str]:
-    folders = [work, *work.glob("out"), *work.glob("out/checkpoints"), *work.glob("out/trials/*/checkpoints")]
-    return [
-        entry.name for folder in folders for entry in _listed(folder) if re.search("tmp|partial|unfinished", entry.name)
-    ]
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _left_over(
-    running: Running, case: Path, temporary: Path, scene: Scene, code: int | None, before: set[str]
-) -> list[str]:
-    """What is wrong with what a command has left besides its output.
-
-    Args:
-      before: names that were there when it began, which it must have cleared if it has come to its end.
-    """
-    if code is None:
-        return []
-    faults = []
-    if not _gone(running.alive):
-        faults.append("processes left")
-        running.kill()
-    names = temporary_left(temporary)
-    strange = [name for name in names if not _TEMPORARY.search(name)]
-    if code >= 0 and names:
-        faults.append(f"temporary files left: {', '.join(names[:3])}")
-    elif strange:
-        faults.append(f"strange temporary files left: {', '.join(strange[:3])}")
-    there = {path.name for path in (case / "work").iterdir()} - {scene.output}
-    beside = sorted(there if code == 0 else there - before)
-    strange = [name for name in beside if not _TEMPORARY.search(name)]
-    if strange or (code >= 0 and (beside or (code == 0 and _unfinished(case / "work")))):
-        faults.append(f"left beside the output: {', '.join(beside or _unfinished(case / 'work'))}")
-    return faults
-
-
-def _gone(alive: Callable[[], bool]) -> bool:
-    """Whether what is alive ends soon."""
-    until = time.monotonic() + _WAIT_FOR_GROUP_SECONDS
-    while alive():
-        if time.monotonic() > until:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True

@@ -1,285 +1,229 @@
-"""Where commands are attacked: a folder of its own with sound things to read, made when first asked for."""
+"""A directory with valid inputs for all commands ("pieces", made on first use) and a directory for each case."""
 
-import functools
-import random
-import shlex
+import atexit
+import contextlib
+import gzip
+import json
+import lzma
+import multiprocessing
+import os
+import re
+import resource
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, BinaryIO, NamedTuple
 
-from oracle import Outcome, changed, entries
-from zygote import Program, Running, Starter, Zygote, output_files
+import finetuning_data
+import made_up_text
+from filelock import FileLock
+from oracle import HANG, Report, differences, entries
 
-TESTS = Path(__file__).parents[1]
-# Data that other tests are run on.
-sys.path += [str(TESTS), str(TESTS / "tasks")]
+from bertjax.cli import main as cli
 
-import finetuning_data  # noqa: E402
-import made_up_text  # noqa: E402
-
-ROOT = TESTS.parent
-EXPERIMENTS = ROOT / "experiments"
-LIMIT_SECONDS = 60.0
+# A process id and its `poll`: the exit code, -N after signal N, None while the process runs.
+Process = tuple[int, Callable[[], int | None]]
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+LIMIT_SECONDS = 120.0
+_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+_CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
 TINY = "size=L1_H16,quick=true"
-# Small steps that still log, evaluate and save at different ones.
-RUN = {"steps": 6, "log_every": 4, "eval_every": 6, "checkpoint_every": 2}
-# The fields that lead a task to its data, by its name.
-DATA = {
-    "pretraining": {"data.corpus": "{corpus}", "data.seq_len": "16"},
-    "glue": {"data.task": "cola", "data.path": "{tables}/glue", "data.vocabulary": "{letters}/vocab.txt"},
-    "ner": {"data.path": "{tables}/ner", "data.vocabulary": "{letters}/vocab.txt"},
-    "squad": {"data.path": "{tables}/squad", "data.vocabulary": "{letters}/vocab.txt"},
-    "swag": {"data.path": "{tables}/swag", "data.vocabulary": "{letters}/vocab.txt"},
-    "text": {
-        "data.train_file": "{tables}/text/train.csv",
-        "data.dev_file": "{tables}/text/dev.jsonl",
-        "data.test_file": "{tables}/text/test.tsv",
-        "data.vocabulary": "{letters}/vocab.txt",
-    },
-}
+# A short run that logs, evaluates and saves.
+_RUN = {"steps": 6, "log_every": 4, "eval_every": 6, "checkpoint_every": 2}
+_VOCABULARY = {"data.vocabulary": "{files}/vocab.txt"}
+_DATA = {task: {"data.path": f"{{files}}/{task}", **_VOCABULARY} for task in ("glue", "ner", "squad", "swag")}
+_DATA["glue"]["data.task"] = "cola"
+_DATA["text"] = {"data.train_file": "{files}/text/train.csv", "data.dev_file": "{files}/text/dev.jsonl"} | _VOCABULARY
+_DATA |= dict.fromkeys(("pretrain", "pretrain_cpu", "demo"), {"data.corpus": "{corpus}", "data.seq_len": "16"})
+
+
+def start_fork(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: BinaryIO, err: BinaryIO) -> Process:
+    """Starts a command in a fork of this process, which must have one thread: in 0.3 s, a new process needs 5 s."""
+    process = multiprocessing.get_context("fork").Process(target=_run_command, args=(argv, cwd, env, out, err))
+    # `_run_command` unblocks them when `bertjax.cli.main` has installed its handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    process.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+    os.setpgid(process.pid, process.pid)
+    return process.pid, lambda: process.exitcode
+
+
+def _run_command(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: BinaryIO, err: BinaryIO) -> None:
+    os.chdir(cwd)
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    # With this variable set, the command does not restart itself to get huge pages.
+    os.environ.update({"GLIBC_TUNABLES": "", **env})
+    # No command needs more; it must not fill the memory of the machine.
+    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+    tempfile.tempdir = None
+    sys.argv = ["bertjax", *argv]
+    # Worker processes of multiprocessing import the main module.
+    sys.modules["__main__"] = type(sys)("__main__")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run = cli._run
+    cli._run = lambda argv: (signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS), run(argv))
+    try:
+        cli.main()
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def wait(poll: Callable[[], Any], seconds: float) -> Any:
+    """Returns the result of `poll` when it is not None, or None after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (result := poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return result
 
 
 class Sandbox:
-    """A folder with what the commands need; files of one case are in one folder of it.
+    """Pieces and cases below one temporary directory, which several processes may share."""
 
-    Attributes:
-      folder: gone when this is closed.
-      seconds: that it took to make each piece.
-    """
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="bertjax-attack-")).resolve()
-        for name in ("pieces", "cases", "home", "compiled"):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        for name in ("pieces", "cases", "cache", "home"):
             (self.folder / name).mkdir()
-        self._env = {
-            "HOME": str(self.folder / "home"),
-            "MPLCONFIGDIR": str(self.folder / "home" / "matplotlib"),
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-            "--xla_cpu_use_fusion_emitters=false",
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        self.program = Program()
-        self._locks: dict[str, threading.Lock] = {name: threading.Lock() for name in PIECES}
-        self._made: dict[str, dict] = {}
-        self.seconds: dict[str, float] = {}
-        self._elsewhere = _elsewhere()
+        paths = {"HOME": f"{self.folder}/home", "JAX_COMPILATION_CACHE_DIR": f"{self.folder}/compiled"}
+        self.env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _XLA_FLAGS, **_CACHE, **_TENSORFLOW, **paths}
 
-    @functools.cached_property
-    def zygote(self) -> Zygote:
-        """Started when first asked for."""
-        return Zygote(self._env)
-
-    def close(self) -> None:
-        if "zygote" in self.__dict__:
-            self.zygote.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def cached(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Returns the JSON value of `compute`, which one of the processes calls once."""
+        file = self.folder / "cache" / key
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                file.write_text(json.dumps(compute()))
+            return json.loads(file.read_text())
 
     def piece(self, name: str) -> Path:
-        """A sound thing to read, which no case may change."""
+        """Returns the path of a piece; no case may change it."""
         path = self.folder / "pieces" / name
-        with self._locks[name]:
-            if name not in self._made:
-                path.mkdir()
-                began = time.monotonic()
-                PIECES[name](self, path)
-                self.seconds[name] = time.monotonic() - began
-                self._made[name] = entries(path)
+
+        def make() -> None:
+            path.mkdir(exist_ok=True)
+            for argv in PIECES[name]:
+                argv = [item.replace("FOLDER", str(path)) for item in argv]
+                self.run(self.case(f"make-{name}"), argv).check_returncode()
+            if name == "files":
+                _write_files(path)
+            elif name == "table":
+                (path / "table.py").write_text(self.fill(_TABLE))
+            path.with_suffix(".entries").write_text(json.dumps(entries(path)))
+
+        self.cached(name, make)
         return path
 
-    def filled(self, text: str) -> str:
-        """The text with the paths of pieces where it has their names in braces."""
-        for name in PIECES:
-            if f"{{{name}}}" in text:
-                text = text.replace(f"{{{name}}}", str(self.piece(name)))
-        return text
+    def changed_pieces(self) -> list[str]:
+        """Returns a fault for each changed file of a piece; commands may add pair indices to the corpus."""
+        faults = []
+        for file in (self.folder / "pieces").glob("*.entries"):
+            changes = differences(json.loads(file.read_text()), entries(file.with_suffix("")))
+            faults += [f"changed {file.stem}/{name}" for name in changes if not name.startswith(("pair_index", "."))]
+        return faults
+
+    def fill(self, text: str) -> str:
+        """Replaces the names of pieces in braces by their paths."""
+        return re.sub("{(\\w+)}", lambda name: str(self.piece(name[1])) if name[1] in PIECES else name[0], text)
 
     def case(self, name: str) -> Path:
-        """An empty folder for a case; commands run in `work` in it."""
-        folder = self.folder / "cases" / name
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "work").mkdir(parents=True)
-        return folder
+        """Returns an empty directory for a case; its commands run in `work` below it."""
+        case = self.folder / "cases" / name
+        shutil.rmtree(case, ignore_errors=True)
+        (case / "work").mkdir(parents=True)
+        return case
 
-    def start(self, starter: Starter, case: Path, argv: Sequence[str], attempt: int = 0) -> tuple[Running, Path]:
-        """Starts a command in the case's `work`, with a temporary folder of its own, which is returned too."""
-        temporary = case / f"tmp{attempt}"
-        temporary.mkdir(exist_ok=True)
-        return starter.start(argv, case / "work", {**self._env, "TMPDIR": str(temporary)}), temporary
-
-    def execute(
-        self, starter: Starter, case: Path, argv: Sequence[str], limit: float | None = None, attempt: int = 0
-    ) -> Outcome:
-        """Runs a command to its end, or kills it at its limit, which is `LIMIT_SECONDS` where none is given."""
-        argv = [self.filled(item) for item in argv]
-        began = time.monotonic()
-        running, _ = self.start(starter, case, argv, attempt)
-        code = running.wait(LIMIT_SECONDS if limit is None else limit)
-        if code is None:
-            running.kill()
-        return self.outcome(case, argv, code, time.monotonic() - began)
-
-    def outcome(self, case: Path, argv: Sequence[str], code: int | None, seconds: float) -> Outcome:
-        out, err = (file.read_text(errors="replace") for file in output_files(case / "work"))
-        return Outcome(tuple(argv), code, out, err, seconds)
-
-    def make(self, folder: Path, *argv: str) -> None:
-        """Runs a command that must succeed, in the folder of a piece."""
-        case = self.case(f"make-{folder.name}-{time.monotonic_ns()}")
-        outcome = self.execute(self.zygote, case, argv, limit=300)
-        if outcome.code != 0:
-            raise RuntimeError(f"bertjax {shlex.join(outcome.argv)} ended with {outcome.code}: {outcome.err}")
-
-    def harm(self) -> list[str]:
-        """What has been changed outside of the cases' folders; told once."""
-        found = []
-        for name, before in list(self._made.items()):
-            after = entries(self.folder / "pieces" / name)
-            new, gone = changed(before, after)
-            # Plans of other settings are kept beside the corpus.
-            found += [f"{name}/{path}" for path in (*new, *gone) if not path.startswith(("pair_index", "."))]
-            self._made[name] = after
-        now = _elsewhere()
-        found += sorted(now ^ self._elsewhere)
-        self._elsewhere = now
-        return found
+    def run(self, case: Path, argv: Sequence[str], attempt: int = 0, attack: Any = lambda *_: None) -> CompletedProcess:
+        """Runs a command with $TMPDIR `scratch{attempt}`; calls `attack(*process)` while it runs."""
+        argv = [self.fill(item) for item in argv]
+        env = {**self.env, "TMPDIR": str(case / f"scratch{attempt}")}
+        os.mkdir(env["TMPDIR"])
+        with (case / "stdout").open("wb") as out, (case / "stderr").open("wb") as err:
+            pid, poll = start_fork(argv, case / "work", env, out, err)
+        try:
+            attack(pid, poll)
+            code = wait(poll, LIMIT_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            wait(poll, LIMIT_SECONDS)
+        texts = ((case / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        return CompletedProcess(argv, HANG if code is None else code, *texts)
 
 
-def _elsewhere() -> set[str]:
-    folders = (ROOT, EXPERIMENTS, Path("/"))
-    return {str(path) for folder in folders for path in folder.iterdir() if path.name != "__pycache__"}
+class Case(NamedTuple):
+    """One attack; `row` is what it attacks."""
+
+    name: str
+    row: str
+    attack: Callable[[Sandbox, Path], Report]
+
+    def run(self, sandbox: Sandbox, keep: bool = False) -> Report:
+        """Runs the attack in a new directory; an error of the attack itself is a fault, too."""
+        case = sandbox.case(self.name)
+        try:
+            report = self.attack(sandbox, case)
+        except Exception as error:
+            report = Report("error", [f"{error!r}: {getattr(error, 'stderr', '')}"[:2000]])
+        if not keep:
+            shutil.rmtree(case)
+        return report._replace(row=self.row, faults=[*report.faults, *sandbox.changed_pieces()])
 
 
-def config(experiment: str, arguments: str = TINY, **fields: str | int | float) -> list[str]:
-    """--config of an experiment on the data of the sandbox, and overrides of fields, `__` for each dot."""
-    task = "pretraining" if experiment in ("pretrain", "pretrain_cpu", "demo") else experiment
-    given = {**DATA[task], **RUN, **{name.replace("__", "."): value for name, value in fields.items()}}
-    overrides = [f"--config.{name}={value}" for name, value in given.items() if value != ""]
-    return [f"--config={EXPERIMENTS}/{experiment}.py:{arguments}", *overrides]
+def config(experiment: str, arguments: str = TINY, **fields: str | int) -> tuple[str, ...]:
+    """Returns --config of a short run and its overrides; `__` stands for a dot, and an empty value omits a field."""
+    values = _DATA[experiment] | _RUN | {name.replace("__", "."): value for name, value in fields.items()}
+    overrides = (f"--config.{name}={value}" for name, value in values.items() if value != "")
+    return (f"--config={EXPERIMENTS}/{experiment}.py:{arguments}", *overrides)
 
 
-def _letters(_: Sandbox, folder: Path) -> None:
-    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{char}" for char in characters)]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
-
-
-def _texts(_: Sandbox, folder: Path) -> None:
-    import gzip
-    import lzma
-
-    made_up_text.write_text(folder / "text.txt")
-    content = (folder / "text.txt").read_bytes()
-    (folder / "text.txt.gz").write_bytes(gzip.compress(content, mtime=0))
-    (folder / "text.txt.xz").write_bytes(lzma.compress(content))
-    (folder / "lines.txt").write_text("bana kero\nlote ||| misu\n")
-
-
-def _tables(_: Sandbox, folder: Path) -> None:
-    finetuning_data.glue_files(folder / "glue")
-    finetuning_data.conll_files(folder / "ner")
-    finetuning_data.squad_files(folder / "squad")
-    finetuning_data.swag_files(folder / "swag")
-    finetuning_data.text_files(folder / "text")
-
-
-def _prepared(sandbox: Sandbox, folder: Path) -> None:
-    text = sandbox.piece("texts") / "text.txt"
-    sandbox.make(folder, *prepare(f"text:{text}", str(folder / "corpus")))
-    for path in (folder / "corpus").iterdir():
-        path.rename(folder / path.name)
-    (folder / "corpus").rmdir()
-    # Leaves its pair plans there.
-    sandbox.make(folder, "inspect", *config("pretrain", data__corpus=folder))
-
-
-def prepare(source: str, output: str) -> list[str]:
-    sizes = ["--vocab_size=70", "--heldout=0.1", "--workers=1"]
-    return ["prepare", f"--input={source}", f"--output={output}", *sizes]
-
-
-def _run(experiment: str, *more: str, **fields: str) -> Callable[[Sandbox, Path], None]:
-    def make(sandbox: Sandbox, folder: Path) -> None:
-        sandbox.make(folder, "train", *config(experiment, **fields), f"--workdir={folder}", *more)
-
-    return make
-
-
-def _converted(source: str, form: str) -> Callable[[Sandbox, Path], None]:
-    def make(sandbox: Sandbox, folder: Path) -> None:
-        sandbox.make(folder, "convert", f"{{{source}}}", str(folder), f"--format={form}")
-
-    return make
-
-
-def _swept(sandbox: Sandbox, folder: Path) -> None:
-    sandbox.make(folder, *sweep(str(folder)))
-
-
-def sweep(workdir: str) -> list[str]:
-    short = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
-    return ["sweep", *short, "--init_from={pretrained}", "--seeds=2", f"--workdir={workdir}"]
-
-
-TABLE = """from bertjax.reproduce.table import Cell, Run, Table
-
-
+PREPARE = ("prepare", "--vocab_size=70", "--heldout=0.1", "--workers=1", "--output=out")
+GLUE = (*config("glue", data__vocabulary=""), "--init_from={pretrained}")
+SHORT_GLUE = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
+SWEEP = ("sweep", *SHORT_GLUE, "--init_from={pretrained}", "--seeds=2")
+PRETRAIN = config("pretrain")
+# Without the 9 characters of `--config=`.
+_TABLE = f"""from bertjax.reproduce.table import Cell, Run, Table
 def get_table(text):
-    first = Run("first", {first[0]!r}, {first[1]!r}, flops=1e9)
-    tuned = Run("tuned", {tuned[0]!r}, {tuned[1]!r}, init_from=first, seeds=2, flops=1e9)
+    first = Run("first", {PRETRAIN[0][9:]!r}, {PRETRAIN[1:]}, flops=1e9)
+    tuned = Run("tuned", {SHORT_GLUE[0][9:]!r}, {SHORT_GLUE[1:]}, init_from=first, seeds=2, flops=1e9)
     cells = Cell("BERT BASE", "ppl", (first,), "perplexity", 1.0), Cell("No NSP", "SST-2", (tuned,), "accuracy")
     return Table("5", "", "tiny", cells)
 """
 
 
-def _table(sandbox: Sandbox, folder: Path) -> None:
-    def run(*given: str) -> tuple[str, tuple[str, ...]]:
-        experiment, *overrides = (sandbox.filled(item) for item in given)
-        return experiment.removeprefix("--config="), tuple(overrides)
-
-    short = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
-    (folder / "table.py").write_text(TABLE.format(first=run(*config("pretrain")), tuned=run(*short)))
-
-
-def _reproduced(sandbox: Sandbox, folder: Path) -> None:
-    sandbox.make(folder, "reproduce", "--config={table}/table.py", f"--results={folder}")
-    sandbox.make(folder, "table", "5", f"--results={folder}", f"--keep={folder}/kept.json")
+def _write_files(folder: Path) -> None:
+    made_up_text.write_letters(folder / "vocab.txt")
+    made_up_text.write_text(folder / "text.txt")
+    content = (folder / "text.txt").read_bytes()
+    (folder / "text.txt.gz").write_bytes(gzip.compress(content, mtime=0))
+    (folder / "text.txt.xz").write_bytes(lzma.compress(content))
+    finetuning_data.conll_files(folder / "ner")
+    for task in ("glue", "squad", "swag", "text"):
+        getattr(finetuning_data, f"{task}_files")(folder / task)
 
 
-def _predicted(sandbox: Sandbox, folder: Path) -> None:
-    sandbox.make(folder, "predict", "--checkpoint={glue}", f"--output={folder}")
-
-
-# What can be read, by its name in the arguments of a case.
-PIECES: dict[str, Callable[[Sandbox, Path], None]] = {
-    "letters": _letters,
-    "texts": _texts,
-    "tables": _tables,
-    "corpus": _prepared,
-    "pretrained": _run("pretrain"),
-    "glue": _run("glue", "--init_from={pretrained}", data__vocabulary=""),
-    "glue2": _run("glue", "--init_from={pretrained}", data__vocabulary="", seed=2),
-    "ner": _run("ner"),
-    "squad": _run("squad"),
-    "swag": _run("swag"),
-    "text": _run("text"),
-    "huggingface": _converted("pretrained", "huggingface"),
-    "tensorflow": _converted("pretrained", "tensorflow"),
-    "converted": _converted("huggingface", "bertjax"),
-    "swept": _swept,
-    "predictions": _predicted,
-    "table": _table,
-    "reproduced": _reproduced,
+_PREPARE = (*PREPARE, "--input=text:{files}/text.txt", "--output=FOLDER")
+_INSPECT = ("inspect", *config("pretrain", data__corpus="FOLDER"))  # Writes the pair indices.
+_KEEP = ("table", "5", "--results=FOLDER", "--keep=FOLDER/kept.json")
+# Commands that make a piece in FOLDER; Python writes `files` and `table`.
+PIECES: dict[str, Sequence[Sequence[str]]] = {
+    **dict.fromkeys(("files", "table"), ()),
+    "corpus": (_PREPARE, _INSPECT),
+    "pretrained": (("train", *PRETRAIN, "--workdir=FOLDER"),),
+    "glue": (("train", *GLUE, "--workdir=FOLDER"),),
+    "glue2": (("train", *GLUE, "--config.seed=2", "--workdir=FOLDER"),),
+    **{name: (("convert", "{pretrained}", "FOLDER", f"--format={name}"),) for name in ("huggingface", "tensorflow")},
+    "converted": (("convert", "{huggingface}", "FOLDER"),),
+    "swept": ((*SWEEP, "--workdir=FOLDER"),),
+    "predictions": (("predict", "--checkpoint={glue}", "--output=FOLDER"),),
+    "reproduced": (("reproduce", "--config={table}/table.py", "--results=FOLDER"), _KEEP),
 }
-
-
-def rng_of(*parts: object) -> random.Random:
-    """A generator of its own for each thing that is drawn."""
-    return random.Random("/".join(map(str, parts)))

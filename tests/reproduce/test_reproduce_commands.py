@@ -97,6 +97,7 @@ def test_results_file_gives_the_same_table(results, tmp_path, capfd):
     assert "is a results file; give a folder" in refused(
         capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/saved.json"
     )
+    assert "is a directory" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
     (tmp_path / "text.txt").write_text("mine")
     assert "is not a results file" in refused(
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"

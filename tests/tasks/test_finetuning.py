@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -76,6 +77,15 @@ def test_pretraining_checkpoint_without_output_layer_is_an_error(corpus, glue, t
 def test_architecture_of_a_checkpoint_cannot_be_overridden(cola, capfd):
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.model.hidden_act=relu")
     assert "config.model.hidden_act=relu differs from gelu_tanh of" in error
+
+
+@pytest.mark.parametrize("content", ["null", "[1", '{"output": "glue/cola"}'])
+def test_damaged_output_layer_is_an_error(cola, tmp_path, capfd, content):
+    shutil.copytree(cola, tmp_path / "run")
+    (tmp_path / "run" / "output_layer.json").write_text(content)
+    for command in (["evaluate"], ["predict", f"--output={tmp_path}/out"]):
+        assert "output_layer.json" in refused(capfd, *command, f"--checkpoint={tmp_path}/run")
+    assert not (tmp_path / "out").exists()
 
 
 def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, capfd):

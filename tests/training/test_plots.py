@@ -37,8 +37,10 @@ TAGGING = [
         ),
         (TAGGING, "f1", [["loss, training", "loss, held out"], ["f1, held out"]]),
         ([{"step": 0, "tokens": 0}], "", [[], []]),
+        # A damaged line of `metrics.jsonl`.
+        ([{"step": 1, "tokenr": 10, "loss": 0.5}], "", [[], []]),
     ],
-    ids=["pre-training", "task with a selection metric", "no metrics"],
+    ids=["pre-training", "task with a selection metric", "no metrics", "damaged line"],
 )
 def test_curves_show_losses_and_the_selection_metric(lines, best_metric, labels, tmp_path, monkeypatch):
     figures = []
