@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.finetuning.examples import concatenate, in_input_order
+from bertjax.data.finetuning.examples import concatenate, constant_prediction, in_input_order, known_labels
 from bertjax.data.finetuning.tables import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
@@ -19,7 +19,7 @@ from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig, Finetuning
 from bertjax.tasks.finetuning.glue_data import SCORE_RANGE, SPECS, EvaluationSet, find_file, read_split
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.records import PredictionRecords, Record, class_record, number_record
-from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.utils.io import write_atomic
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import Examples, encode_pair, in_input_order, make_examples
+from bertjax.data.finetuning.examples import (
+    Examples,
+    constant_prediction,
+    encode_pair,
+    in_input_order,
+    known_labels,
+    make_examples,
+)
 from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.errors import UsageError
@@ -17,7 +24,7 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.records import RECORDS_FILE, PredictionRecords, Record, choice_record
-from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification, ClassWeighting
 from bertjax.utils.io import write_atomic
 

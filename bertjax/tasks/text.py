@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.finetuning.examples import Examples, in_input_order
+from bertjax.data.finetuning.examples import Examples, constant_prediction, in_input_order, known_labels
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
 from bertjax.errors import UsageError
@@ -27,7 +27,7 @@ from bertjax.tasks.finetuning.records import (
     multilabel_record,
     number_record,
 )
-from bertjax.tasks.finetuning.task import FinetuningTask, constant_prediction, known_labels
+from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import MultiLabel, sequence_objective
 from bertjax.tasks.task import Objective
 from bertjax.utils.io import write_atomic

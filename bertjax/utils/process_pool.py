@@ -49,7 +49,9 @@ def process_pool(
     except BrokenProcessPool as error:
         raise worker_died() from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        # An interrupt may come while the pool starts its thread, which shutdown() then cannot join.
+        with contextlib.suppress(RuntimeError):
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> None:

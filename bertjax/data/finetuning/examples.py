@@ -251,3 +251,17 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
                     ordered[name][example] = output[name][row]
     assert (seen == 1).all(), "each example must be evaluated exactly once"
     return ordered
+
+
+def known_labels(labels: np.ndarray) -> np.ndarray:
+    """Returns a mask of the labeled examples, bool [N]. For multi-label data, all K labels must be known."""
+    if labels.ndim > 1:
+        return (labels >= 0).all(axis=1)
+    return np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
+
+
+def constant_prediction(labels: np.ndarray) -> np.ndarray:
+    """Returns a constant prediction for every example: the most frequent known label, or the mean for regression."""
+    known = labels[known_labels(labels)]
+    value = np.mean(known) if labels.dtype.kind == "f" else np.bincount(known).argmax()
+    return np.full(len(labels), value)

@@ -14,7 +14,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, vocabulary_files
 from bertjax.data.finetuning import examples as examples_module
 from bertjax.data.finetuning.epoch_order import EpochOrder, train_batches
-from bertjax.data.finetuning.examples import Batching, Examples
+from bertjax.data.finetuning.examples import Batching, Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
 from bertjax.data.schema import synthetic_batch
@@ -335,17 +335,3 @@ def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
             "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
         )
     return open_vocabulary(config.data.vocabulary)
-
-
-def known_labels(labels: np.ndarray) -> np.ndarray:
-    """Returns a mask of the labeled examples, bool [N]. For multi-label data, all K labels must be known."""
-    if labels.ndim > 1:
-        return (labels >= 0).all(axis=1)
-    return np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
-
-
-def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Returns a constant prediction for every example: the most frequent known label, or the mean for regression."""
-    known = labels[known_labels(labels)]
-    value = np.mean(known) if labels.dtype.kind == "f" else np.bincount(known).argmax()
-    return np.full(len(labels), value)
