@@ -8,10 +8,21 @@ import flax.linen as nn
 import jax
 
 from bertjax.config.run import RunConfig
-from bertjax.model.config import LSTM, ModelConfig
+from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer
+
+# Architecture fields that `describe` prints in other ways.
+_SIZES = {
+    "encoder",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "pad_vocab_to_multiple_of",
+}
 
 
 def parameter_counts(task: Task) -> dict[str, int]:
@@ -38,6 +49,13 @@ def _describe_layers(model: ModelConfig) -> str:
     return f"{layers} layers, hidden size {width}, {heads}, feed-forward {model.intermediate_size}"
 
 
+def _options(model: ModelConfig) -> list[str]:
+    """Lists the architecture fields, other than sizes, that differ from those of BERT."""
+    defaults = vars(Architecture())
+    options = [name for name in defaults if name not in _SIZES and getattr(model, name) != defaults[name]]
+    return [f"{name} {getattr(model, name)}" for name in options]
+
+
 def describe_task(settings: RunConfig, task: Task) -> str:
     """Returns parameters by module, model, optimizer, schedule and total FLOPs as text."""
     model, optimizer = task.objective.model.config, settings.optimizer
@@ -50,7 +68,7 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"  {'encoder and pooler':<24}{encoder:>14,}",
         f"  {'total':<24}{sum(counts.values()):>14,}",
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
-        f"model: {_describe_layers(model)}, dtype {model.dtype}",
+        f"model: {', '.join((_describe_layers(model), f'dtype {model.dtype}', *_options(model)))}",
         *task.notes,
         f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {task.warmup_steps:,} "
         f"warmup steps, linear decay to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "

@@ -48,7 +48,8 @@ class Dense(nn.Module):
 
     Attributes:
       features: output axes of the kernel.
-      axes: logical names of all kernel axes, input axes first.
+      axes: logical names of all kernel axes, input axes first. Only the first output axis may be sharded, since on CPU
+        `dot` merges the output axes.
       flat: merges the output axes into one; a TPU pads a short last axis such as K to its 128 lanes.
       kernel_init: initializer of the kernel (default: `kernel_init` with `axes`).
     """

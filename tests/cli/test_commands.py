@@ -77,6 +77,12 @@ def test_damaged_parameters_are_reported(workdir, tmp_path):
     assert re.search(message, result.stderr, re.MULTILINE)
 
 
+def test_describe_prints_architecture_fields_that_differ_from_bert(capfd):
+    cli.main(["describe", "--config=pretrain:size=L1_H16", "--config.model.hidden_act=relu"])
+    (model,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("model: ")]
+    assert model.endswith("dtype auto, hidden_act relu")
+
+
 @pytest.mark.parametrize(("size", "count"), [("base", "109,482,240"), ("large", "335,141,888")])
 def test_describe_prints_the_parameter_count_of_the_paper(capfd, size, count):
     text = printed(capfd, "describe", "--config", f"{EXPERIMENT}:size={size}")

@@ -17,7 +17,7 @@ class AttentionMask:
     Attributes:
       direction: `both`; or `left` or `right` for the positions on this side and the position itself.
       sequence_ids: int32 [B, L], sequence of each position, 0 for padding. Sequences are contiguous, and no token
-        attends to padding. The output at padding positions is arbitrary but must be finite.
+        attends to padding. The output at padding positions may be any finite value.
     """
 
     direction: str
