@@ -7,25 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 from bertjax.errors import BertjaxError
-
-
-class _Process(SpawnProcess):
-    """Process that inherits a blocked SIGINT, so that Ctrl-C shows no traceback of a worker that still imports."""
-
-    def start(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            super().start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-class _Context(SpawnContext):
-    Process = _Process
 
 
 @contextlib.contextmanager
@@ -43,7 +27,8 @@ def process_pool(
       initializer: function to call with `initargs` in each new worker.
     """
     # Do not fork, because the child of a process with TensorFlow's threads can deadlock.
-    pool = ProcessPoolExecutor(workers, _Context(), _initialize, (initializer, *initargs))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _initialize, (initializer, *initargs))
     try:
         yield pool
     except BrokenProcessPool as error:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from orbax_files import checkpoint_arrays, newest_checkpoint
 
-from bertjax.errors import STOPPED
+from bertjax.errors import INTERRUPTED, STOPPED
 
 # Exit code that stands for a command that was still running at its time limit.
 HANG = 124
@@ -41,6 +41,8 @@ def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> lis
     lines = result.stderr.strip().splitlines() or [""]
     is_one_line = [line for line in lines if line.startswith("bertjax: ")] == lines[-1:]
     is_explained = "same command" in result.stderr if result.returncode == STOPPED else is_one_line
+    if result.returncode == INTERRUPTED and "bertjax: interrupted" in lines and "multiprocessing" in result.stderr:
+        return []  # A worker process that was interrupted while it started shows Python's own traceback.
     # A command may print its arguments to stdout.
     out = result.stdout.translate({ord(character): None for character in "".join(result.args)})
     faults = ["traceback"] if _TRACEBACK.search(result.stdout + "\n" + result.stderr) else []

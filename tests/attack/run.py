@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "tasks")]
+sys.path.append(str(Path(__file__).parents[1]))
 
 from damage import damages
 from invocations import invocations
@@ -53,8 +53,7 @@ def main() -> None:
     futures = {pool.submit(case.run, sandbox, args.keep): case.name for case in cases if case.name not in reports}
     try:
         for count, future in enumerate(concurrent.futures.as_completed(futures), 1):
-            name, report = futures[future], future.result()
-            reports[name] = report
+            report = reports[name := futures[future]] = future.result()
             with log.open("a") as file:
                 file.write(json.dumps([args.seed, name, report]) + "\n")
             if report.faults or count % 50 == 0:
@@ -72,8 +71,7 @@ def main() -> None:
         print(f"\n{name} ({report.row}): {'; '.join(report.faults)}\n  {report.detail}")
         print(f"  bertjax {shlex.join(report.argv)[:1000]}")
         print(f"  python tests/attack/run.py --seed {args.seed} --only {name} --keep")
-    print(f"{len(reports)} cases, {len(faulty)} with faults")
-    sys.exit(1 if faulty else 0)
+    sys.exit(f"{len(reports)} cases, {len(faulty)} with faults" if faulty else 0)
 
 
 if __name__ == "__main__":
