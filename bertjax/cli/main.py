@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -54,8 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:
-        # Python would warn of the coroutines that Orbax leaves unawaited.
-        warnings.simplefilter("ignore")
         _fail("interrupted", INTERRUPTED)
     except BertjaxError as error:
         logger.debug("traceback of the error:", exc_info=error)

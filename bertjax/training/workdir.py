@@ -176,7 +176,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
             f"the workdir {workdir} belongs to a run with another config ({changes}); choose another --workdir, or "
             "restore that config"
         )
-    if saved_data is not None and saved_data["sha256"] != data_hash:
+    if saved_data is not None and saved_data.get("sha256") != data_hash:
         raise UsageError(
             f"the workdir {workdir} belongs to a run on other data: the files of its config have changed since; choose "
             "another --workdir, or restore the data"

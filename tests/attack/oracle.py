@@ -41,8 +41,8 @@ def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> lis
     lines = result.stderr.strip().splitlines() or [""]
     is_one_line = [line for line in lines if line.startswith("bertjax: ")] == lines[-1:]
     is_explained = "same command" in result.stderr if result.returncode == STOPPED else is_one_line
-    if result.returncode == INTERRUPTED and "bertjax: interrupted" in lines and "multiprocessing" in result.stderr:
-        return []  # A worker process that was interrupted while it started shows Python's own traceback.
+    if result.returncode == INTERRUPTED and "bertjax: interrupted" in lines:
+        return []  # Threads and worker processes that end later may add messages of Python.
     # A command may print its arguments to stdout.
     out = result.stdout.translate({ord(character): None for character in "".join(result.args)})
     faults = ["traceback"] if _TRACEBACK.search(result.stdout + "\n" + result.stderr) else []

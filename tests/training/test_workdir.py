@@ -76,6 +76,13 @@ def test_resume_on_another_corpus_at_the_same_path_is_refused(corpus, whole, tmp
         loop.train(other, str(whole))
 
 
+def test_data_file_without_a_hash_is_refused(tmp_path):
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    (tmp_path / "data.json").write_text('{"train": 3}')
+    with pytest.raises(UsageError, match="belongs to a run on other data"):
+        workdir.check_config(epath.Path(tmp_path), {}, "0" * 64)
+
+
 def test_workdir_without_checkpoints_accepts_another_config(corpus, tmp_path):
     config, task = make(corpus, optimizer__learning_rate=5e-3)
     with pytest.raises(RuntimeError, match="early"):
