@@ -98,7 +98,7 @@ def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_d
 
     # An incomplete checkpoint is not used.
     code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}"])
-    assert code == 0 and f"of checkpoint {RUN}/checkpoints/10\n" in said, said
+    assert code == 0 and f"evaluated checkpoint {RUN}/checkpoints/10\n" in said, said
     code, said = ended([sys.executable, "-m", "bertjax", "evaluate", f"--checkpoint={RUN}/checkpoints/20"])
     assert code == 1 and "20 is incomplete: its save is in progress or was interrupted" in said, said
 
