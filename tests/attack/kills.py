@@ -61,7 +61,6 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
         if result.returncode == 0 or (scene.startswith(("prepare", "convert")) and output.exists()):
             changes = differences(expected, state(output))
             faults += [f"lost: {len(changes)} files differ, such as {changes[0]}"] if changes else []
-            # The remaining kills are for a new output.
             output.rename(case / f"out{attempt}")
         if faults:
             break

@@ -71,7 +71,8 @@ def main() -> None:
         print(f"\n{name} ({report.row}): {'; '.join(report.faults)}\n  {report.detail}")
         print(f"  bertjax {shlex.join(report.argv)[:1000]}")
         print(f"  python tests/attack/run.py --seed {args.seed} --only {name} --keep")
-    sys.exit(f"{len(reports)} cases, {len(faulty)} with faults" if faulty else 0)
+    print(f"{len(reports)} cases, {len(faulty)} with faults")
+    sys.exit(bool(faulty))
 
 
 if __name__ == "__main__":
