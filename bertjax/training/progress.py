@@ -177,8 +177,7 @@ class Progress:
             plot_curves(lines, self._workdir / CURVES, self._task.best_metric)
 
     def finish(self, step: int, best: epath.Path) -> None:
-        """Draws the curves of a finished run and logs its duration."""
-        self.plot_curves()
+        """Logs the duration of a finished run."""
         if step < self._task.total_steps:
             patience = self._task.patience
             logger.info(

@@ -102,10 +102,11 @@ def write_results(
         **task.results,
         "config": dataclasses.asdict(task.config),
     }
-    write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     with_confusion = {suffix: report for suffix, report in reports.items() if report.confusion is not None}
     if with_confusion:
         plot_confusion(with_confusion, workdir / CONFUSION)
+    # Last, because a run with this file is finished: a run that is killed before writes all of its files again.
+    write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     return baseline
 
 

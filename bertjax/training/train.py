@@ -132,6 +132,7 @@ def train(
             return {"step": step, "stopped": True, **history.at(step)}
         check_data(task, wait=True)
         best = checkpoints.best()
+        progress.plot_curves()
         values = finish_run(task, mesh, state, workdir, best, history)
         progress.finish(step, best)
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}

@@ -22,7 +22,7 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.masked_lm import MaskedLm
-from bertjax.training import progress, startup
+from bertjax.training import progress, results, startup
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import predict
@@ -188,6 +188,20 @@ def test_init_from_loads_parameters(corpus, whole, tmp_path, log_lines):
     loop.train(task, str(tmp_path), init_from=str(whole))
     assert any("starting at step 0 with the parameters of" in line for line in log_lines)
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path, task), load_final_params(whole, task))
+
+
+def test_results_are_the_last_file_of_a_run(corpus, tmp_path, monkeypatch):
+    """A run that is killed before it has all of its files must not count as finished."""
+    _, task = make(corpus, steps=3)
+    write, had_curves = results.write_atomic, []
+
+    def record(path, content):
+        had_curves.append((tmp_path / "curves.png").exists())
+        write(path, content)
+
+    monkeypatch.setattr(results, "write_atomic", record)
+    loop.train(task, str(tmp_path))
+    assert had_curves == [True]
 
 
 @pytest.mark.parametrize(("warmup_steps", "is_logged"), [(1, False), (2, True)])
