@@ -128,6 +128,12 @@ def _run(argv: list[str]) -> None:
             stream.reconfigure(errors="backslashreplace")
     args = parse_args(argv)
     configure_logging(args.log_level)
+    # While its native modules are imported, JAX loses an interrupt or crashes on it.
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    import jax  # noqa: F401
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     args.run(args)
     # Flush, so that a BrokenPipeError is raised here instead of at interpreter exit.
     sys.stdout.flush()
