@@ -93,12 +93,13 @@ class RunConfig:
           seq_len: tokens per row.
           several_sequences: whether several sequences share a row.
         """
-        max_positions = self.model["max_position_embeddings"]
+        model = self.model_config(self.model["vocab_size"] or 1)
+        max_positions = model.max_position_embeddings
         if seq_len > max_positions:
             raise UsageError(
                 f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}; use fewer"
             )
-        check_attention(self.model_config(self.model["vocab_size"] or 1), seq_len, several_sequences)
+        check_attention(model, seq_len, several_sequences)
 
     def check_batch(self, batch_size: int, seq_len: int) -> None:
         """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""
