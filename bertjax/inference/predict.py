@@ -14,8 +14,8 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.inference.text_predictions import TextPredictor
-from bertjax.model.heads import PretrainingModel
-from bertjax.tasks.finetuning.output_layer import SPANS
+from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS
 from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
@@ -30,6 +30,8 @@ def check_model(model: LoadedModel, context: str | None) -> None:
     """Raises a UsageError if the model has no output layer, or if the context is missing or unused."""
     if model.output_layer is None:
         kind = model.model_kind["kind"]
+        if kind in (SequenceModel.KIND, TokenModel.KIND):
+            raise UsageError(f"{model.path} is fine-tuned but has no {OUTPUT_LAYER}; restore this file of its workdir")
         fill_mask = ", or predict masked words with fill_mask" if kind == PretrainingModel.KIND else ""
         raise UsageError(
             f"{model.path} has no output layer for predictions (its model is {kind!r}); fine-tune it with `bertjax "

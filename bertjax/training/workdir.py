@@ -102,6 +102,8 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     except NotADirectoryError as error:
         raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
+    if marker not in names and CHECKPOINTS in names:
+        raise UsageError(f"the workdir {workdir} has checkpoints but no {marker}; restore the file, or choose another")
     if unrelated and marker not in names:
         raise UsageError(
             f"the workdir {workdir} holds unrelated files: {listed(unrelated, 3)}; choose another --workdir"

@@ -102,6 +102,9 @@ def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path)
     assert (tmp_path / "config.json").read_text() == '{"model_type": "bert"}'
     with pytest.raises(UsageError, match="the root of the file system"):
         loop.train(task, "/")
+    (tmp_path / "lost" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match="lost has checkpoints but no config.json; restore the file"):
+        loop.train(task, str(tmp_path / "lost"))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "novel.txt").write_text("")
     (tmp_path / "own" / "job.log").write_text("")
