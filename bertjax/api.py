@@ -32,7 +32,7 @@ from bertjax.inference.predict import predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import Pooler, pool_cls
-from bertjax.tasks.finetuning.output_layer import CHOICES
+from bertjax.tasks.finetuning.output_layer import CHOICES, TAGS
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
 
@@ -175,8 +175,8 @@ class Pretrained:
         """Returns a record with the `prediction` and, for classes, `probabilities` by label for each text.
 
         Args:
-          texts: texts or tuples of texts: (first, second) for pairs, or (beginning, ending, ...) for multiple choice.
-            For question answering, the texts are questions.
+          texts: texts or tuples of texts: (first, second) for pairs, (beginning, ending, ...) for multiple choice, or
+            the words for tags. For question answering, the texts are questions.
           context: passage that contains the answers, for question answering.
 
         >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])
@@ -184,8 +184,9 @@ class Pretrained:
         (True, ['bad', 'good'])
         """
         layer = self._loaded.output_layer
-        max_parts = None if layer and layer.kind == CHOICES else 2
-        lines = map(PAIR_SEPARATOR.join, _as_tuples(texts, max_parts))
+        kind = layer.kind if layer else ""
+        tuples = _as_tuples(texts, None if kind in (CHOICES, TAGS) else 2)
+        lines = map((" " if kind == TAGS else PAIR_SEPARATOR).join, tuples)
         return list(predict_texts(self._loaded, lines, context=context))
 
     def _tokenize(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
