@@ -211,9 +211,10 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequence[int]) -> str:
-    """Formats a text's tokens, one per line, with the first six features of the first layer."""
+    """Formats the first six features of each token of a text, one line per token and layer."""
     lines = [text]
     for token in range(shard["offsets"][index], shard["offsets"][index + 1]):
-        numbers = " ".join(f"{value:9.5f}" for value in shard["hidden_states"][token, 0, :6])
-        lines.append(f"  {shard['tokens'][token]:<16} layer {layers[0]}: {numbers} ...")
+        for layer, states in zip(layers, shard["hidden_states"][token], strict=True):
+            numbers = " ".join(f"{value:9.5f}" for value in states[:6])
+            lines.append(f"  {shard['tokens'][token]:<16} layer {layer}: {numbers} ...")
     return "\n".join(lines)

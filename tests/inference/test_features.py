@@ -36,6 +36,15 @@ def write_features(checkpoint, folder) -> None:
     cli.main(["features", f"--checkpoint={checkpoint}", *files, "--layers=-1"])
 
 
+def test_every_layer_is_printed(pretrained, capfd):
+    capfd.readouterr()
+    cli.main(["features", f"--checkpoint={pretrained}", "a", "--layers=-1,0"])
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [token, "layer", f"{layer}:"] for token in ("[CLS]", "a", "[SEP]") for layer in (-1, 0)
+    ]
+
+
 def test_features_equal_those_of_each_text_alone(pretrained):
     model = load_model(pretrained)
     (shard,) = features.FeatureExtractor(model, (0, -1), 40).shards(TEXTS)

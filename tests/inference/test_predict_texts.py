@@ -12,6 +12,7 @@ import pytest
 from checkpoints import random_checkpoint
 from etils import epath
 
+import bertjax
 from bertjax.cli import main as cli
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert import huggingface, workdir
@@ -148,11 +149,22 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
         assert len(num_read) == -(-count // 3) * 3
 
 
+def test_words_for_tags_may_be_a_tuple(folders):
+    tagger = bertjax.load(folders[TAGS])
+    assert tagger.predict([("a", "dog", "too")]) == tagger.predict(["a dog too"])
+
+
 def test_terminal_escape_sequences_are_escaped(folders, capfd):
     text = "a\x1b[31mb\x9b1m"
     assert run_predict(capfd, folders[CLASSES], text).splitlines()[0] == r"a\x1b[31mb\x9b1m"
     output = run_predict(capfd, folders[CLASSES], "--json", text)
     assert output.isascii() and output.strip().isprintable() and json.loads(output)["text"] == text
+
+
+def test_missing_description_of_the_outputs_is_refused(folders, usage_error, tmp_path):
+    cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
+    (tmp_path / "run" / "output_layer.json").unlink()
+    assert "is fine-tuned but has no output_layer.json" in usage_error("predict", f"--checkpoint={tmp_path}/run", "a")
 
 
 def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
