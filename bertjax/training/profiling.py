@@ -31,13 +31,14 @@ class StepProfiler:
     """Context manager that traces a range of steps into a log directory, and ends an unfinished trace on exit."""
 
     def __init__(self, log_dir: epath.Path, steps: range) -> None:
-        self._log_dir, self._steps, self._is_tracing = log_dir, steps, False
+        self._log_dir, self._steps = log_dir, steps
+        self._is_tracing = self._has_traced = False
 
     def step(self, step: int) -> jax.profiler.StepTraceAnnotation:
         """Returns the annotation of a step, counted from 0, and starts the trace before the first traced step."""
         if self._steps and step == self._steps.start:
             jax.profiler.start_trace(os.fspath(self._log_dir))
-            self._is_tracing = True
+            self._is_tracing = self._has_traced = True
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def step_done(self, step: int, state: object) -> None:
@@ -54,6 +55,8 @@ class StepProfiler:
     ) -> None:
         if self._is_tracing:
             self._stop()
+        elif self._steps and not self._has_traced:
+            logger.warning(f"no profile: the run had no step {self._steps.start} to {self._steps.stop - 1}")
 
     def _stop(self) -> None:
         self._is_tracing = False

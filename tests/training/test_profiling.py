@@ -56,6 +56,15 @@ def test_profiler_without_steps_does_not_trace(traces, tmp_path):
     assert traces == []
 
 
+def test_profiler_warns_about_steps_that_the_run_did_not_have(traces, tmp_path, log_lines):
+    with StepProfiler(epath.Path(tmp_path), range(5, 8)) as profiler:
+        for step in range(3):
+            with profiler.step(step):
+                pass
+            profiler.step_done(step + 1, None)
+    assert log_lines == ["no profile: the run had no step 5 to 7"]
+
+
 @pytest.mark.slow
 def test_train_writes_a_profile_to_the_workdir(corpus, tmp_path):
     _, task = make(corpus, steps=3, eval_every=3)
