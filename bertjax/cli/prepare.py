@@ -7,6 +7,9 @@ from bertjax.cli.parser import add_command
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
+# Size of the vocabularies of google-research/bert.
+_VOCAB_SIZE = 30522
+
 
 def add_parser(commands: Any) -> None:
     """Adds the parser of this command."""
@@ -32,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"
     )
-    parser.add_argument("--vocab_size", type=int, default=30522, help="size of the vocabulary to train")
+    parser.add_argument("--vocab_size", type=int, help=f"size of the vocabulary to train (default: {_VOCAB_SIZE})")
     parser.add_argument(
         "--cased", action="store_true", help="keep case and accents (default: detected from the vocabulary)"
     )
@@ -64,12 +67,14 @@ def prepare(args: argparse.Namespace) -> None:
 
     if args.cased and args.uncased:
         raise UsageError("--cased and --uncased are both given; give one of them")
+    if args.vocab and args.vocab_size is not None:
+        raise UsageError("--vocab_size has no effect with --vocab; omit one of them")
     manifest = run(
         args.input,
         args.output,
         vocabulary=args.vocab,
         vocabulary_kind=args.vocab_kind,
-        vocabulary_size=args.vocab_size,
+        vocabulary_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
         lower_case=False if args.cased else True if args.uncased else None,
         heldout_fraction=args.heldout,
         workers=args.workers,

@@ -70,7 +70,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "sweep": (*SWEEP, "--workdir=copy"),
     "table": ("table", "5", "--results=copy"),
     "kept_table": ("table", "5", "--results=copy/kept.json"),
-    "vocab": (*PREPARE, "--input=text:{files}/text.txt", "--vocab=copy/vocab.txt"),
+    "vocab": (*PREPARE[:-1], "--input=text:{files}/text.txt", "--vocab=copy/vocab.txt"),
     "submission": ("submission", "--predictions=copy", "--partial", "--output=out"),
     **{f"prepare_{kind}": (*PREPARE, f"--input=text:copy/text.{kind}") for kind in ("txt", "txt.gz", "txt.xz")},
     **{f"inspect_{task}": ("inspect", *config(task, data__path=f"copy/{task}")) for task in ("ner", "squad", "swag")},

@@ -21,7 +21,7 @@ SCENES: dict[str, tuple[str, ...]] = {
     "sweep": (*SWEEP, "--workdir=out"),
     "reproduce": ("reproduce", "--config={table}/table.py", "--results=out"),
     "prepare": (*PREPARE, "--input=text:{files}/text.txt"),
-    "prepare with workers": (*PREPARE, "--input=text:{files}/text.txt.xz", "--vocab={files}/vocab.txt", "--workers=2"),
+    "prepare by two": (*PREPARE[:-1], "--input=text:{files}/text.txt.xz", "--vocab={files}/vocab.txt", "--workers=2"),
     "convert to huggingface": ("convert", "{pretrained}", "out", "--format=huggingface"),
     "convert to tensorflow": ("convert", "{pretrained}", "out", "--format=tensorflow"),
     "features": ("features", "--checkpoint={huggingface}", "bana", "ke ||| lo", "--output=out"),

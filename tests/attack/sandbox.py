@@ -185,7 +185,7 @@ def config(experiment: str, arguments: str = TINY, **fields: str | int) -> tuple
     return (f"--config={EXPERIMENTS}/{experiment}.py:{arguments}", *overrides)
 
 
-PREPARE = ("prepare", "--vocab_size=70", "--heldout=0.1", "--workers=1", "--output=out")
+PREPARE = ("prepare", "--heldout=0.1", "--workers=1", "--output=out", "--vocab_size=70")
 GLUE = (*config("glue", data__vocabulary=""), "--init_from={pretrained}")
 SHORT_GLUE = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
 SWEEP = ("sweep", *SHORT_GLUE, "--init_from={pretrained}", "--seeds=2")
