@@ -64,6 +64,9 @@ def use_tpu_compiler() -> None:
     # A machine without a TPU has no metadata server, and several of its processes may load libtpu.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    # Without these, libtpu logs errors about the missing TPU; the topology of the compiler does not depend on them.
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     jax.config.update("jax_platforms", "cpu")
 
 
