@@ -137,8 +137,9 @@ def describe_plan(plan: Plan, results: str) -> str:
         if run.name not in plan.done:
             lines.append(f"      {run.command(results)}")
     seconds = sum(run.flops for run in pending) / plan.flops_per_second
+    missing = f", {len(skipped)} skipped for missing data" if skipped else ""
     lines.append(
-        f"{len(pending)} of {len(plan.runs)} runs to do, about {duration(seconds)} at "
+        f"{len(pending)} of {len(plan.runs)} runs to do{missing}, about {duration(seconds)} at "
         f"{plan.flops_per_second / 1e9:,.0f} GFLOP/s ({plan.speed_source})"
     )
     return "\n".join(lines)

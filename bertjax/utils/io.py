@@ -166,8 +166,9 @@ def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: st
     while not parent.exists():
         parent = parent.parent
     total, _, free = shutil.disk_usage(parent)
+    needed_bytes += _RESERVE_BYTES
     # Ignore a size of 0, which pseudo file systems such as /proc have.
-    if total and needed_bytes + _RESERVE_BYTES > free:
+    if total and needed_bytes > free:
         raise BertjaxError(
             f"not enough disk space for {what}: {needed_bytes / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free at "
             f"{parent}; free some space or {remedy or 'choose another path'}"
