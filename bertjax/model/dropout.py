@@ -30,7 +30,8 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
     def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        # The two halves of a row use the halves of the same hashes. Each recomputes them: concatenating needs memory.
+        # Both halves of a row use the same hashes, each 16 of their 32 bits. Each half computes them again, since a
+        # concatenation would need memory.
         half = np.uint32(-(-columns // 2))
         column = _iota((rows, columns), 1)
         in_second_half = column >= half

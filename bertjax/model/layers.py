@@ -43,8 +43,9 @@ def constant_init(value: float, axes: tuple[str | None, ...]) -> nn.initializers
 class Dense(nn.Module):
     """`x @ kernel + bias` over the trailing axes of `x`, in the config's dtype from float32 parameters.
 
-    `nn.DenseGeneral` fails to initialize such a kernel on a mesh: it makes a matrix, to which one logical name per axis
-    does not fit. It also has no `flat`, without which the four-layer step at 128 tokens moves 1.6 % more bytes.
+    `nn.DenseGeneral` fails to initialize such a kernel on a mesh, since it initializes a matrix, which has fewer axes
+    than the kernel has logical names. It also has no `flat`, without which the four-layer step at 128 tokens moves
+    1.6 % more bytes.
 
     Attributes:
       features: output axes of the kernel.

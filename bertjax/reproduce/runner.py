@@ -210,7 +210,7 @@ def _portable_config(config: str, table: str) -> str:
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
-    """Executes a run in this process, like the run's command."""
+    """Executes the command of a run in this process, and returns its result."""
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]

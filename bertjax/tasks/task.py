@@ -153,7 +153,7 @@ class Task:
         raise NotImplementedError
 
     def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
-        """Returns a batch of a phase's shape for benchmarks: random numbers, or a typical batch of the data."""
+        """Returns a batch for benchmarks with the shape of a phase's batches: random, or typical data."""
         raise NotImplementedError
 
     def typical_step(self) -> int:

@@ -25,7 +25,7 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     With several processes, JAX's preemption service owns SIGTERM and makes all processes stop at the same step.
 
     Yields:
-      A function from the step that was just finished to True if training should save and stop now.
+      A function that takes the step that was just finished and returns whether training should save and stop.
     """
     received: list[int] = []
     is_alone = jax.process_count() == 1

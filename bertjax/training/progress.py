@@ -93,7 +93,7 @@ class Progress:
         return self._jsonl.num_lines if self._jsonl else 0
 
     def flush(self) -> None:
-        """Makes all lines durable; called before a checkpoint, from which a run resumes with all of them."""
+        """Flushes all lines to storage, so that a run resumed from the next checkpoint has all of them."""
         for writer in self._metric_writers:
             writer.flush()
 

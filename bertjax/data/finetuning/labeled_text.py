@@ -29,7 +29,7 @@ class Target:
     separator: str = ""
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
-        """Converts labels from `read` to an array.
+        """Converts the labels that `read` returns to an array.
 
         Returns:
           int32 [N] class ids, int32 [N, K] for multi-label data, or float32 [N] for regression. Rows without a label

@@ -14,7 +14,7 @@ from bertjax.errors import BertjaxError
 # One document in ten has a short target, as with the probability of 0.1 in google-research/bert.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
-# Pair before truncation: token offsets and lengths of A and B, and the label, 0 IsNext or 1 NotNext.
+# Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
 # Limits of an array that `document_pairs` yields, to bound memory: the number of pairs, and the number of rounds. A

@@ -191,7 +191,7 @@ def _backward(
 
 
 def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, write_head) -> None:
-    """Calls `write_head` for each row and head, with the columns, mask, probabilities and dropout mask of the head."""
+    """Calls `write_head` for each row and head with the head's columns, masks and probabilities."""
     length, width = query.shape[1:]
     size = width // options.program_heads
     first_head = pl.program_id(1) * options.program_heads

@@ -178,7 +178,12 @@ def sequence_objective(
 
 
 def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns each label's weight, float32 like `labels`: its row's or example's weight if it is known, else 0."""
+    """Returns the weight of each label, float32 with the shape of `labels`; unknown labels have weight 0.
+
+    Args:
+      labels: class ids or 0/1, -1 if unknown; or numbers, NaN if unknown.
+      weights: weight of each row or example, with the leading axes of `labels`.
+    """
     known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
     return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
 

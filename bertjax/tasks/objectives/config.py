@@ -126,7 +126,7 @@ class Config(RunConfig):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Stretches of training with one batch shape each: one, or two with a long phase."""
+        """Phases of training, each with one batch shape; `long_phase` adds a second one."""
         data, long = self.data, self.long_phase
         boundary = self.steps - round(self.steps * long.share)
         first = self._phase(data.seq_len, data.batch_size, data.max_predictions, 0, boundary)

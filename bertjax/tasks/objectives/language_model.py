@@ -77,7 +77,7 @@ class LanguageModeling(PretrainingObjective):
         return dict.fromkeys(self.losses, total)
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Predicts the frequencies of training tokens."""
+        """Returns the metrics of predicting the frequencies of training tokens."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
         # All tokens of a row but its first and last, [CLS] and [SEP].

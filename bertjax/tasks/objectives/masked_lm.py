@@ -76,7 +76,7 @@ class MaskedLm(PretrainingObjective):
         }
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Predicts the frequencies of training tokens, and the more frequent next-sentence label."""
+        """Returns the metrics of predicting token frequencies, and the more frequent next-sentence label."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
         labels = np.zeros(2, np.int64)
