@@ -25,14 +25,14 @@ from bertjax.data.corpus.vocabulary import open_vocabulary, workdir_vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference import fill_mask
-from bertjax.inference.inputs import PAIR_SEPARATOR, make_batches
+from bertjax.inference.inputs import make_batches
 from bertjax.inference.load import load_model
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import Pooler, pool_cls
-from bertjax.tasks.finetuning.output_layer import CHOICES, TAGS
+from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
 
@@ -185,9 +185,8 @@ class Pretrained:
         """
         layer = self._loaded.output_layer
         kind = layer.kind if layer else ""
-        tuples = _as_tuples(texts, None if kind in (CHOICES, TAGS) else 2)
-        lines = map((" " if kind == TAGS else PAIR_SEPARATOR).join, tuples)
-        return list(predict_texts(self._loaded, lines, context=context))
+        max_parts = {CHOICES: None, TAGS: None, SPANS: 1}.get(kind, 2)
+        return list(predict_texts(self._loaded, _as_tuples(texts, max_parts), context=context))
 
     def _tokenize(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
         vocabulary = self._loaded.vocabulary
@@ -223,9 +222,7 @@ def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = N
         if not is_tuple_of_str or not parts or (max_parts and len(parts) > max_parts):
             at_most = f"at most {max_parts} " if max_parts else ""
             raise UsageError(f"texts contains {quoted(parts)}; each must be a str or a tuple of {at_most}str")
-        if len(parts) > 1 and any(PAIR_SEPARATOR in part for part in parts):
-            raise UsageError(f"{quoted(parts)} contains the separator {PAIR_SEPARATOR!r} inside a text; remove it")
-    return tuples
+    return [tuple(parts) for parts in tuples]
 
 
 def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:

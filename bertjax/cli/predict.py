@@ -104,7 +104,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
-    from bertjax.inference.inputs import STDIN, read_lines
+    from bertjax.inference.inputs import STDIN, read_lines, split_line
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import check_model, format_record, predict_texts
 
@@ -121,8 +121,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
     context = "\n".join(read_lines(args.context_file)) if args.context_file else args.context
     model = load_model(args.checkpoint)
     check_model(model, context)
-    texts, model_inputs = itertools.tee(texts)
-    records = predict_texts(model, model_inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
+    texts, lines = itertools.tee(texts)
+    inputs = (split_line(line, model.output_layer.kind) for line in lines)
+    records = predict_texts(model, inputs, context=context or "", seq_len=args.seq_len, logits=args.logits)
     for number, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
             # `json.dumps` writes ASCII only, which every terminal and locale can print.

@@ -10,7 +10,11 @@ import numpy as np
 from bertjax.data.finetuning.examples import Batching, Examples, make_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL
 from bertjax.utils.io import reject_utf16
+
+# A text or the texts of a pair; a beginning and its endings; the words of a text; a question.
+Texts = tuple[str, ...]
 
 STDIN = "-"
 # Separator of the parts of a line: the texts of a pair, or a beginning and its endings.
@@ -42,6 +46,11 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
         batch_size = min(num_rows, 1 << (len(selected) - 1).bit_length())
         yield make_batch(examples, selected, length, batch_size, SINGLE_SHARD)
         start += num_rows
+
+
+def split_line(line: str, kind: str) -> Texts:
+    """Splits a line at ` ||| ` into the texts that an output layer of this kind takes."""
+    return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))
 
 
 def read_lines(path: str) -> Iterator[str]:

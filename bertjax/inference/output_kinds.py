@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 
 from bertjax.inference import text_predictions
+from bertjax.inference.inputs import Texts
 from bertjax.inference.text_predictions import TextPredictor
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel, TokenModel
@@ -20,7 +21,7 @@ class OutputKind:
     Attributes:
       task: task that fine-tunes models of this kind.
       build_model: function that builds the Flax module from a config and a number of outputs.
-      predict: function that returns one record per text.
+      predict: function that returns one record per input.
       num_outputs: number of outputs (default: None, the number of labels).
       has_labels: whether outputs have names.
       pools: whether the input of the output layer is the pooled [CLS] vector rather than every token.
@@ -31,7 +32,7 @@ class OutputKind:
 
     task: str
     build_model: Callable[[ModelConfig, int], nn.Module]
-    predict: Callable[[TextPredictor, Sequence[str]], list[Record]]
+    predict: Callable[[TextPredictor, Sequence[Texts]], list[Record]]
     num_outputs: int | None = None
     has_labels: bool = False
     pools: bool = True

@@ -11,6 +11,7 @@ from etils import epath
 
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.inference.inputs import Texts
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.inference.text_predictions import TextPredictor
@@ -45,21 +46,20 @@ def check_model(model: LoadedModel, context: str | None) -> None:
 
 
 def predict_texts(
-    model: LoadedModel, lines: Iterable[str], *, context: str = "", seq_len: int | None = None, logits: bool = False
+    model: LoadedModel, inputs: Iterable[Texts], *, context: str = "", seq_len: int | None = None, logits: bool = False
 ) -> Iterator[Record]:
-    """Yields one record per line, in order, with a few hundred lines in memory at a time.
+    """Yields one record per input, in order, with a few hundred inputs in memory at a time.
 
     Args:
       model: fine-tuned model.
-      lines: input lines. Their format depends on the output layer: a text or `FIRST ||| SECOND` (classes, labels,
-        regression), `BEGINNING ||| ENDING ||| ENDING` (choices), words separated by spaces (tags), or a question
-        (spans).
+      inputs: tuples of texts. Their meaning depends on the output layer: a text or a pair (classes, labels,
+        regression), a beginning and its endings (choices), a text or its words (tags), or a question (spans).
       context: passage that contains the answers, for spans.
       seq_len: maximum tokens per row (default: None, the value in training, or else the model's maximum).
       logits: whether to add logits to the records.
 
     Raises:
-      UsageError: the model has no output layer, or a line does not have the format that the model requires.
+      UsageError: the model has no output layer, or an input does not have the number of texts that the model requires.
     """
     check_model(model, context)
     max_len = model.config.max_position_embeddings
@@ -69,7 +69,7 @@ def predict_texts(
         raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
     predictor = TextPredictor(model, seq_len, context, logits)
     predict = OUTPUT_KINDS[model.output_layer.kind].predict
-    remaining = iter(lines)
+    remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
         yield from predict(predictor, chunk)
 

@@ -12,7 +12,7 @@ from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
 from bertjax.errors import UsageError
-from bertjax.inference.inputs import PAIR_SEPARATOR, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.tasks.finetuning import records
 from bertjax.tasks.finetuning import spans as squad_spans
@@ -56,58 +56,59 @@ class TextPredictor:
         pair = second[0] if second else None
         return encode_pair(first, pair, self.seq_len, vocabulary.cls_id, vocabulary.sep_id)
 
-    def sequence_logits(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """Returns the logits [outputs] of each line, which is a text or a pair."""
-        return self.logits(make_examples([self.encode(self._split_pair(line)) for line in lines], {}))
+    def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:
+        """Returns the logits [outputs] of each text or pair."""
+        for texts in inputs:
+            self._check_pair(texts)
+        return self.logits(make_examples([self.encode(texts) for texts in inputs], {}))
 
-    def _split_pair(self, line: str) -> list[str]:
-        texts = line.split(PAIR_SEPARATOR, 1)
+    def _check_pair(self, texts: Texts) -> None:
         if self.model.defaults.texts == 2 and len(texts) < 2:
             raise UsageError(
-                f"{line[:60]!r} is a single text, but the model takes pairs; write FIRST{PAIR_SEPARATOR}SECOND"
+                f"{texts[0][:60]!r} is a single text, but the model takes pairs; give two texts (on the command line, "
+                f"FIRST{PAIR_SEPARATOR}SECOND)"
             )
         if len(texts) > 1 and (self.model.defaults.texts == 1 or self.model.config.type_vocab_size < 2):
-            raise UsageError(f"{line[:60]!r} is a pair, but the model takes single texts; remove {PAIR_SEPARATOR!r}")
-        return texts
+            raise UsageError(f"{texts[0][:60]!r} is half of a pair, but the model takes single texts; give one text")
 
 
-def predict_classes(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts one class for each text or pair, or a number if the model is a regression."""
-    logits = predictor.sequence_logits(lines)
+    logits = predictor.sequence_logits(inputs)
     if not predictor.labels:
         return [records.number_record(row[0]) for row in logits]
     return [records.class_record(predictor.labels, row, predictor.with_logits) for row in logits]
 
 
-def predict_labels(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts any number of labels for each text or pair."""
     threshold = predictor.model.defaults.threshold
     return [
         records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits)
-        for row in predictor.sequence_logits(lines)
+        for row in predictor.sequence_logits(inputs)
     ]
 
 
-def predict_choices(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts the most plausible ending of each beginning."""
-    choices = [line.split(PAIR_SEPARATOR) for line in lines]
-    for line, (_, *endings) in zip(lines, choices, strict=True):
+    for beginning, *endings in inputs:
         if len(endings) < 2:
             raise UsageError(
-                f"{line[:60]!r} has {len(endings)} endings, but the model chooses between several; write BEGINNING"
-                f"{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING"
+                f"{beginning[:60]!r} has {len(endings)} endings, but the model chooses between several; give a "
+                "beginning and two or more endings (on the command line, BEGINNING"
+                f"{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING)"
             )
-    sequences = [predictor.encode((beginning, ending)) for beginning, *endings in choices for ending in endings]
+    sequences = [predictor.encode((beginning, ending)) for beginning, *endings in inputs for ending in endings]
     scores = iter(predictor.logits(make_examples(sequences, {})))
     return [
         records.choice_record(np.array([next(scores)[0] for _ in endings]), predictor.with_logits)
-        for _, *endings in choices
+        for _, *endings in inputs
     ]
 
 
-def predict_tags(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
-    """Predicts a tag for each word of each text."""
-    sentences = [line.split() for line in lines]
+def predict_tags(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
+    """Predicts a tag for each word of each text. Words are separated by spaces, or given as several texts."""
+    sentences = [[word for text in texts for word in text.split()] for texts in inputs]
     words = list(itertools.chain.from_iterable(sentences))
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
     labels = list(predictor.labels)
@@ -124,10 +125,10 @@ def predict_tags(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]
     ]
 
 
-def predict_spans(predictor: TextPredictor, lines: Sequence[str]) -> list[Record]:
+def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts an answer from the context for each question."""
     defaults, seq_len = predictor.model.defaults, predictor.seq_len
-    questions = [Question(str(index), line, predictor.context, (), -1) for index, line in enumerate(lines)]
+    questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
     windows = make_windows(
         questions,
         predictor.model.tokenizer,

@@ -142,7 +142,7 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
         assert predict_json(capfd, folders[CLASSES], argument) == records
     # Endless input is predicted chunk by chunk.
     num_read: list[int] = []
-    endless = (num_read.append(index) or f"a {index}" for index in itertools.count())
+    endless = (num_read.append(index) or (f"a {index}",) for index in itertools.count())
     predictions = predict.predict_texts(load_model(folders[CLASSES]), endless)
     for count in range(1, 8):
         assert next(predictions)["prediction"] in LABELS[CLASSES]
@@ -205,10 +205,10 @@ def mesh_of(num_devices):
 @pytest.mark.parametrize("kind", [CLASSES, MULTILABEL, CHOICES, TAGS, SPANS])
 def test_predictions_on_two_devices_equal_those_on_one(kind, letters, tmp_path):
     workdir.write(random_checkpoint(letters, kind, LABELS.get(kind, ())), tmp_path)
-    lines = ["he ||| ran ||| sat down"] if kind == CHOICES else ["the cat", "a much longer text"]
+    inputs = [("he", "ran", "sat down")] if kind == CHOICES else [("the cat",), ("a much longer text",)]
     context = "Jo saw Al." if kind == SPANS else ""
     one, two = (
-        list(predict.predict_texts(load_model(tmp_path, mesh_of(count)), lines, context=context, logits=True))
+        list(predict.predict_texts(load_model(tmp_path, mesh_of(count)), inputs, context=context, logits=True))
         for count in (1, 2)
     )
     for first, second in zip(one, two, strict=True):
