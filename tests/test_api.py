@@ -132,7 +132,9 @@ def test_pair_as_tuple(folders):
     classifier = bertjax.load(folders["classifier"])
     assert classifier.predict([("a", "b c")]) == classifier.predict([["a", "b c"]])
     # The separator of the command line has no meaning in Python.
-    assert classifier.predict(["a ||| b c"]) == classifier.predict(["a | | | b c"]) != classifier.predict([("a", "b c")])
+    assert (
+        classifier.predict(["a ||| b c"]) == classifier.predict(["a | | | b c"]) != classifier.predict([("a", "b c")])
+    )
     with pytest.raises(bertjax.UsageError, match="a tuple of at most 2 str"):
         classifier.predict([("a", "b", "c")])
 

@@ -22,7 +22,7 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
       **defaults: defaults of all arguments. Values are converted to the types of the defaults.
 
     Raises:
-      UsageError: a name is unknown or repeated, or a value has the wrong type.
+      UsageError: a name is unknown or repeated, or a value is missing or has the wrong type.
     """
     arguments, names = ConfigDict(defaults), set()
     for item in filter(None, (text or "").split(",")):
@@ -40,6 +40,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
             if value_type is bool:
                 booleans = {"true": True, "1": True, "false": False, "0": False}
                 arguments[name] = booleans[value.lower() if has_value else "true"]
+            elif not has_value:
+                raise UsageError(f"config argument {name} has no value; write {name}=VALUE")
             else:
                 arguments[name] = value_type(value)
         except (KeyError, ValueError):

@@ -11,7 +11,7 @@ from bertjax.data.finetuning.examples import Examples, encode_pair, make_example
 from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, quoted
 from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.tasks.finetuning import records
@@ -69,7 +69,7 @@ class TextPredictor:
                 f"FIRST{PAIR_SEPARATOR}SECOND)"
             )
         if len(texts) > 1 and (self.model.defaults.texts == 1 or self.model.config.type_vocab_size < 2):
-            raise UsageError(f"{texts[0][:60]!r} is half of a pair, but the model takes single texts; give one text")
+            raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; give one text")
 
 
 def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:

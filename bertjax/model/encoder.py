@@ -48,7 +48,8 @@ class Embeddings(nn.Module):
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        # All-gather the ids over `fsdp`; the token table stays sharded along D.
+        # All-gather the ids over `fsdp` instead of the large token table, which stays sharded along D. The sum of the
+        # embeddings is sharded along D too, and then resharded to rows.
         input_ids, segment_ids, position_ids = (
             with_logical_constraint(ids, ("shared_batch", "length")) for ids in (input_ids, segment_ids, position_ids)
         )
@@ -122,5 +123,5 @@ class Encoder(nn.Module):
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        arguments = (config, attention, deterministic)
-        return run_layers(self, TransformerLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)
+        layer_fields = (config, attention, deterministic)
+        return run_layers(self, TransformerLayer, layer_fields, SAVED_NAMES, x, sequence_ids, collect=collect_layers)

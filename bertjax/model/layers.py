@@ -17,7 +17,8 @@ from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, scans_la
 
 # `checkpoint_name`s of a Transformer layer's activations: [B, L, D] each, except MLP_IN, [B, L, F].
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
-# Activations that each `model.remat` saves, of those that recompute parts of layers and are named after these parts.
+# Value of `model.remat` -> activations that a layer saves; the backward pass recomputes the others. The values `none`
+# and `attention` are missing, because they do not recompute whole layers.
 SAVED_NAMES = {
     "elementwise": (QKV, CONTEXT, RESIDUAL, MLP_IN),
     "projections": (CONTEXT, RESIDUAL, MLP_IN),
@@ -43,30 +44,29 @@ def constant_init(value: float, axes: tuple[str | None, ...]) -> nn.initializers
 class Dense(nn.Module):
     """`x @ kernel + bias` over the trailing axes of `x`, in the config's dtype from float32 parameters.
 
-    `nn.DenseGeneral` fails to initialize such a kernel on a mesh, since it initializes a matrix, which has fewer axes
-    than the kernel has logical names. It also has no `flat`, without which the four-layer step at 128 tokens moves
-    1.6 % more bytes.
+    `nn.DenseGeneral` fails on a mesh: its initializer sees a matrix, which has fewer axes than logical names. It also
+    has no `flat`, without which the four-layer step at 128 tokens moves 1.6 % more bytes.
 
     Attributes:
       features: output axes of the kernel.
       axes: logical names of all kernel axes, input axes first. Only the first output axis may be sharded, since on CPU
         `dot` merges the output axes.
       flat: merges the output axes into one; a TPU pads a short last axis such as K to its 128 lanes.
-      kernel_init: initializer of the kernel (default: `kernel_init` with `axes`).
+      initializer: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 
     config: ModelConfig
     features: tuple[int, ...]
     axes: tuple[str | None, ...]
     flat: bool = False
-    kernel_init: nn.initializers.Initializer | None = None
+    initializer: nn.initializers.Initializer | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         num_inputs = len(self.axes) - len(self.features)
         dtype = jnp.dtype(resolve_layout(self.config).dtype)
         shape = x.shape[x.ndim - num_inputs :] + self.features
-        kernel = self.param("kernel", self.kernel_init or kernel_init(self.config, self.axes), shape)
+        kernel = self.param("kernel", self.initializer or kernel_init(self.config, self.axes), shape)
         bias = self.param("bias", constant_init(0.0, self.axes[num_inputs:]), self.features)
         bias = with_logical_constraint(bias.astype(dtype), self.axes[num_inputs:])
 

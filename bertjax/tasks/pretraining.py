@@ -43,7 +43,7 @@ class Task(task.Task):
         self.config: Config
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:
-            # Before the workdir is created: its config would then refuse the corrected command.
+            # Raise before the workdir exists: it would store this config and reject the corrected command.
             raise _no_corpus()
         self._vocabulary = self._corpus.vocabulary() if self._corpus else None
         vocab_size = self._vocabulary.size if self._vocabulary else config.model["vocab_size"] or DEFAULT_VOCAB_SIZE

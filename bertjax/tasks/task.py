@@ -46,9 +46,10 @@ class Objective:
     def metrics(self) -> tuple[str, ...]:
         """Names of all entries of the metric sums. A run cannot resume with different ones.
 
-        Each name has a prefix, such as `mlm_loss`: `loss` is the sum of all losses. Names ending in `loss`, `error` or
-        `entropy` are better when lower. Curves show names that end in `_loss` or `_accuracy`, log lines those that
-        contain `accuracy`.
+        Names have a meaning:
+          - `loss` is reserved for the sum of all losses.
+          - Lower is better for names ending in `loss`, `error` or `entropy`.
+          - Curves show names ending in `_loss` or `_accuracy`; log lines show names that contain `accuracy`.
         """
         raise NotImplementedError
 
@@ -66,7 +67,7 @@ class Objective:
         """Returns the value by which the sum of each loss is divided in the training loss.
 
         It depends on the global batch alone, so that gradients of micro-batches add up to exactly the gradient of the
-        batch. The logged mean divides by the weight in `compute` instead, which may differ by an epsilon.
+        batch. Logged means divide by the weights of `compute` instead; for masked LM the two differ by 1e-5.
         """
         raise NotImplementedError
 

@@ -175,7 +175,7 @@ class Task(FinetuningTask):
     def load(self, train: bool) -> None:
         data = self.config.data
         if data.kind != "number":
-            self.labels = saved_labels(data.labels) or _read_labels(data)
+            self.labels = saved_labels(data.labels, CLASSES, MULTILABEL) or _read_labels(data)
         self.has_class_reports = bool(self.labels)
         super().load(train)
 

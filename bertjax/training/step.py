@@ -43,13 +43,15 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
-    # Without frozen parameters, `select`, `model_params` and `write_back` return the trained parameters unchanged.
+    # `frozen` has three methods. `select`: the trained parameters. `model_params`: the parameters that the model reads;
+    # frozen lowest layers are a stack of their own. `write_back`: all parameters after the update. Without frozen
+    # parameters, each returns the trained parameters unchanged.
     tx, frozen = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
         return sum(sums[name][0] / denominators[name] for name in objective.losses)
 
-    def loss_and_grads(
+    def grads_and_sums(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
         def loss_fn(trained: Any) -> tuple[jax.Array, MetricSums]:
@@ -61,23 +63,24 @@ def make_train_step(
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # Micro-batch i is rows i, i + n, i + 2n, ..., so that each device keeps its rows.
+        # [B, ...] -> [n, B / n, ...]. Micro-batch i is rows i, i + n, i + 2n, ..., so that each device keeps its rows.
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
             micro_batch, index = xs
-            part = loss_and_grads(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
+            part = grads_and_sums(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return jax.tree.map(jnp.add, total, part), None
 
+        # The scan starts with zeros in the shapes of gradients and metric sums.
         first = jax.tree.map(lambda x: x[0], micro_batches)
-        shapes = jax.eval_shape(loss_and_grads, params, first, denominators, dropout_key)
+        shapes = jax.eval_shape(grads_and_sums, params, first, denominators, dropout_key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(grad_accum_steps)))[0]
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         dropout_key = jax.random.fold_in(key, state.step)
         denominators = objective.denominators(batch)
-        compute_grads = loss_and_grads if grad_accum_steps == 1 else accumulate
+        compute_grads = grads_and_sums if grad_accum_steps == 1 else accumulate
         grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
 
         params = frozen.select(state.params)

@@ -77,7 +77,8 @@ def train(
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # On all devices. The schedule is a pytree of three numbers, so that a step compiled once takes any schedule.
+        # Put key and schedule on all devices. The schedule is a `jax.tree_util.Partial`, a function whose three numbers
+        # are leaves of a pytree, so that one compiled step takes any schedule.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -92,7 +93,7 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            # The step needs no transfer between host and devices: an implicit one raises.
+            # The step needs no transfer between host and devices; raise if there is an implicit transfer.
             with profiler.step(step), jax.transfer_guard("disallow"):
                 state = train_step(state, batch, key, device_schedule)
             step += 1

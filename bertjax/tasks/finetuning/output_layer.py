@@ -57,16 +57,33 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
         raise UsageError(f"cannot read the output layer {file}: {error}; restore the file") from error
 
 
-def saved_labels(path: str) -> list[str] | None:
-    """Returns the labels in an `output_layer.json`, in the order of their ids; None if `path` is empty."""
+def saved_labels(path: str, *kinds: str) -> list[str] | None:
+    """Reads the labels of an output layer.
+
+    Args:
+      path: an `output_layer.json`, or "".
+      *kinds: kinds of output layer that the task can use.
+
+    Returns:
+      The labels in the order of their ids, or None if `path` is empty.
+
+    Raises:
+      UsageError: the file is not valid, or the output layer is of another kind.
+    """
     if not path:
         return None
     try:
-        labels = read_json(path)["labels"]
+        content = read_json(path)
+        labels = content["labels"]
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise ValueError("not a list of strings")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f'cannot read the labels in {path}: {error}; use a file such as {{"labels": ["neg", "pos"]}}'
         ) from error
+    if content.get("kind", kinds[0]) not in kinds:
+        raise UsageError(
+            f"the output layer {path} is for {content['kind']}, but the task is for {kinds[0]}; use a checkpoint that "
+            "was fine-tuned for this task"
+        )
     return labels

@@ -94,7 +94,7 @@ class TaggingTask(FinetuningTask):
 
     def load(self, train: bool) -> None:
         data = self.config.data
-        labels = saved_labels(data.labels)
+        labels = saved_labels(data.labels, TAGS)
         self._train_words: TaggedText | None = None
         self._words: TaggedText | None = None
         if train or labels is None or self.split == splits.HELD_OUT:

@@ -79,17 +79,15 @@ class MaskedLm(PretrainingObjective):
         """Returns the metrics of predicting token frequencies, and the more frequent next-sentence label."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
-        labels = np.zeros(2, np.int64)
-
-        def masked_ids() -> Iterator[np.ndarray]:
-            for batch in batches:
-                labels[:] += np.bincount(batch["next_sentence_labels"][batch["next_sentence_labels"] >= 0], minlength=2)
-                yield batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
-
-        values = token_frequency_baseline(corpus, masked_ids())
+        label_counts, masked_ids = np.zeros(2, np.int64), []
+        for batch in batches:
+            labels = batch["next_sentence_labels"]
+            label_counts += np.bincount(labels[labels >= 0], minlength=2)
+            masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
+        values = token_frequency_baseline(corpus, masked_ids)
         entropy = values.pop("heldout_entropy")
         values = {f"mlm_{name}": value for name, value in values.items()} | {"heldout_entropy": entropy}
-        return values | ({"nsp_accuracy": float(labels.max() / labels.sum())} if labels.sum() else {})
+        return values | ({"nsp_accuracy": float(label_counts.max() / label_counts.sum())} if label_counts.sum() else {})
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
         """Returns metric sums. Rows with the next-sentence label -1 do not count for next-sentence prediction."""
@@ -113,7 +111,7 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM without next-sentence prediction, on rows of running text."""
+    """Masked LM without next-sentence prediction, on rows of running text, whose next-sentence labels are -1."""
 
     has_pairs = False
 
