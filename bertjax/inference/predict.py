@@ -20,7 +20,7 @@ from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS
 from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import mesh_and_params, predict
-from bertjax.utils.io import atomic_file
+from bertjax.utils.io import atomic_file, remove_temporaries
 
 # Maximum number of texts in memory.
 _CHUNK_TEXTS = 256
@@ -133,6 +133,8 @@ def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str]
         _check_columns(file_records, columns)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
+        # A killed command leaves a temporary file.
+        remove_temporaries(Path(folder))
     except OSError as error:
         raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
 

@@ -8,7 +8,7 @@ from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS, Out
 
 def test_labels_of_another_kind_are_refused(tmp_path):
     file = tmp_path / "output_layer.json"
-    file.write_text(OutputLayer(TAGS, ("O", "B-PER"), "ner").as_json())
+    file.write_bytes(OutputLayer(TAGS, ("O", "B-PER"), "ner").as_json())
     assert saved_labels(str(file), TAGS) == ["O", "B-PER"]
     with pytest.raises(UsageError, match="is for tags, but the task is for classes"):
         saved_labels(str(file), CLASSES, MULTILABEL)
