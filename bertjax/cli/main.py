@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         logger.debug("traceback of the error:", exc_info=error)
         _fail(f"{error.filename or 'input or output error'}: {error.strerror or error}", 1)
     except Exception as error:
+        # JAX's C++ code turns an interrupt into a ValueError.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            _fail("interrupted", INTERRUPTED)
         # Match TensorFlow's exceptions (from `gs://` access) by module name, since `bertjax --help` must not import it.
         if type(error).__module__ != "tensorflow.python.framework.errors_impl":
             raise

@@ -301,8 +301,11 @@ def test_exit_codes_of_exceptions(capfd, monkeypatch):
         monkeypatch.setattr("bertjax.cli.inspect.describe", describe)
         main(["describe"])
 
+    in_native_code = ValueError("Exception raised while checking equality")
+    in_native_code.__cause__ = KeyboardInterrupt()
     for error, code, line in (
         (KeyboardInterrupt(), 130, "bertjax: interrupted\n"),
+        (in_native_code, 130, "bertjax: interrupted\n"),
         (FileNotFoundError(2, "No such file", "a.txt"), 1, "bertjax: a.txt: No such file\n"),
     ):
         with pytest.raises(SystemExit) as end:
