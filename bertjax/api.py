@@ -62,7 +62,7 @@ class Pretrained:
 
     @property
     def architecture(self) -> Architecture:
-        """Model sizes, activation and other fields that define the function of the model."""
+        """Model sizes, activation and other fields of the model architecture."""
         return self.config.architecture
 
     @property
@@ -81,7 +81,7 @@ class Pretrained:
 
     @property
     def model(self) -> nn.Module:
-        """Flax module of the checkpoint: pre-training or fine-tuning model; if the head is unknown, encoder and pooler.
+        """Flax module of the checkpoint. If the head is unknown, the module contains only encoder and pooler.
 
         >>> bert = bertjax.load(CHECKPOINT)
         >>> batch = {**bert.batch(["a b"]), "masked_lm_positions": np.array([[1]])}
@@ -172,7 +172,7 @@ class Pretrained:
         return fill_mask.fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:
-        """Returns a record with the `prediction` and, for classes, `probabilities` by label for each text.
+        """Returns one record per text: the `prediction` and, for classes, `probabilities` by label.
 
         Args:
           texts: texts or tuples of texts: (first, second) for pairs, (beginning, ending, ...) for multiple choice, or
@@ -233,7 +233,7 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
 
     Raises:
-      UsageError: there is no checkpoint or no vocabulary, or the model is not BERT.
+      UsageError: `path` contains no checkpoint or no vocabulary, or the model is not BERT.
       BertjaxError: the checkpoint is damaged.
 
     >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype

@@ -1,7 +1,7 @@
 """Exceptions, exit codes and the formatting of values in one-line error messages.
 
-A scheduler should restart a command that exits with `STOPPED`, `LOST` or 134, but not one that exits with 1 or 2. JAX's
-coordination service aborts a process with 134 if it detects a lost host first.
+A scheduler should restart commands that exit with `STOPPED`, `LOST` or 134, but not after exit codes 1 and 2. JAX's
+coordination service aborts a process with 134 if it is the first to detect a lost host.
 """
 
 import re
@@ -44,7 +44,7 @@ class LostError(BertjaxError):
 
 
 def shortened(text: object, max_characters: int = _MAX_CHARACTERS) -> str:
-    """Returns a text as one line, without its middle if it is longer than `max_characters`."""
+    """Returns a text as one line. The middle of texts longer than `max_characters` is replaced by `...`."""
     line = " ".join(str(text).split())
     if len(line) <= max_characters:
         return line

@@ -22,7 +22,7 @@ from bertjax.errors import UsageError
 from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
-# Name of the attribute of a decorated `get_config` that stores the function that parses its arguments.
+# Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
 
 
@@ -98,7 +98,7 @@ def named_grid(name: str) -> list[dict[str, Any]]:
 
 
 def trials_of(get_config: Callable[..., ConfigDict], text: str) -> list[dict[str, Any]] | None:
-    """Returns the trials selected by an experiment's argument `grid`, or None if it has no such argument.
+    """Returns the trials selected by an experiment's argument `grid`. Returns None without this argument.
 
     Args:
       get_config: function of the experiment, decorated by `arguments` or not.

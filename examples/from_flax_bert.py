@@ -1,4 +1,4 @@
-"""Migration from `FlaxBertModel`, which current transformers does not have.
+"""Migration from `FlaxBertModel`, which current versions of transformers lack.
 
 The comments show the old code above each replacement.
 
@@ -47,7 +47,7 @@ def main(checkpoint: str) -> np.ndarray:
     # model.config.hidden_size; model.params; tokenizer.convert_ids_to_tokens(ids)
     print(bert.architecture.hidden_size, sorted(bert.params), bert.tokenizer.pieces(input_ids[0]))
     print(states.shape, pooled.shape, layers.shape, dropped.shape)
-    # model.save_pretrained(folder): `bertjax convert WORKDIR FOLDER --format huggingface`
+    # model.save_pretrained(folder); run `bertjax convert WORKDIR FOLDER --format huggingface` instead
     return np.asarray(last)
 
 

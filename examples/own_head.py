@@ -20,7 +20,7 @@ LABELS = jnp.array([1] * len(QUESTIONS) + [0] * len(STATEMENTS))
 
 
 class QuestionModel(nn.Module):
-    """An encoder and a dense layer on the mean of its hidden states."""
+    """Encoder, and a dense layer on the mean of the hidden states."""
 
     config: bertjax.ModelConfig
 

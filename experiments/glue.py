@@ -7,7 +7,7 @@
 Arguments:
 - task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or ax.
 - path: folder of the GLUE files, `tfds:glue`, or `tfds:DIR:glue` with the data in DIR.
-- size: size of a model with random parameters, instead of --init_from; set `--config.data.vocabulary`, too.
+- size: model size for training from random parameters, without --init_from; also set `--config.data.vocabulary`.
 - grid: trials of `sweep`: `glue` (four learning rates, as in the paper), `a3` (section A.3), `small` (grid for small
   models) or `one` (a single trial, for several seeds).
 

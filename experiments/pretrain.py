@@ -5,8 +5,8 @@
 
 The default is one phase with rows of `seq_len` tokens. `phases=2` is the paper's schedule: 90 % of the steps at length
 128 and 10 % at 512, with one learning-rate schedule. With `batch=tokens`, a batch has 131,072 tokens at both lengths
-(1024 rows of 128, 256 rows of 512). Only this gives the paper's 40 epochs in a million steps. With `batch=sequences`, a
-batch has 256 rows at both lengths.
+(1024 rows of 128, 256 rows of 512). Only `batch=tokens` yields the paper's 40 epochs in a million steps. With
+`batch=sequences`, a batch has 256 rows at both lengths.
 
 Hardware and time: in the paper, BASE takes four days on 16 TPU chips and LARGE four days on 64 TPU chips.
 Expected: final next-sentence accuracy of 97-98 % (paper, A.2 footnote); held-out perplexity 3.99 for BASE and 3.23 for

@@ -7,15 +7,16 @@ Versions:
 - 1.1: batch size 32, learning rate 5e-5, 3 epochs. `path` contains train-v1.1.json and dev-v1.1.json.
 - 2.0: batch size 48, learning rate 5e-5, 2 epochs, no-answer threshold with the best F1 on dev. `path` contains
   train-v2.0.json and dev-v2.0.json.
-- triviaqa: data that the paper trains on before SQuAD 1.1: documents of TriviaQA's Wikipedia part with an answer in
-  their first 400 tokens. `path` contains qa/wikipedia-train.json and evidence/wikipedia.
+- triviaqa: TriviaQA, on which the paper trains before SQuAD 1.1. The experiment uses documents of the Wikipedia part
+  with an answer in their first 400 tokens. `path` contains qa/wikipedia-train.json and evidence/wikipedia.
 
 Passages are split into windows of 384 tokens with a stride of 128.
 
-Hardware and time: two CPU cores that also ran other work; 24 minutes for 2 epochs of 10,000 training questions and the
-evaluation of all 10,570 dev questions, at size 2/256 in rows of 256 tokens and float32. BASE on a TPU has not been
+Hardware and time: two CPU cores that also ran other work. At size 2/256, in rows of 256 tokens and float32, 2 epochs of
+10,000 training questions and the evaluation of all 10,570 dev questions took 24 minutes. BASE on a TPU has not been
 measured.
-Expected: dev EM / F1 on 1.1: BERT BASE 80.8 / 88.5, LARGE 84.1 / 90.9; on 2.0: LARGE 78.7 / 81.9 (Tables 2 and 3).
+Expected: EM / F1 on the dev set of 1.1 are 80.8 / 88.5 with BERT BASE and 84.1 / 90.9 with LARGE (Table 2). On the dev
+set of 2.0, they are 78.7 / 81.9 with LARGE (Table 3).
 """
 
 from ml_collections import ConfigDict

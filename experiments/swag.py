@@ -8,7 +8,7 @@ same columns, or `tfds:huggingface:swag/regular`, which TFDS downloads from Hugg
 learning rate 2e-5 and 3 epochs. The model scores each of the four endings of a row.
 
 Hardware and time: not measured, because the data was not available.
-Expected: accuracy of BERT BASE 81.6 on dev; LARGE 86.6 on dev and 86.3 on test (Table 4).
+Expected: accuracy is 81.6 on dev with BERT BASE, and 86.6 on dev and 86.3 on test with LARGE (Table 4).
 """
 
 from ml_collections import ConfigDict

@@ -12,8 +12,8 @@ Kinds:
 - tags: words and one tag per word, as JSON lists or separated by spaces. The metric is entity F1 for IOB, BIOES and
   BILOU tags, and accuracy for other tags.
 
-The log counts skipped rows and names their file and line. Without a dev file, there is no evaluation, and the run keeps
-the last checkpoint. `--config.data.dev_share=0.1` holds out a tenth of the training file as dev set.
+The log counts skipped rows and names their file and line. Without a dev file, the run does not evaluate and keeps its
+last checkpoint. `--config.data.dev_share=0.1` holds out a tenth of the training file as dev set.
 
 Hardware and time: depends on the data; `bertjax bench step` with the same config prints the tokens/s of this machine.
 Expected: depends on the data; the final table shows the result and the score of the most frequent class.

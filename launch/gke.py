@@ -21,15 +21,19 @@ KUBERNETES_NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="name of the JobSet: at most 40 lower-case letters, digits and -")
-    parser.add_argument("--accelerator", required=True, help="label of the node pool, such as tpu-v5-lite-podslice")
-    parser.add_argument("--topology", required=True, help="label of the node pool, such as 4x4 or 4x4x8")
+    parser.add_argument("--accelerator", required=True, help="node pool label, such as tpu-v5-lite-podslice")
+    parser.add_argument("--topology", required=True, help="node pool label, such as 4x4 or 4x4x8")
     parser.add_argument("--image", required=True, help="container image")
     parser.add_argument("--chips", type=int, default=4, help="TPU chips per host (default: 4)")
-    parser.add_argument("--slices", type=int, default=1, help="number of slices, each a node pool (default: 1)")
-    parser.add_argument("--queue", help="LocalQueue of Kueue (default: none)")
-    parser.add_argument("--max-restarts", type=int, default=20, help="preemptions do not count (default: 20)")
-    parser.add_argument("--namespace", default="default", help="(default: default)")
-    parser.add_argument("--service-account", default="bertjax", help="created if missing (default: bertjax)")
+    parser.add_argument("--slices", type=int, default=1, help="number of slices, one node pool each (default: 1)")
+    parser.add_argument("--queue", help="Kueue LocalQueue (default: none)")
+    parser.add_argument(
+        "--max-restarts", type=int, default=20, help="maximum restarts after failures, not preemptions (default: 20)"
+    )
+    parser.add_argument("--namespace", default="default", help="Kubernetes namespace (default: default)")
+    parser.add_argument(
+        "--service-account", default="bertjax", help="Kubernetes account, created if missing (default: bertjax)"
+    )
     parser.add_argument("command", nargs="+", help="command and its arguments, after --")
     args = parser.parse_args()
     if not re.fullmatch(KUBERNETES_NAME, args.name):
@@ -48,7 +52,7 @@ def num_chips(topology: str) -> int:
 
 
 def manifest(args: argparse.Namespace) -> str:
-    """Returns the template with every value as JSON, which is valid YAML."""
+    """Returns the manifest: the template with JSON values, which are valid YAML."""
     labels = {"app.kubernetes.io/name": "bertjax"}
     if args.queue:
         labels["kueue.x-k8s.io/queue-name"] = args.queue

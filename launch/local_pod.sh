@@ -5,7 +5,7 @@
 #
 # Options: -n PROCESSES (default: 2), -d DEVICES per process (default: 1). Output lines of process I start with [I].
 # SIGINT and SIGTERM reach every process as SIGTERM. The exit status is the first status of a process that is not 0, 42,
-# 43 or 134; otherwise 43, 42 or 0.
+# 43 or 134. If all processes exit with 0, 42, 43 or 134, it is the highest status, and 134 counts as 43.
 set -euo pipefail
 # Starts each process in its own process group, so that Ctrl-C reaches it only through this script.
 set -m
@@ -30,7 +30,7 @@ export JAX_PLATFORMS=cpu JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo
 export JAX_COORDINATOR_ADDRESS="localhost:$port" JAX_NUM_PROCESSES=$processes
 export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$devices"
 
-# Ignores the signals that end the command, so that its last lines are printed.
+# Ignores the signals that stop the command, so that the command's last lines are printed.
 prefix() { trap '' INT TERM; exec sed -u "s/^/[$1] /"; }
 
 declare -A running=()
@@ -42,7 +42,7 @@ done
 
 status=0 failed=''
 while ((${#running[@]})); do
-  # Returns early for a signal to this script and for a process that ended before the call.
+  # `wait` returns early after a signal to this script, and if a process ended before the call.
   wait -n "${!running[@]}" 2> /dev/null || true
   for pid in "${!running[@]}"; do
     kill -0 "$pid" 2> /dev/null && continue

@@ -40,7 +40,7 @@ docker login --username oauth2accesstoken --password-stdin "https://${image%%/*}
 docker pull --quiet "$image"
 docker_run=("$(command -v docker)" run --rm --name bertjax --privileged --network host --ulimit memlock=-1
   --volume /var/lib/bertjax:/scratch --env BERTJAX_STAGING=/scratch)
-# A command with exit status 1 or 2 would fail again. A save takes less than 180 s.
+# A command with exit status 1 or 2 would fail again. Saving a checkpoint takes less than 180 s.
 systemd-run --unit=bertjax --property=Restart=on-failure --property='RestartPreventExitStatus=1 2' \
   --property=RestartSec=10 --property=StartLimitIntervalSec=0 --property=TimeoutStopSec=180 \
   --property="ExecStartPre=-$(command -v docker) rm --force bertjax" "${docker_run[@]}" "$image" "${command[@]}"

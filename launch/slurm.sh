@@ -15,8 +15,8 @@ set -euo pipefail
 (($#)) || { echo "slurm.sh: no command; usage: sbatch OPTIONS launch/slurm.sh COMMAND" >&2; exit 2; }
 
 # srun returns the highest status of all processes. Statuses 1 and 2, after which a restart would fail again, become 251
-# and 252, so that they take precedence over 43 and 134 (other process lost). On SIGTERM, Bash exits only after the
-# command.
+# and 252, so that they take precedence over 43 and 134 (other process lost). With this trap, Bash waits for the command
+# after SIGTERM.
 trap : TERM
 # shellcheck disable=SC2016
 process='trap : TERM; "$@"; code=$?; exit $((code == 1 || code == 2 ? code + 250 : code))'

@@ -108,7 +108,7 @@ def test_error_messages(tmp_path, folders):
     with pytest.raises(bertjax.UsageError, match="has no output layer"):
         bertjax.load(folders["bertjax"]).predict(["a"])
     classifier = bertjax.load(folders["classifier"])
-    with pytest.raises(bertjax.UsageError, match="has no parameters masked_lm"):
+    with pytest.raises(bertjax.UsageError, match="lacks the parameters masked_lm"):
         classifier.fill_mask("a [MASK]")
     for texts in ("a film", {"a film": 1}, [1], [None], [("a", 1)], [()]):
         for method in (classifier.batch, classifier.encode, classifier.predict):

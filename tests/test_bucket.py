@@ -201,7 +201,7 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     assert len(lost) == 2 and is_complete(checkpoints.path(1))
     stored.fault = forbid_two
     with pytest.raises(
-        BertjaxError, match=rf"storage.objects.create.* the last good one is {RUN}/checkpoints/1\. Free"
+        BertjaxError, match=rf"storage.objects.create.* the last good checkpoint is {RUN}/checkpoints/1\. Free"
     ):
         checkpoints.save(state_of(2))
         checkpoints.wait()

@@ -10,7 +10,7 @@ from bertjax.errors import UsageError
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the parsers of both commands."""
+    """Adds the parsers of `bench step` and `bench input`."""
     parser = commands.add_parser(
         "bench",
         help="Times the train step or the input pipeline.",
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         benchmarks,
         "step",
         bench_step,
-        "Times train steps of the first phase on synthetic batches. The last line of the output is JSON.",
+        "Times train steps on synthetic batches of the first training phase. The last line of the output is JSON.",
         "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
         config=True,
     )
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
         benchmarks,
         "input",
         bench_input,
-        "Times the input pipeline of the first phase. The last line of the output is JSON.",
+        "Times the input pipeline of the first pre-training phase. The last line of the output is JSON.",
         "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
         config=True,
     )
@@ -62,9 +62,9 @@ def bench_input(args: argparse.Namespace) -> None:
 
     config = parse_config(load_config_dict(args))
     if not isinstance(config, Config):
-        raise UsageError(f"`bench input` does not support task {config.task}; give a pre-training config")
+        raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
     if not config.has_data:
-        raise UsageError("`bench input` needs a corpus; give --config FILE:corpus=DIR")
+        raise UsageError("`bench input` needs a corpus; set --config FILE:corpus=DIR")
     log_timed_phase(config)
     result = run(
         open_anywhere(config.data.corpus),

@@ -1,4 +1,4 @@
-"""Functions that several commands use: loading configs and checkpoints, joining a cluster, printing results."""
+"""Functions shared by several commands: loading configs and checkpoints, joining a cluster, printing results."""
 
 import argparse
 import contextlib
@@ -31,7 +31,7 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
 
     Args:
       args: parsed arguments.
-      checkpoint: checkpoint that supplies unset fields of the config.
+      checkpoint: checkpoint that supplies unset fields of the config (default: None, they stay unset).
     """
     from bertjax.training.checkpoint_config import experiment_config
 
@@ -39,7 +39,7 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
 
 
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
-    """Returns the ConfigDict of `--config` or, without that option, of the checkpoint."""
+    """Returns the ConfigDict of `--config`. Without this option, returns the checkpoint's ConfigDict."""
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
     from bertjax.training.workdir import is_converted
@@ -48,7 +48,7 @@ def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
         config_dict = load_config_dict(args, checkpoint)
         return config_dict if config_dict.data.get("labels") else with_labels_of(config_dict, checkpoint)
     if is_converted(workdir_of(checkpoint)):
-        raise UsageError(f"the checkpoint {args.checkpoint} was converted and has no task; give --config, such as glue")
+        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; set --config, such as glue")
     return checkpoint_config(checkpoint, args.overrides)
 
 
@@ -64,12 +64,12 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterator[str | None]:
-    """Yields the path of `--init_from`, converted to bertjax's format if necessary.
+    """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None without the option.
 
     Args:
       args: parsed arguments.
-      distributed: whether several processes run the command. Each process then converts the checkpoint to a temporary
-        folder, while a single process keeps the converted checkpoint in its workdir.
+      distributed: whether several processes run the command. If so, each process converts the checkpoint to a temporary
+        folder. A single process stores the converted checkpoint in its local workdir.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -105,7 +105,7 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def log_timed_phase(config: Any) -> None:
-    """Logs that only the first of two pre-training phases is timed."""
+    """Logs that only the first phase is timed, if pre-training has two phases."""
     from bertjax.tasks.objectives.config import Config
 
     if isinstance(config, Config) and len(config.phases) > 1:

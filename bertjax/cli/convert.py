@@ -17,9 +17,9 @@ def add_parser(commands: Any) -> None:
         "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased",
     )
     parser.add_argument("source", metavar="SRC", help=CHECKPOINT_HELP)
-    parser.add_argument("destination", metavar="DST", help="directory to write; must not exist")
+    parser.add_argument("destination", metavar="DST", help="destination directory; must not exist without --overwrite")
     parser.add_argument("--format", default="bertjax", help="format of DST: bertjax, huggingface or tensorflow")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion")
 
 
 def convert(args: argparse.Namespace) -> None:

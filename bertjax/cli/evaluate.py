@@ -33,7 +33,7 @@ def evaluate(args: argparse.Namespace) -> None:
     with open_checkpoint(args) as checkpoint:
         config = parse_config(checkpoint_config_dict(args, checkpoint))
         metrics = evaluate_checkpoint(build_task(config), checkpoint)
-        # A converted checkpoint is in a temporary directory, so log the path that the user gave.
+        # A converted checkpoint is in a temporary directory, so log the path of `--checkpoint`.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
         print(json.dumps(metrics))

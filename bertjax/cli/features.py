@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--layers",
         default="-1",
-        help="layer indices, such as --layers=-1,-2: 0 for the embeddings, -1 for the last layer",
+        help="comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
     )
     parser.add_argument("--seq_len", type=int, help="maximum tokens per text (default: the model's maximum)")
     parser.add_argument(
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="directory for files 00000.npz, 00001.npz, ... of about 64 MB. Each file contains hidden_states [token, "
         "layer, width] and, for each token, tokens, input_ids, segment_ids, words and characters. The tokens of text i "
-        "are offsets[i] to offsets[i + 1] - 1. An interrupted command resumes after the last file",
+        "are offsets[i] to offsets[i + 1] - 1. An interrupted command resumes after the last complete file",
     )
     parser.add_argument("--show", type=int, default=5, help="number of texts to print")
 
@@ -48,7 +48,7 @@ def features(args: argparse.Namespace) -> None:
     from bertjax.inference.load import load_model
 
     if not args.texts and not args.input:
-        raise UsageError("no texts; give texts, or a file with --input")
+        raise UsageError("no texts; pass texts, or set --input FILE")
     if not 0 <= args.show <= sys.maxsize:
         raise UsageError(f"--show is {args.show}; it must be at least 0 and fit in 64 bits")
     layers = parse_layers(args.layers)

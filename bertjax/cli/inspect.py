@@ -11,7 +11,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the parsers of both commands."""
+    """Adds the parsers of `inspect` and `describe`."""
     parser = add_command(
         commands,
         "inspect",
@@ -43,7 +43,7 @@ def inspect(args: argparse.Namespace) -> None:
 
     task = build_task(parse_config(load_config_dict(args)), train=True)
     if not 1 <= args.steps <= task.total_steps:
-        raise UsageError(f"--steps is {args.steps}; it must be between 1 and the config's {task.total_steps}")
+        raise UsageError(f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the steps of the run")
     if args.rows < 1:
         raise UsageError(f"--rows is {args.rows}; it must be at least 1")
     batches = []

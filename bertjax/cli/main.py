@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     An unexpected exception is not caught: Python prints its traceback and exits with code 1.
 
     Args:
-      argv: arguments of the command (default: those of this process).
+      argv: command-line arguments (default: None, the arguments of this process).
     """
     if argv is None:
         use_huge_pages()
         faulthandler.enable()
         # If a read fails, Orbax abandons its other reads, and Python would print a traceback for each of them.
         sys.unraisablehook = _log_unraisable
-        # SIGTERM unwinds the stack like Ctrl-C, so that temporary files are removed. Training handles both itself.
+        # SIGTERM unwinds the stack like Ctrl-C, so that temporary files are removed. Training replaces this handler.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _run(sys.argv[1:] if argv is None else list(argv))
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # JAX's C++ code turns an interrupt into a ValueError.
         if isinstance(error.__cause__, KeyboardInterrupt):
             _fail("interrupted", INTERRUPTED)
-        # Match TensorFlow's exceptions (from `gs://` access) by module name, since `bertjax --help` must not import it.
+        # Match TensorFlow's exceptions (from `gs://` access) by module name, because importing TensorFlow is slow.
         if type(error).__module__ != "tensorflow.python.framework.errors_impl":
             raise
         logger.debug("traceback of the error:", exc_info=error)
@@ -120,18 +120,18 @@ def _run(argv: list[str]) -> None:
     # TensorFlow, which bertjax uses only to read data, reads these variables on import.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    # This variable skips the import of Keras, a third of TensorFlow's import time.
+    # This variable skips the import of Keras, which takes a third of TensorFlow's import time.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Hide Orbax's warnings about expected conditions.
     logging.getLogger("absl").setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):
-        # Print characters that the terminal cannot encode as escape sequences.
+        # Escape characters that the terminal cannot encode.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     args = parse_args(argv)
     configure_logging(args.log_level)
-    # While its native modules are imported, JAX loses an interrupt or crashes on it.
+    # An interrupt during the import of JAX's native modules may be lost or crash the process.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     import jax  # noqa: F401

@@ -1,4 +1,4 @@
-"""Argument parser of the commands, and options of several commands."""
+"""Argument parser of the commands, and options shared by several commands."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from bertjax.errors import UsageError, shortened
 from bertjax.utils.logging import LOG_LEVELS
 
-# Metavars of options whose values are paths.
+# Metavars of options whose values are paths. Such options reject empty values.
 PATH_METAVARS = ("DIR", "FILE", "CKPT", "SRC", "DST")
 CHECKPOINT_HELP = "workdir, checkpoint in a workdir, Hugging Face folder or TensorFlow 1 checkpoint"
 _CONFIG_HELP = "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS"
@@ -17,7 +17,7 @@ _MAX_INTEGER = 2**31 - 1
 
 def _path(text: str) -> str:
     if not text.strip():
-        raise argparse.ArgumentTypeError("the path is empty; give a path or omit the option")
+        raise argparse.ArgumentTypeError("the path is empty; set a path or omit the option")
     return text
 
 
@@ -27,7 +27,9 @@ def _integer(text: str) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"not an integer: {shortened(repr(text))}") from None
     if abs(number) > _MAX_INTEGER:
-        raise argparse.ArgumentTypeError(f"{shortened(text)} is larger than {_MAX_INTEGER:,}")
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)} is out of range; use a magnitude of at most {_MAX_INTEGER:,}"
+        )
     return number
 
 
@@ -59,7 +61,7 @@ class Version(argparse.Action):
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help formatter that prints default values, and keeps the lines of examples."""
+    """Help formatter that prints default values and keeps the line breaks of examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return super()._get_help_string(action) if action.default not in (None, False) else action.help
@@ -78,7 +80,7 @@ def add_command(
     Args:
       commands: subparsers of `bertjax` or of `bertjax bench`.
       name: name of the command.
-      run: function that runs the command, given the parsed arguments.
+      run: function that runs the command, called with the parsed arguments.
       description: one sentence for the help.
       example: command lines that show typical use.
       config: whether the command takes `--config` and overrides of config fields.
@@ -109,7 +111,7 @@ def add_distributed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="require several processes, and fail if there is only one (default: detect them from the environment)",
+        help="require several processes, and fail if there is only one (default: detect processes automatically)",
     )
 
 

@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument(
-        "--topology", metavar="GENERATION:SIZE", help="chips of one slice: v3:4x4, v4:4x4x4, v5e:16x16, ..."
+        "--topology", metavar="GENERATION:SIZE", help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
     )
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")
     parser.add_argument(
@@ -32,7 +32,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, to print the cost of the run")
     parser.add_argument(
-        "--search", action="store_true", help="first search the largest batch that fits into memory per remat policy"
+        "--search",
+        action="store_true",
+        help="first search for the largest batch that fits, for each remat policy",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")

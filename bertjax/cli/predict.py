@@ -15,7 +15,7 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the parsers of the three commands."""
+    """Adds the parsers of `predict`, `ensemble` and `submission`."""
     parser = add_command(
         commands,
         "predict",
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "line number, prediction and probabilities of each example. Existing files are replaced",
     )
     parser.add_argument("--split", help="split of the task's data: dev or test (default: test)")
-    parser.add_argument("--columns", metavar="NAME,NAME", help="columns of the task's data to copy to the .jsonl file")
+    parser.add_argument("--columns", metavar="NAME,NAME", help="columns of the task's data to copy to the .jsonl files")
 
     parser = add_command(
         commands,
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument(
-        "--checkpoint", required=True, action="append", metavar="CKPT", help="checkpoint of a member (repeatable)"
+        "--checkpoint", required=True, action="append", metavar="CKPT", help="checkpoint of a member; repeat the option"
     )
     parser.add_argument("--split", default="dev", help="split of the task's data: dev or test")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory for predictions and results.json")
@@ -91,7 +91,7 @@ def predict(args: argparse.Namespace) -> None:
         _predict_texts(args)
         return
     if not args.output:
-        raise UsageError("nothing to predict; give texts, --text FILE, or --output DIR to predict the task's data")
+        raise UsageError("nothing to predict; pass texts, --text FILE, or --output DIR to predict the task's data")
     for name in ("context", "context_file", "json", "seq_len"):
         if getattr(args, name):
             raise UsageError(f"--{name} applies to texts only; omit it to predict the task's data")
@@ -112,9 +112,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
         if getattr(args, name) or (name == "config" and args.overrides):
             raise UsageError(f"--{name} applies to the task's data only; omit it to predict texts")
     if "" in args.texts:
-        raise UsageError("a text is empty; give a text, or a file with --text")
+        raise UsageError("a text is empty; pass a text or --text FILE")
     if args.context and args.context_file:
-        raise UsageError("--context and --context_file are both given; give one of them")
+        raise UsageError("--context and --context_file are both set; set only one")
     if args.texts == [STDIN]:
         args.texts, args.text = [], STDIN
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())

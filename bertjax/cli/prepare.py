@@ -7,7 +7,7 @@ from bertjax.cli.parser import add_command
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
-# Size of the vocabularies of google-research/bert.
+# Default size of a new vocabulary, equal to the uncased vocabulary of google-research/bert.
 _VOCAB_SIZE = 30522
 
 
@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "prepare",
         prepare,
-        "Creates a tokenized corpus from text, and trains a vocabulary unless one is given.",
+        "Creates a tokenized corpus from text, and trains a vocabulary unless --vocab is set.",
         "bertjax prepare --input docs: --vocab_size 8000 --output runs/corpus\n"
         "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     )
@@ -28,7 +28,12 @@ def add_parser(commands: Any) -> None:
         metavar="SPEC",
         help="one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT and docs:",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="directory of the corpus; must not exist")
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="directory of the corpus; must not exist unless --overwrite is set",
+    )
     parser.add_argument(
         "--vocab", metavar="FILE", help="vocab.txt or SentencePiece .model (default: train a vocabulary)"
     )
@@ -37,7 +42,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--vocab_size", type=int, help=f"size of the vocabulary to train (default: {_VOCAB_SIZE})")
     parser.add_argument(
-        "--cased", action="store_true", help="keep case and accents (default: detected from the vocabulary)"
+        "--cased",
+        action="store_true",
+        help="keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
     )
     parser.add_argument("--uncased", action="store_true", help="convert to lower case and strip accents")
     parser.add_argument(
@@ -66,7 +73,7 @@ def prepare(args: argparse.Namespace) -> None:
     from bertjax.data.corpus.prepare import summary
 
     if args.cased and args.uncased:
-        raise UsageError("--cased and --uncased are both given; give one of them")
+        raise UsageError("--cased and --uncased are both set; set only one")
     if args.vocab and args.vocab_size is not None:
         raise UsageError("--vocab_size has no effect with --vocab; omit one of them")
     manifest = run(

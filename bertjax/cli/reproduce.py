@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the parsers of both commands."""
+    """Adds the parsers of `reproduce` and `table`."""
     parser = add_command(
         commands,
         "reproduce",
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         "--results",
         required=True,
         metavar="DIR",
-        help="directory for all runs; runs of several tables are trained once",
+        help="directory for all runs; a run that several tables share is trained once",
     )
     parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
     add_distributed(parser)
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "table",
         table,
-        "Prints the paper's numbers of tables with the reproduced numbers, and commands for missing results.",
+        "Prints the paper's numbers next to the reproduced numbers, and the commands of missing runs.",
         "bertjax table 5 --results runs/tables",
     )
     parser.add_argument("number", nargs="+", help="1 to 8, figure3, figure5 or the name of a custom table")
@@ -70,7 +70,7 @@ def reproduce(args: argparse.Namespace) -> None:
     with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
-            raise UsageError(f"--results {args.results} is a results file; give a folder")
+            raise UsageError(f"--results {args.results} is a results file; use a folder")
         plan = plan_table(paper_table, results)
         if is_first():
             show(describe_plan(plan, args.results))

@@ -13,7 +13,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "sweep",
         sweep,
-        "Trains all trials of a grid, each with several seeds, and selects the best on the dev set.",
+        "Trains all trials of a grid, with one or more seeds each, and selects the best trial on the dev set.",
         "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
         "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
         config=True,
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         "--grid",
         action="append",
         metavar="FIELD=VALUE,VALUE",
-        help="values of a config field, which cannot contain commas. Repeat the option for more fields, to run all "
+        help="values of a config field, separated by commas. Repeat the option for more fields, to run all "
         "combinations (default: trials of the experiment's sweep())",
     )
 

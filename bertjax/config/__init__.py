@@ -1,1 +1,1 @@
-"""Configs of runs: frozen dataclasses with types, limits and documentation, and functions that load them."""
+"""Frozen dataclasses for the configs of runs, and functions that load, check and document configs."""

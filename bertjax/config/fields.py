@@ -1,8 +1,7 @@
 """Conversion between config dataclasses and ConfigDicts, checks of field values, and documentation of fields.
 
-A config is a frozen dataclass whose sections are also dataclasses. Experiments and the command line edit the same tree
-as an `ml_collections.ConfigDict`. Each class documents its fields under `Attributes:` and checks them in
-`__post_init__`.
+A config is a frozen dataclass, and so is each of its sections. Experiments and the command line edit a config as an
+`ml_collections.ConfigDict`. Each class documents its fields under `Attributes:` and checks them in `__post_init__`.
 """
 
 import dataclasses
@@ -18,12 +17,12 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import ModelConfig
 
 _Config = TypeVar("_Config")
-# Integer fields are limited, because counters on devices are int32.
+# Default limit of integer fields, because counters on devices are int32.
 _MAX_INTEGER = 2**31 - 1
 _MAX = "max"
 _MODEL_DEFAULTS = dataclasses.asdict(ModelConfig())
 _WIDTH = 100
-# Valid types of a field's value, and their description for messages, by the type of the field's default.
+# Type of a field's default -> types that a value may have, and their description in messages.
 _TYPES = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -34,12 +33,12 @@ _TYPES = {
 
 
 class Field(NamedTuple):
-    """Field of a config.
+    """Config field with its value and documentation.
 
     Attributes:
       path: path of the field, such as `data.seq_len`.
-      value: value of the field.
-      meaning: documentation of the field.
+      value: current value.
+      meaning: documentation from the docstring of the config class.
     """
 
     path: str
@@ -69,7 +68,7 @@ def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str 
     Args:
       config_class: class of the config or section.
       values: values of the class's fields.
-      path: path of the section for messages.
+      path: path of the section, for error messages.
     """
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     _check_section(values, fields, path)
@@ -94,7 +93,7 @@ def _check_section(values: Any, known: dict[str, Any], path: str) -> None:
     if not isinstance(values, ConfigDict):
         raise UsageError(f"{path} is {shortened(repr(values))}; it must be a section of fields")
     if unknown := sorted({*values} - {*known}):
-        raise UsageError(f"{path} has unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(known))}")
+        raise UsageError(f"{path} contains unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(known))}")
 
 
 def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INTEGER) -> None:
@@ -106,13 +105,13 @@ def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INT
 
 
 def check_value_text(field_type: type, path: str, text: str) -> None:
-    """Raises a UsageError if the text of an override is not a value of a boolean, integer or float field."""
+    """Raises a UsageError if an override's text is not valid for its boolean, integer or float field."""
     try:
         is_valid = text.lower() in ("true", "false", "1", "0") if field_type is bool else field_type(text) is not None
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise UsageError(f"{path}={text}: it must be {_TYPES[field_type][1]}")
+        raise UsageError(f"{path}={text} is invalid; it must be {_TYPES[field_type][1]}")
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -149,7 +148,7 @@ def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
 
 
 def field_meanings(config_class: type) -> dict[str, str]:
-    """Returns the documentation of each field, from the `Attributes:` of a class and its base classes."""
+    """Returns the documentation of each field, from the `Attributes:` sections of a class and its base classes."""
     meanings: dict[str, str] = {}
     for cls in reversed(config_class.__mro__):
         text = inspect.cleandoc(cls.__doc__ or "")
@@ -162,7 +161,7 @@ def field_meanings(config_class: type) -> dict[str, str]:
 
 
 def describe_fields(config: Any) -> str:
-    """Returns a text with every field of a config, its value and its meaning, for a terminal."""
+    """Formats every field of a config with its value and documentation as lines for a terminal."""
     lines = []
     for field in iter_fields(config):
         lines.append(f"{field.path} = {field.value!r}")
@@ -171,7 +170,7 @@ def describe_fields(config: Any) -> str:
 
 
 def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a saved config, given as nested dictionaries, with defaults for fields added in later versions."""
+    """Returns a saved config (nested dictionaries) with defaults for fields that later versions have added."""
 
     def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         nested = {name: merge(defaults[name], values[name]) for name in values if isinstance(defaults.get(name), dict)}
@@ -181,7 +180,7 @@ def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns the fields that differ between two nested dictionaries, as texts `name: old value -> new value`."""
+    """Returns the fields that differ between two nested dictionaries, as lines `name: old value -> new value`."""
     lines = []
     for name in sorted({*old, *new}):
         before, after = old.get(name, "(absent)"), new.get(name, "(absent)")

@@ -33,7 +33,7 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
                 "comma with --config.FIELD=VALUE"
             )
         if name in names:
-            raise UsageError(f"config argument {name} is given twice; give it once")
+            raise UsageError(f"config argument {name} is set twice; set it once")
         names.add(name)
         value_type = type(defaults[name])
         try:
@@ -52,10 +52,10 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
 
 def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
-    """Loads `FILE[:ARGUMENTS]` and applies overrides.
+    """Loads the config of an experiment and applies overrides.
 
     Args:
-      config: experiment, in the form of `--config`.
+      config: experiment as `FILE[:ARGUMENTS]`, the form of `--config`.
       overrides: `--config.FIELD=VALUE` flags.
 
     Raises:
@@ -65,7 +65,7 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     file = experiment_file(name)
     get_config = runpy.run_path(file).get("get_config")
     if get_config is None:
-        raise UsageError(f"{file} has no function get_config; define one that returns a ConfigDict")
+        raise UsageError(f"{file} lacks the function get_config; define one that returns a ConfigDict")
     config_dict = get_config(arguments) if colon else get_config()
     if not isinstance(config_dict, ConfigDict) or "task" not in config_dict:
         raise UsageError(f"get_config of {file} must return a ConfigDict with a task; see bertjax/presets.py")
@@ -87,7 +87,7 @@ def experiment_file(name: str) -> str:
         for directory in directories[:1]
         for file in directory.rglob("[!_]*.py")
     )
-    raise UsageError(f"no config file {name}; give a file or one of the experiments {', '.join(known)}")
+    raise UsageError(f"config file not found: {name}; use a file or one of the experiments {', '.join(known)}")
 
 
 def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict:
@@ -95,14 +95,14 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
     try:
         values = read_json_object(file)
         if not {"task", "data", "model"} <= values.keys():
-            raise ValueError("it has no task, data or model")
+            raise ValueError("it lacks task, data or model")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the config of the checkpoint, {file}: {error}; copy it again") from error
+        raise UsageError(f"cannot read the checkpoint's config {file}: {error}; copy it again") from error
     return apply_overrides(ConfigDict(_with_tuples(values)), overrides)
 
 
 def _with_tuples(value: Any) -> Any:
-    # Convert lists back to the tuples that JSON replaced, because ConfigDict flags cannot override lists.
+    # JSON replaces tuples by lists. Convert them back, because ConfigDict flags cannot override lists.
     if isinstance(value, dict):
         return {name: _with_tuples(child) for name, child in value.items()}
     return tuple(value) if isinstance(value, list) else value
@@ -143,11 +143,11 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
             remedy = (
                 f"use one of {', '.join(sorted(node))}"
                 if isinstance(node, ConfigDict)
-                else "it is a value; set it itself"
+                else "it is a single value, so set it directly"
             )
-            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} has no {name!r}; {remedy}")
+            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} does not contain {name!r}; {remedy}")
         field_type, node = node.get_type(name), node[name]
     if isinstance(node, ConfigDict):
-        raise UsageError(f"{flag} is a section of fields; set one of them: {', '.join(sorted(node))}")
+        raise UsageError(f"{flag} is a section of fields; set one of its fields: {', '.join(sorted(node))}")
     if field_type in (bool, int, float) and has_value:
         check_value_text(field_type, flag, text)

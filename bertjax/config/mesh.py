@@ -1,4 +1,4 @@
-"""Configs of the device mesh and of the processes of a distributed run."""
+"""Configs of the device mesh and of the connection between processes."""
 
 import dataclasses
 
@@ -8,13 +8,13 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Number of devices along each axis of the mesh.
+    """Number of devices along each axis of the mesh, and number of TPU slices.
 
     Attributes:
-      data: devices of data parallelism, which replicate the parameters (default: -1, all remaining devices).
-      fsdp: devices of data parallelism that also shard parameters along the hidden size (default: 1).
-      tensor: devices of tensor parallelism, which shards heads, feed-forward width and vocabulary (default: 1).
-      slices: TPU slices connected by the data-center network; only the `data` axis spans slices (default: -1, all).
+      data: number of devices for data parallelism with replicated parameters (default: -1, all remaining devices).
+      fsdp: number of devices for data parallelism with parameters sharded along the hidden size (default: 1).
+      tensor: number of devices for tensor parallelism along heads, feed-forward width and vocabulary (default: 1).
+      slices: number of TPU slices in the data-center network (default: -1, all). Only the `data` axis spans slices.
     """
 
     data: int = -1
@@ -34,13 +34,13 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterConfig:
-    """Settings of distributed runs. They have no effect on a single process.
+    """Settings of distributed runs. They do not affect runs of a single process.
 
     Attributes:
-      coordinator_port: port of process 0 (default: 0, chosen automatically: 8476 on TPUs, which Google Cloud's default
-        firewall rules allow; on Slurm derived from the job ID).
-      initialization_timeout_seconds: seconds to wait until all processes have connected (default: 1800; the hosts of a
-        large pod start minutes apart).
+      coordinator_port: port of process 0 if JAX detects the cluster (default: 0, automatic). The automatic port depends
+        on the job ID on Slurm; elsewhere it is 8476, which Google Cloud's default firewall rules allow.
+      initialization_timeout_seconds: maximum seconds until all processes have connected (default: 1800, because the
+        hosts of a large pod start minutes apart).
       heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as lost (default: 100).
     """
 

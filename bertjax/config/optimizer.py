@@ -15,13 +15,13 @@ class OptimizerConfig:
     Attributes:
       name: optimizer: `bert_adam`, `adamw` or `lamb`.
       learning_rate: peak learning rate, reached at the end of warmup.
-      warmup_steps: steps of linear warmup (-1: a tenth of all steps; fine-tuning only).
+      warmup_steps: number of linear warmup steps (-1: a tenth of all steps, only in fine-tuning).
       weight_decay: decoupled weight decay; LayerNorm parameters and biases are not decayed.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       eps: constant added to the denominator of the update.
       clip_norm: maximum global norm of the gradient of trained parameters (0: no clipping).
-      layer_decay: factor on the learning rate for each layer below the output layer (1: no decay).
+      layer_decay: factor that multiplies the learning rate once per layer below the output layer (1: no decay).
       freeze_layers: number of lowest encoder layers that are not trained (default: 0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
     """
@@ -39,7 +39,7 @@ class OptimizerConfig:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Convert to a tuple, because JSON configs contain a list.
+        # Convert to a tuple, because configs from JSON contain a list.
         object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.name not in NAMES:
             raise UsageError(f"optimizer.name is {self.name!r}; use one of {', '.join(NAMES)}")
@@ -56,7 +56,7 @@ class OptimizerConfig:
         if self.freeze_layers < 0:
             raise UsageError(f"optimizer.freeze_layers is {self.freeze_layers}; it must be at least 0")
         if not all(isinstance(name, str) and name for name in self.freeze):
-            raise UsageError(f"optimizer.freeze is {self.freeze}; give paths such as 'encoder/embeddings'")
+            raise UsageError(f"optimizer.freeze is {self.freeze}; use paths such as 'encoder/embeddings'")
         if "encoder/layers" in self.freeze:
             raise UsageError(
                 "optimizer.freeze cannot contain encoder/layers; set optimizer.freeze_layers, or freeze encoder"

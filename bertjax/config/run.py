@@ -1,4 +1,4 @@
-"""Config fields of all runs."""
+"""Config fields that all tasks have in common."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ DATA_PATHS = ("corpus", "path", "vocabulary", "labels")
 # Fields of `config.data` that contain file names, relative to `data.path` if it is set.
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
-# Vocabulary size if a config has no data: that of the released uncased models.
+# Vocabulary size of the released uncased models, used for configs without data.
 DEFAULT_VOCAB_SIZE = 30522
 _MAX_TOKENS = 2**31 - 1
 
@@ -25,25 +25,25 @@ class RunConfig:
     """Config of a run. Each task adds fields, including the section `data`.
 
     Attributes:
-      task: name of the task, a module of `bertjax.tasks`; set by the experiment and cannot be overridden.
+      task: name of the task, a module of `bertjax.tasks`. The experiment sets it; it cannot be overridden.
       seed: random seed for initialization, dropout, data order and masks.
-      steps: optimizer steps of the run.
+      steps: number of optimizer steps.
       log_every: steps between lines of training metrics.
       eval_every: steps between evaluations.
       checkpoint_every: steps between checkpoints.
-      keep_checkpoints: number of checkpoints to keep: the newest one, and the newest of those saved every
+      keep_checkpoints: number of checkpoints to keep: the newest one, and the newest earlier ones at multiples of
         `checkpoint_every` steps.
-      grad_accum_steps: micro-batches per step.
-      hang_seconds: exits with code 43 if no step, evaluation batch or checkpoint finishes within this many seconds
-        (compilation included), so that the launcher restarts the job (0: never).
-      divergence_factor: stops the run if a logged loss exceeds this multiple of the first logged loss.
+      grad_accum_steps: number of micro-batches per step.
+      hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
+        (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
+      divergence_factor: maximum ratio of a logged loss to the first logged loss; the run stops if a loss exceeds it.
       model: fields of `ModelConfig`; a `vocab_size` of 0 means the size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.
       mesh: fields of `MeshConfig`.
       cluster: fields of `ClusterConfig`.
     """
 
-    # Names of integer fields that may be 0.
+    # Names of integer fields that may be 0, and minimum of `optimizer.warmup_steps`.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
 
@@ -83,7 +83,7 @@ class RunConfig:
             )
         model = {**self.model, "vocab_size": vocab_size}
         if unset := [name for name, value in model.items() if value is None]:
-            raise UsageError(f"config.model has unset fields: {', '.join(unset)}; set size= or give --init_from")
+            raise UsageError(f"config.model contains unset fields: {', '.join(unset)}; set size= or use --init_from")
         return ModelConfig(**model)
 
     def check_rows(self, seq_len: int, several_sequences: bool = False) -> None:
@@ -91,13 +91,13 @@ class RunConfig:
 
         Args:
           seq_len: tokens per row.
-          several_sequences: whether several sequences share a row.
+          several_sequences: whether rows are packed with several sequences.
         """
         model = self.model_config(self.model["vocab_size"] or 1)
         max_positions = model.max_position_embeddings
         if seq_len > max_positions:
             raise UsageError(
-                f"rows of {seq_len} tokens do not fit config.model.max_position_embeddings={max_positions}; use fewer"
+                f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; use fewer"
             )
         check_attention(model, seq_len, several_sequences)
 
@@ -105,8 +105,8 @@ class RunConfig:
         """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""
         if batch_size * seq_len > _MAX_TOKENS:
             raise UsageError(
-                f"{batch_size * seq_len:,} tokens per batch; config.data.batch_size x seq_len must be at most "
-                f"{_MAX_TOKENS:,}"
+                f"too many tokens per batch: {batch_size * seq_len:,}; config.data.batch_size x seq_len must be at "
+                f"most {_MAX_TOKENS:,}"
             )
         if batch_size % self.grad_accum_steps:
             raise UsageError(

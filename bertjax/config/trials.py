@@ -9,18 +9,19 @@ from ml_collections import ConfigDict
 from bertjax.config.load import experiment_file
 from bertjax.errors import UsageError, shortened
 
-# Values of config fields in one trial, by field.
+# Config fields of one trial: path -> value.
 Trial = dict[str, Any]
 
 
 def load_trials(
     config: str, grid_trials: Callable[[Callable[..., ConfigDict], str], list[Trial] | None]
 ) -> list[Trial]:
-    """Returns the trials of an experiment's `sweep(arguments)` or of its argument `grid`.
+    """Returns the trials that an experiment defines with a function `sweep(arguments)` or an argument `grid`.
 
     Args:
       config: `FILE[:ARGUMENTS]`.
-      grid_trials: function from `get_config` and the arguments of an experiment without `sweep()` to trials or None.
+      grid_trials: function for experiments without `sweep()`. It takes `get_config` and the arguments, and returns the
+        trials of the argument `grid`, or None if the experiment does not define this argument.
     """
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
@@ -32,7 +33,7 @@ def load_trials(
         if trials is None:
             raise UsageError(
                 f"{file} defines no trials; add a function sweep(arguments) that yields dictionaries of fields and "
-                "values, or give --grid FIELD=VALUE,VALUE"
+                "values, or use --grid FIELD=VALUE,VALUE"
             )
     trials = list(trials)
     for trial in trials:
@@ -52,7 +53,7 @@ def grid_values(
     """Returns the fields of `--grid` and their values, converted to the types of the fields.
 
     Args:
-      items: values `FIELD=VALUE,VALUE` of the `--grid` options.
+      items: `FIELD=VALUE,VALUE` of each `--grid` option.
       overrides: `--config.FIELD=VALUE` flags, which must not set a field of the grid.
       load: function that returns the config with the given overrides.
     """
@@ -62,19 +63,19 @@ def grid_values(
         texts = text.split(",")
         if not field or not has_values or "" in texts:
             raise UsageError(
-                f"invalid --grid: {item[:80]!r}; give FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 "
+                f"invalid --grid: {item[:80]!r}; use FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 "
                 "(a value cannot be empty or contain a comma)"
             )
         if field in grid:
-            raise UsageError(f"--grid sets {field} twice; give all its values in one option")
+            raise UsageError(f"--grid sets {field} twice; list all its values in one option")
         if field == "seed":
-            raise UsageError("--grid cannot set seed; give the number of seeds with --seeds")
+            raise UsageError("--grid cannot set seed; set the number of seeds with --seeds")
         if any(override.startswith(f"--config.{field}=") for override in overrides):
             raise UsageError(f"--grid and --config.{field} both set {field}; omit one of them")
         grid[field] = [_value(load([f"--config.{field}={value}"]), field) for value in texts]
         for index, value in enumerate(texts):
             if grid[field][index] in grid[field][:index]:
-                raise UsageError(f"--grid has the value {value} of {field} twice; give it once")
+                raise UsageError(f"--grid lists the value {value} of {field} twice; list it once")
     return grid
 
 

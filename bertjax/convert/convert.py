@@ -1,4 +1,4 @@
-"""Conversion of checkpoints between formats."""
+"""Conversion of checkpoints between formats. Foreign checkpoints are those of Hugging Face and google-research/bert."""
 
 import contextlib
 import fnmatch
@@ -51,12 +51,12 @@ def detect_format(path: str | epath.Path) -> str:
         return BERTJAX
     if not local.exists():
         raise UsageError(
-            f"no file or folder at {path}; give a local folder (Hugging Face Hub models are not downloaded)"
+            f"no file or folder at {path}; use a local folder (Hugging Face Hub models are not downloaded)"
         )
     if local.is_file():
-        raise UsageError(f"{path} is a file; give the folder that contains it")
+        raise UsageError(f"{path} is a file; use the folder that contains it")
     raise UsageError(
-        f"no checkpoint at {path}; give a folder with {CHECKPOINTS}/ (bertjax), config.json (Hugging Face) or an "
+        f"no checkpoint at {path}; use a folder with {CHECKPOINTS}/ (bertjax), config.json (Hugging Face) or an "
         ".index file (TensorFlow)"
     )
 
@@ -75,11 +75,11 @@ def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Reads the vocabulary of a foreign checkpoint, but not its arrays."""
+    """Reads the vocabulary of a foreign checkpoint without its arrays."""
     prefix = tensorflow.find_prefix(path)
     vocabulary = read_tokenizer(path if prefix is None else prefix.parent)[0]
     if vocabulary is None:
-        raise UsageError(f"{path} has no vocab.txt; copy the model's vocabulary to this folder")
+        raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
     return vocabulary
 
 
@@ -93,7 +93,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
       overwrite: whether to replace an existing checkpoint at `destination`.
 
     Raises:
-      UsageError: `source` has no checkpoint, `fmt` cannot express the checkpoint, or `destination` exists.
+      UsageError: `source` contains no checkpoint, `fmt` cannot express the checkpoint, or `destination` exists.
       BertjaxError: reading or writing failed.
     """
     if fmt not in FORMATS:
@@ -126,7 +126,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a bertjax checkpoint; a foreign checkpoint is converted first.
+    """Yields the path of a bertjax checkpoint. Foreign checkpoints are converted first.
 
     Args:
       path: checkpoint of any format.
@@ -176,7 +176,7 @@ def _use_cpu() -> None:
 
 
 def _origin_of(path: str) -> dict[str, Any]:
-    """Returns a checkpoint's path, and the names, sizes and modification times of its files, to identify it."""
+    """Identifies a checkpoint by its path and the names, sizes and modification times of its files."""
     source = Path(path).expanduser().absolute()
     folder = source if source.is_dir() else source.parent
     files = sorted(file for file in folder.glob("*") if file.is_file())

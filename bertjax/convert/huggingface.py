@@ -28,7 +28,7 @@ from bertjax.utils.io import read_json
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-# Files that `write` writes.
+# Files of an export. A folder with other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -43,20 +43,20 @@ _DEFAULTS = {
 _DEFAULT_EPSILON = 1e-12
 _FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
 _MULTILABEL_PROBLEM = "multi_label_classification"
-# Output kind, and modules in addition to the encoder, of each model class of transformers.
+# Output kind and modules (besides the encoder) of each model class in transformers.
 _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForPreTraining": ("", {names.POOLER, names.MASKED_LM, names.NEXT_SENTENCE}),
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # Iterate in reverse, so that the first kind of a class is its default; `problem_type` selects other kinds.
+    # Iterate in reverse, so that a class maps to its first kind. `problem_type` selects a different kind.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
         if kind.huggingface_class
     },
 }
-# Copies of tied arrays that older checkpoints store, by the name of the original.
+# Tied arrays: name of the copy, which only older checkpoints store, and name of the original.
 _TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -66,7 +66,7 @@ _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".Laye
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Returns True if a folder has a Hugging Face config, or an unreadable config."""
+    """Returns whether a folder contains a Hugging Face config. An unreadable `config.json` counts as one."""
     if not (path / CONFIG).is_file():
         return False
     try:
@@ -96,7 +96,9 @@ def read(folder: Path) -> PortableCheckpoint:
     stored_names = {_canonical_name(name, prefix): name for name in shapes}
     if len(stored_names) < len(shapes):
         duplicates = [name for name in shapes if name not in stored_names.values()]
-        raise UsageError(f"{folder} has {listed(duplicates)} under an old and a new name; remove the old arrays")
+        raise UsageError(
+            f"{folder} contains arrays under an old and a new name: {listed(duplicates)}; remove the old arrays"
+        )
     _check_tied_arrays(stored_names, read_array, folder)
     if vocabulary and hf_config.get("pad_token_id", vocabulary.pad_id) != vocabulary.pad_id:
         notes.append(f"ignored pad_token_id={hf_config['pad_token_id']}: [PAD] is token {vocabulary.pad_id}")
@@ -136,7 +138,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     if class_name == "BertModel":
         arrays = {name.removeprefix("bert."): array for name, array in arrays.items()}
     save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
-    # safetensors makes the file readable only for its owner.
+    # Let other users read the file; safetensors makes it readable only for its owner.
     (folder / WEIGHTS).chmod(0o644)
     (folder / CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
     return [*notes, *write_tokenizer(checkpoint.vocabulary, checkpoint.config, folder)]
@@ -191,7 +193,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _canonical_name(name: str, prefix: str) -> str:
-    """Returns the name of an array in current model classes with a head."""
+    """Converts an old array name, or a name without the prefix `bert.`, to the current name."""
     for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
     return f"{prefix}{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
@@ -206,7 +208,7 @@ def _check_tied_arrays(stored_names: dict[str, str], read_array: Callable[[str],
 
 
 def _closest_class(checkpoint: PortableCheckpoint) -> str:
-    """Returns the class with the checkpoint's output layer, or else with the most similar heads."""
+    """Returns the model class with the checkpoint's output layer or, without one, with the most similar heads."""
     if kind := OUTPUT_KINDS.get(checkpoint.output_kind):
         if not kind.huggingface_class:
             raise UsageError(f"Hugging Face has no output layer for {checkpoint.output_kind}; only bertjax can load it")
@@ -256,7 +258,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 
 def has_weights(path: Path) -> bool:
-    """Returns True if a folder has safetensors weights."""
+    """Returns whether a folder contains safetensors weights."""
     return (path / WEIGHTS).is_file() or (path / _INDEX).is_file()
 
 
@@ -309,15 +311,15 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise UsageError(f"cannot read {index}: {error}; copy it again") from error
         if outside:
-            raise UsageError(f"{index} has files outside its folder: {listed(outside)}; copy the original index")
+            raise UsageError(f"{index} lists files outside its folder: {listed(outside)}; copy the original index")
         if missing := [name for name in names if not (folder / name).is_file()]:
-            raise UsageError(f"{folder} has no {listed(missing)}, listed in {_INDEX}; copy all shards")
+            raise UsageError(f"{folder} lacks files that {_INDEX} lists: {listed(missing)}; copy all shards")
         return [folder / name for name in names]
     if pickles := [name for name in _PICKLES if (folder / name).is_file()]:
         raise UsageError(
-            f"{folder} has {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run any code. If "
+            f"{folder} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If "
             f'you trust the file, run: python -c "import sys; from transformers import {architecture} as M; '
             f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(str(folder))} '
             f"{shlex.quote(f'{folder}-safetensors')}, and copy {VOCABULARY} there"
         )
-    raise UsageError(f"{folder} has neither {WEIGHTS} nor {_INDEX}; copy the weights to this folder")
+    raise UsageError(f"{folder} contains neither {WEIGHTS} nor {_INDEX}; copy the weights to this folder")

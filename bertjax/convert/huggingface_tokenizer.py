@@ -19,7 +19,7 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
     """Reads the vocabulary of a folder.
 
     Returns:
-      The vocabulary (None if the folder has no vocabulary), and notes for the user.
+      The vocabulary (None if the folder contains none), and notes for the user.
     """
     config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
     normalizer = tokenizer.get("normalizer") or {}
@@ -46,7 +46,7 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
             "does not support; use a different tokenizer"
         )
     if lower_case is None and vocabulary.kind == WORDPIECE:
-        guess = "true, as no token has a capital" if vocabulary.lower_case else "false, as tokens have capitals"
+        guess = "true, since no token has capitals" if vocabulary.lower_case else "false, since tokens have capitals"
         return vocabulary, [f"do_lower_case is not set in {_CONFIG}; assuming {guess}"]
     return vocabulary, []
 

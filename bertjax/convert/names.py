@@ -28,9 +28,9 @@ class Parameter:
       path: path in bertjax.
       shape: shape in bertjax, without the layer axis.
       foreign_names: name in each format; names of layer parameters contain `{layer}`.
-      num_input_axes: number of leading axes that form a matrix's input (default: 0, not a matrix).
+      num_input_axes: number of leading axes that are the input of a matrix (default: 0, not a matrix).
       transposed_in: formats that store the matrix as [out, in].
-      num_rows: number of rows without the padding of bertjax's token table (default: 0, not padded).
+      num_rows: number of rows without padding, for parameters with a padded vocabulary axis (default: 0, not padded).
     """
 
     path: str
@@ -252,7 +252,7 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         converted = array.astype(np.float32)
     if not np.isfinite(converted).all():
-        raise UsageError(f"{source}: {name} has values that are not finite in float32; use an undamaged checkpoint")
+        raise UsageError(f"{source}: {name} contains values that are not finite in float32; use a different checkpoint")
     return converted
 
 

@@ -27,7 +27,7 @@ _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_atten
 _INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_size")
 # These fields have the same name in all formats, because `ModelConfig` uses the names of BertConfig.
 SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# Fields that formats express differently, or that do not change the exported arrays.
+# Fields that `foreign_fields` does not check: formats express them differently, or the arrays do not depend on them.
 _FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
 
 
@@ -38,8 +38,8 @@ class PortableCheckpoint:
     Attributes:
       config: architecture and layout.
       params: float32 arrays by path, stacked over layers, for the models of `bertjax.model.heads`. Exports remove the
-        arrays one by one.
-      vocabulary: the vocabulary, or None if the source has no vocabulary.
+        arrays one by one to save memory.
+      vocabulary: vocabulary, or None if the source has no vocabulary.
       output_kind: kind of the output layer (default: "", no output layer).
       labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
       notes: messages of the import for the user.
@@ -77,7 +77,7 @@ class PortableCheckpoint:
 
 
 def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> list[Parameter]:
-    """Lists the parameters of a BERT model with an output layer; `output_kind` is "" for no output layer."""
+    """Lists the parameters of a BERT model. If `output_kind` is not "", they include an output layer."""
     if not output_kind:
         return bert_parameters(config)
     kind = OUTPUT_KINDS[output_kind]
@@ -105,7 +105,7 @@ def parse_foreign_config(
       **format_fields: config fields that are not in `SHARED_FIELDS`.
     """
     if missing := [name for name in _REQUIRED_FIELDS if name not in foreign_config]:
-        raise UsageError(f"{file} has no {', '.join(missing)}; add the values that the checkpoint was trained with")
+        raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
     fields = {name: {**defaults, **foreign_config}[name] for name in SHARED_FIELDS}
     for name, value in fields.items():
         types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")
@@ -118,7 +118,7 @@ def parse_foreign_config(
 
 
 def foreign_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
-    """Returns the config fields that all formats share."""
+    """Returns the config fields that all formats share. Raises a UsageError for fields that `fmt` cannot express."""
     bert = Architecture()
     for name in ARCHITECTURE_FIELDS:
         value = getattr(config, name)

@@ -28,7 +28,7 @@ from bertjax.inference.output_kinds import OUTPUT_KINDS
 
 CONFIG = "bert_config.json"
 _PREFIX, _VOCABULARY = "bert_model.ckpt", "vocab.txt"
-# Files that `write` writes.
+# Files of an export. A folder with other files is never overwritten.
 FILES = (CONFIG, _VOCABULARY, "*.model", f"{_PREFIX}.*")
 # Defaults of `BertConfig` in `modeling.py`.
 _DEFAULTS = {
@@ -47,18 +47,20 @@ _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
 # Training variables, which are not converted: Adam's moments and step counters.
 _OPTIMIZER_SUFFIXES = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
 _COUNTERS = ("global_step", "beta1_power", "beta2_power")
-# Bytes per part when a checkpoint is written; this limits memory.
+# Size in bytes of the parts in which a checkpoint is written, which limits memory.
 _PART_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
-    """Returns the prefix of the checkpoint at a path or in a folder, such as `DIR/bert_model.ckpt`, or None."""
+    """Finds the prefix of the checkpoint at a path, such as `DIR/bert_model.ckpt`. Returns None if there is none."""
     if path.is_dir():
         prefixes = {file.name.removesuffix(".index") for file in path.glob("*.index")}
         candidates = [_latest_prefix(path), _PREFIX, *(prefixes if len(prefixes) == 1 else ())]
         matches = [name for name in candidates if name in prefixes]
         if prefixes and not matches:
-            raise UsageError(f"{path} has {len(prefixes)} checkpoints, {listed(sorted(prefixes))}; give one of them")
+            raise UsageError(
+                f"{path} contains {len(prefixes)} checkpoints: {listed(sorted(prefixes))}; use the path of one of them"
+            )
         return path / matches[0] if matches else None
     prefix = path.with_suffix("") if path.suffix == ".index" else path
     return prefix if Path(f"{prefix}.index").is_file() else None
@@ -138,8 +140,8 @@ def _read_labels(tf_config: dict[str, Any], num_outputs: int, config_file: Path)
     labels = tuple(tf_config.get(_LABELS_FIELD) or (f"LABEL_{index}" for index in range(num_outputs)))
     if len(labels) != num_outputs or not all(isinstance(label, str) for label in labels):
         raise UsageError(
-            f"{config_file}: {_LABELS_FIELD} is {list(labels)}, but the output layer has {num_outputs} classes; give "
-            "each class a name"
+            f"{config_file}: {_LABELS_FIELD} is {list(labels)}, but the output layer has {num_outputs} classes; "
+            "list one name per class"
         )
     return labels
 

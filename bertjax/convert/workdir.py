@@ -21,14 +21,14 @@ from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
 from bertjax.utils.io import read_json
 
-# Kinds of models that the formats of other systems have.
+# Kinds of models that can be converted to foreign formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
-# Files and folders that a conversion writes.
+# Files and folders of a converted workdir. A folder with other files is never overwritten.
 FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.values())
 
 
 def read(path: Path | epath.Path) -> PortableCheckpoint:
-    """Reads a checkpoint, or the best (or else newest) checkpoint of a workdir."""
+    """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if none has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)
     kind, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)

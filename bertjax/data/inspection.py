@@ -1,4 +1,4 @@
-"""Output of `bertjax inspect`: rows of fine-tuning batches as text, wrapped text and `.npz` files."""
+"""Output of `bertjax inspect`: formatted rows of fine-tuning batches, and batches in `.npz` files."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -29,8 +29,8 @@ def paragraph(head: str, text: str) -> list[str]:
 def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path) -> None:
     """Writes the batches of consecutive steps to one `.npz` file, atomically.
 
-    Batches are stacked into arrays [N, ...]. If batch shapes change between phases, array names have a prefix for each
-    phase: `phase_0/input_ids`, `phase_1/input_ids` and so on.
+    Batches are stacked into arrays [N, ...]. If batch shapes change, as between phases of pre-training, array names
+    have a prefix: `phase_0/input_ids`, `phase_1/input_ids` and so on.
     """
     path = Path(path)
     if path.exists() and not path.is_file():

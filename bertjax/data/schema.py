@@ -1,4 +1,4 @@
-"""Batch schemas: names, shapes and dtypes of the arrays, for abstract, synthetic and padded batches."""
+"""Batch schemas, which describe the arrays of a batch. Abstract, synthetic and padded batches are built from them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      bound: name of the size below which random values of synthetic batches are drawn (default: "", all values are 1).
+      bound: name of the size that bounds random synthetic values, exclusive (default: "", all values are 1).
       ascending: whether synthetic values are 0, 1, 2, ... along the last axis.
       padding: value in padding rows.
     """
@@ -60,7 +60,7 @@ def is_token(batch: Mapping[str, Any]) -> Any:
 
 
 def padding_values(schema: Schema) -> dict[str, int]:
-    """Returns the value of each array in padding rows."""
+    """Returns the fill value of each array for padding rows."""
     return {spec.name: spec.padding for spec in schema}
 
 
@@ -73,10 +73,10 @@ def sequences(*axes: str) -> Schema:
     )
 
 
-# Inputs with one sequence per example, and with several sequences that are encoded independently.
+# Encoder inputs: one sequence per example, or several sequences per example that are encoded independently.
 SEQUENCE = sequences("length")
 MULTI_SEQUENCE = sequences("sequences_per_example", "length")
-# Index of each fine-tuning example, and its weight in the loss, which is 0 for padding.
+# Index of each fine-tuning example, and weight of each example in the loss (0 in padding rows).
 EXAMPLE: Schema = (ArraySpec("example", (), bound="rows", padding=-1), ArraySpec("weights", (), "float32"))
-# Tag of each word at its first word piece; all other positions are -1.
+# Tag id at the first word piece of each word, -1 at all other positions.
 TOKEN_LABELS = ArraySpec("token_labels", ("length",), bound="classes", padding=-1)

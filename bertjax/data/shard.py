@@ -9,12 +9,12 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """Parts of every global batch that belong to one process; all parts are contiguous and equally large.
+    """Parts of every global batch that one process produces; parts are contiguous and equally large.
 
-    Processes whose devices hold the same part, such as those of a tensor-parallel group, each produce its rows.
+    If devices of several processes need the same part, as in tensor parallelism, each process produces it.
 
     Attributes:
-      parts: indices of the parts, ascending.
+      parts: indices of this process's parts, ascending.
       count: number of parts of a global batch.
     """
 

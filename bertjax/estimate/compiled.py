@@ -22,18 +22,18 @@ from bertjax.utils.process_pool import process_pool
 
 
 class CompilerError(BertjaxError):
-    """Failure of the compiler on a step. A different batch size or remat policy may succeed."""
+    """Failure to compile a train step. A different batch size or remat policy may succeed."""
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"([\d.]+)([KMG]?)"
-# Compiler messages for a program that does not fit. Both state the total memory, although one says "temporaries".
+# Two compiler messages for a program that exceeds the memory. Both messages state the total, not only "temporaries".
 _NEEDED = re.compile(rf"[Uu]sed {_SIZE} of|HLO temporaries \({_SIZE}\) exceeds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device at the peak of a step.
+    """Memory of one device in bytes, at the peak of a train step.
 
     Attributes:
       parameters: parameters.
@@ -54,12 +54,12 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """Result of a compilation.
+    """Result of compiling a train step.
 
     Attributes:
       memory: memory needed on one device.
       fits: whether the program fits into the device's memory.
-      seconds: compilation time.
+      seconds: compilation time in seconds.
     """
 
     memory: Memory
@@ -75,12 +75,12 @@ def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) ->
 
     Args:
       settings: config of the run.
-      phase: index of the phase whose batch shape is compiled.
+      phase: index of the training phase; each phase has its own batch shape.
       topology: topology of one slice.
       slices: number of slices.
 
     Raises:
-      UsageError: the devices cannot be divided by the mesh, or the batch cannot be divided over the mesh.
+      UsageError: the mesh does not fit the number of devices, or does not divide the batch.
       CompilerError: the compiler failed or crashed.
     """
     with process_pool(1, _crashed, use_tpu_compiler) as process:
@@ -135,11 +135,11 @@ def _compile(settings: RunConfig, phase: int, topology: str, slices: int) -> Com
 
 
 def peak_bytes(compiled: Any) -> int:
-    """Returns the peak memory of a compiled TPU program on one device, including its arguments and its code.
+    """Returns the peak memory of a compiled TPU program on one device in bytes, including arguments and code.
 
-    `memory_analysis` has two values that can be too large: one adds buffers with disjoint lifetimes, the other includes
-    on-chip memory. The smaller value plus the size of the code is 0.1 % (LARGE) to 8 MiB (4 million parameters) larger
-    than in the memory-usage report of `--xla_dump_to`.
+    `memory_analysis` has two values, and both can be too large. One value adds buffers with disjoint lifetimes, and the
+    other includes on-chip memory. The smaller value plus the code size exceeds the memory-usage report of
+    `--xla_dump_to` by 0.1 % for LARGE, and by 8 MiB for a model of 4 million parameters.
     """
     analysis = compiled.memory_analysis()
     data = min(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes)
@@ -147,7 +147,7 @@ def peak_bytes(compiled: Any) -> int:
 
 
 def needed_bytes(message: str) -> int | None:
-    """Parses the memory that a program needs from an out-of-memory error of the compiler; None for other errors."""
+    """Returns the bytes that a program needs, parsed from an out-of-memory error. Returns None for other errors."""
     match = _NEEDED.search(message)
     if "RESOURCE_EXHAUSTED" not in message or not match:
         return None

@@ -13,7 +13,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer
 
-# Architecture fields that `describe` prints in other ways.
+# Architecture fields that `_options` omits, because other lines of the description contain them.
 _SIZES = {
     "encoder",
     "vocab_size",
@@ -26,7 +26,7 @@ _SIZES = {
 
 
 def parameter_counts(task: Task) -> dict[str, int]:
-    """Returns the number of parameters of each module (up to two levels deep), without padding of the vocabulary."""
+    """Returns the number of parameters of each module (at most two levels deep), excluding vocabulary padding."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(_abstract_params(task))[0]:
         name = "/".join(entry.key for entry in path[:2])
@@ -50,14 +50,14 @@ def _describe_layers(model: ModelConfig) -> str:
 
 
 def _options(model: ModelConfig) -> list[str]:
-    """Lists the architecture fields, other than sizes, that differ from those of BERT."""
+    """Lists the architecture fields that differ from BERT's defaults, excluding sizes."""
     defaults = vars(Architecture())
     options = [name for name in defaults if name not in _SIZES and getattr(model, name) != defaults[name]]
     return [f"{name} {getattr(model, name)}" for name in options]
 
 
 def describe_task(settings: RunConfig, task: Task) -> str:
-    """Returns parameters by module, model, optimizer, schedule and total FLOPs as text."""
+    """Describes a task as text: parameter counts by module, model, optimizer, schedule and total FLOPs."""
     model, optimizer = task.objective.model.config, settings.optimizer
     counts = parameter_counts(task)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))

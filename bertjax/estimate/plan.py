@@ -27,11 +27,11 @@ class Communication:
     """Collective operations of one kind in a train step.
 
     Attributes:
-      name: arrays that are exchanged, such as gradients.
+      name: kind of exchanged arrays, such as `gradients`.
       collective: `all-reduce`, `all-gather` or `reduce-scatter`.
-      axis: mesh axis.
+      axis: mesh axis over which the devices communicate.
       sent_bytes: bytes that each device sends per step.
-      crosses_slices: whether the devices are in different slices.
+      crosses_slices: whether the devices are in different slices (default: False).
     """
 
     name: str
@@ -44,13 +44,13 @@ class Communication:
 def step_communication(
     params: Any, mesh: Mesh, model: ModelConfig, positions: int, slices: int = 1, micro_batches: int = 1
 ) -> list[Communication]:
-    """Returns the communication of each device in one train step.
+    """Returns the collective operations of one train step, with the bytes that each device sends.
 
-    Gradients are all-reduced over `data` in the model's dtype, except for the token table, whose gradient is float32.
+    Gradients are all-reduced over `data` in the model's dtype. The gradient of the token embeddings is float32.
     With several slices, all gradients are float32 and are first summed within each slice. Parameters sharded over
-    `fsdp`, except the token table, are all-gathered in the forward and the backward pass, and their gradients are
-    reduce-scattered. With `tensor`, each layer kernel that is sharded over it costs one all-reduce of activations: of
-    its output in the forward pass, or of the gradient of its input in the backward pass.
+    `fsdp`, except the token embeddings, are all-gathered in the forward and the backward pass. Their gradients are
+    reduce-scattered. Each layer kernel that is sharded over `tensor` causes one all-reduce of activations: either its
+    output in the forward pass, or the gradient of its input in the backward pass.
 
     Args:
       params: tree of `jax.ShapeDtypeStruct` with shardings.
@@ -91,7 +91,7 @@ def step_communication(
 
 logger = logging.getLogger(__name__)
 
-# MFU of Google's MLPerf run of BERT-Large on 64 TPU v4 chips (TensorFlow, 196 sequences/s per chip). Published JAX runs
+# Default MFU: Google's MLPerf run of BERT-Large on 64 TPU v4 chips (TensorFlow, 196 sequences/s per chip). JAX runs
 # reach 11 to 18 % for BERT on TPUs, and 50 to 70 % for language models with at least 16 billion parameters.
 DEFAULT_MFU = 0.35
 _GIB = 2**30
@@ -108,8 +108,8 @@ def plan_run(
 ) -> dict[str, Any]:
     """Compiles the train step of each phase for a TPU and estimates the run.
 
-    The step time is the time of the model FLOPs at the given MFU, or the time of the communication at the published
-    bandwidth, whichever is longer. Evaluation, checkpoints and restarts are not included.
+    The step time is the longest of three times: model FLOPs at the given MFU, and communication within and between
+    slices at the published bandwidths. The estimate excludes evaluation, checkpoints and restarts.
 
     Args:
       settings: config of the run.
@@ -121,11 +121,11 @@ def plan_run(
       compiled: compiled step of a run with one phase (default: None, compile the step).
 
     Returns:
-      A dictionary for JSON; `phases` has the values of each phase. `seconds`, `chip_hours` and `cost` are None if a
-      phase does not fit into memory.
+      A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
+      if a phase does not fit into memory.
 
     Raises:
-      UsageError: the topology does not exist, or its devices cannot be divided by the mesh or the batch.
+      UsageError: the topology does not exist, the mesh does not fit it, or the mesh does not divide the batch.
       CompilerError: the compiler failed or crashed.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
@@ -151,7 +151,7 @@ def plan_run(
                 "positions": cost.positions,
                 "fits": step.fits,
                 "compile_seconds": step.seconds,
-                # The estimates are per chip, and a chip may have several devices.
+                # Convert bytes per device to bytes per chip, because a chip may have several devices.
                 "memory": {name: chip.cores * size for name, size in dataclasses.asdict(step.memory).items()},
                 "peak_memory_bytes": chip.cores * step.memory.total,
                 "model_flops": cost.flops,
@@ -188,7 +188,7 @@ def plan_run(
 
 
 def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[str, float]:
-    """Returns the seconds of a step's communication within and between slices at the published bandwidth."""
+    """Returns the seconds of communication per step: `ici` within slices, and `dcn` between slices if published."""
     within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
     between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
     seconds = {"ici": chip.cores * within / chip.ici_bytes_per_second}
@@ -228,7 +228,7 @@ def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) ->
         f"  memory  {peak:.2f} of {limit:.2f} GiB per chip, {'fits' if phase['fits'] else 'DOES NOT FIT'} ({parts})",
     ]
     if not phase["fits"]:
-        return [*lines, "          try a smaller batch, --config.model.remat=full or a larger mesh.fsdp; or --search"]
+        return [*lines, "          try a smaller batch, --config.model.remat=full, a larger mesh.fsdp, or --search"]
     lines += [
         f"  send    {each['sent_bytes'] / 1e9:.3f} GB per chip and step: {each['collective']} of {each['name']} over "
         f"{each['axis']}{', between slices' if each['crosses_slices'] else ''}"

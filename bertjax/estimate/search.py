@@ -1,4 +1,4 @@
-"""Search for the largest batch that fits into memory with each remat policy, with few compilations."""
+"""Search for the largest batch that fits into memory with each remat policy, with few compilations per policy."""
 
 import dataclasses
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _MAX_COMPILATIONS = 3
 # The search tries rows per device that are multiples of 8 (the sublanes of a TPU register), from 8 to 1,024.
 _ROW_STEP, _MAX_ROWS = 8, 1024
-# Parameters and optimizer state are sharded over `fsdp` until they take at most this fraction of a device's memory.
+# The search doubles `mesh.fsdp` until parameters and optimizer state take at most this fraction of a device's memory.
 _STATE_FRACTION = 0.25
 
 ConfigWith = Callable[[Sequence[str]], RunConfig]
@@ -33,9 +33,9 @@ class Candidate:
     """Largest batch that fits into memory with a remat policy.
 
     Attributes:
-      overrides: `--config.FIELD=VALUE` flags.
+      overrides: `--config.FIELD=VALUE` flags of the remat policy, the mesh and the batch size.
       rows: number of rows per device.
-      step: compiled step.
+      step: compiled train step of this batch.
     """
 
     overrides: tuple[str, ...]
@@ -44,7 +44,7 @@ class Candidate:
 
 
 def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidate]:
-    """Returns a candidate for each remat policy that fits, from the least to the most recomputation.
+    """Returns a candidate for each remat policy that fits into memory, from least to most recomputation.
 
     Args:
       config_with: function from overrides to the config of the run.
@@ -72,7 +72,7 @@ def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidat
         if candidate := _largest(compile_rows, limit):
             candidates.append(candidate)
     if not candidates:
-        raise BertjaxError("no batch fits and compiles; use a larger --topology or mesh.tensor")
+        raise BertjaxError("no batch size fits into memory and compiles; use a larger --topology or mesh.tensor")
     return candidates
 
 
@@ -83,7 +83,7 @@ def _state_bytes(settings: RunConfig, task: Task, devices: list[jax.Device]) -> 
 
 
 def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
-    """Returns the smallest power of two that divides the devices and leaves room for activations."""
+    """Returns the smallest `fsdp` (a power of two that divides the devices) that leaves memory for activations."""
     shards = 1
     while state_bytes / shards > _STATE_FRACTION * limit and devices % (2 * shards) == 0:
         shards *= 2
@@ -91,7 +91,7 @@ def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
 
 
 def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidate | None:
-    """Returns the largest batch that fits. Memory is linear in rows, so two compilations predict the number of rows."""
+    """Returns the largest candidate that fits, or None. Two compilations predict it, as memory is linear in rows."""
     tried: list[Candidate] = []
     rows = _ROW_STEP
     while rows and len(tried) < _MAX_COMPILATIONS and rows not in [each.rows for each in tried]:
@@ -110,7 +110,7 @@ def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidat
 
 
 def _predicted_rows(tried: list[Candidate], limit: float) -> int:
-    """Extrapolates the maximum number of rows that fits; returns 0 if no row fits."""
+    """Extrapolates the maximum number of rows that fits into memory. Returns 0 if no row fits."""
     ordered = sorted(tried, key=lambda each: each.rows)
     first, last = ordered[0], ordered[-1]
     if len(ordered) > 1:

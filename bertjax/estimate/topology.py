@@ -20,14 +20,14 @@ class Chip:
     """Specifications of a TPU chip.
 
     Attributes:
-      name: generation, as in `--topology v5e:16x16`.
+      name: generation, such as `v5e` in `--topology v5e:16x16`.
       flops_per_second: peak dense bfloat16 FLOP/s.
       hbm_bytes: memory that the compiler (libtpu 0.0.42) makes available to a program.
       ici_bytes_per_second: total bandwidth of all links to neighboring chips of a slice.
-      dcn_bytes_per_second: bandwidth between slices per chip, a fraction of the host's network bandwidth; None if not
-        published.
-      cores: number of JAX devices per chip. The specifications are per chip.
-      axes: number of dimensions of the torus.
+      dcn_bytes_per_second: bandwidth between slices, as one chip's share of its host's network bandwidth. None if the
+        bandwidth is not published.
+      cores: number of JAX devices per chip. All other fields are per chip.
+      axes: number of dimensions of the torus that connects the chips of a slice.
       source: source of the specifications.
     """
 
@@ -61,10 +61,10 @@ def use_tpu_compiler() -> None:
     """Configures JAX for the TPU compiler without a TPU. Call it before JAX initializes its backends."""
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError("`bertjax plan` needs the TPU compiler; install it with pip install 'bertjax[tpu]'")
-    # A machine without a TPU has no metadata server, and several of its processes may load libtpu.
+    # Without a TPU, there is no metadata server to query, and several processes may load libtpu at the same time.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    # Without these, libtpu logs errors about the missing TPU; the topology of the compiler does not depend on them.
+    # Without these variables, libtpu logs errors about the missing TPU. They do not affect the compiled topology.
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     jax.config.update("jax_platforms", "cpu")
@@ -75,11 +75,11 @@ def chip_of(topology: str) -> Chip:
     name, _, sizes = topology.partition(":")
     if name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sizes):
         raise UsageError(
-            f"invalid --topology {topology[:40]!r}; use GENERATION:SIZE such as v5e:16x16, with a generation of "
+            f"invalid --topology {topology[:40]!r}; use GENERATION:SIZE such as v5e:16x16, with one of the generations "
             f"{', '.join(CHIPS)}"
         )
     if sizes.count("x") + 1 != CHIPS[name].axes:
-        raise UsageError(f"invalid --topology {topology}; give {CHIPS[name].axes} sizes for {name}")
+        raise UsageError(f"invalid --topology {topology}; use {CHIPS[name].axes} sizes for {name}")
     return CHIPS[name]
 
 
@@ -89,7 +89,7 @@ def chips_in(topology: str) -> int:
 
 
 def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
-    """Returns the devices of `slices` slices, as targets of a compilation.
+    """Returns the devices of all slices as compilation targets; no TPU is needed.
 
     Raises:
       UsageError: libtpu does not know the topology.
@@ -97,7 +97,7 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     """
     from jax.experimental import topologies
 
-    # Make one device of a v4 chip; by default, libtpu makes two devices of the chip's two cores.
+    # Represent the two cores of a v4 chip as one device (megacore). By default, libtpu makes a device of each core.
     options = {"chip_config_name": "megacore"} if chip_of(topology).name == "v4" else {}
     if slices > 1:
         options["num_slices"] = slices
@@ -106,6 +106,6 @@ def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
     except jax.errors.JaxRuntimeError as error:
         if "INVALID_ARGUMENT" in str(error):
             raise UsageError(
-                f"unknown --topology {topology}: {first_line(error)}; use a size of Google Cloud"
+                f"unknown --topology {topology}: {first_line(error)}; use a topology that Google Cloud offers"
             ) from error
         raise BertjaxError(f"cannot use the TPU compiler: {first_line(error)}; reinstall bertjax[tpu]") from error

@@ -60,18 +60,18 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
 def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> np.ndarray:
     """Returns memory-mapped features of the examples' tokens, float32 [tokens, C, D]; computes them if necessary."""
     checkpoint = find_checkpoint(init_from)
-    # Use the dtype of the run, so that cached features equal those of an encoder inside the training step.
+    # Use the dtype of the run, so that cached features equal features computed inside the training step.
     model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model["dtype"]))
     layers = config.feature_head.layers(model.num_hidden_layers)
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(examples.offsets[-1]), len(layers), model.hidden_size
     with FileLock(path.parent / f".{path.name}.lock"):
         if not _is_valid(path):
-            # Killed runs leave partial files, which may have tens of gigabytes.
+            # Remove partial files of killed runs, which may be tens of gigabytes large.
             remove_temporaries(path.parent, path.name)
             num_bytes = 4 * int(np.prod(shape))
             check_free_space(
-                path.parent, num_bytes, "features of the frozen encoder", f"change the folder {CACHE_DIR_VARIABLE}"
+                path.parent, num_bytes, "features of the frozen encoder", f"set {CACHE_DIR_VARIABLE} to another folder"
             )
             logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
             _compute(path, shape, dataclasses.replace(load_workdir(init_from), config=model), layers, examples)
@@ -110,7 +110,7 @@ def _checksum_path(path: Path) -> Path:
 
 
 def _cache_key(checkpoint: epath.Path, model: ModelConfig, layers: tuple[int, ...], examples: Examples) -> str:
-    """Returns a hash of the parameters, architecture, layers and examples, which determine the features."""
+    """Returns a hash of all inputs that determine the features: parameters, architecture, layers and examples."""
     inputs_hash = hashlib.sha256(examples.offsets.tobytes())
     for name in ("input_ids", "segment_ids"):
         inputs_hash.update(examples.tokens[name].tobytes())

@@ -38,13 +38,13 @@ def ensemble(
     The ensemble averages logits rather than probabilities, so that the scores of a question's windows stay comparable.
 
     Args:
-      checkpoints: checkpoints of the members, which share task and vocabulary; model sizes may differ.
+      checkpoints: checkpoints of the members. Task and vocabulary must be equal; model sizes may differ.
       read_config: function that returns the prediction config of a checkpoint.
       folder: output folder for the predictions and `results.json`, which contains the returned metrics, the first
         member's config, and the hash of the data.
 
     Returns:
-      Metrics of the ensemble, and the metrics of each member in `members`; no metrics if the examples have no labels.
+      Metrics of the ensemble, and the metrics of each member in `members`. Without labels, there are no metrics.
 
     Raises:
       UsageError: the members' tasks, data or vocabularies differ, the task has no prediction files, or the folder is a
@@ -54,11 +54,15 @@ def ensemble(
     if len(checkpoints) < 2:
         raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
     if (Path(folder) / CONFIG).exists():
-        raise UsageError(f"{folder} is the workdir of a run, whose {RESULTS} would be lost; choose another --output")
+        raise UsageError(
+            f"{folder} is the workdir of a run, and its {RESULTS} would be overwritten; choose another --output"
+        )
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
     for index, fingerprint in enumerate(fingerprints):
         if fingerprint in fingerprints[:index]:
-            raise UsageError(f"{checkpoints[index]} has the same parameters as another member; give different ones")
+            raise UsageError(
+                f"{checkpoints[index]} has the same parameters as another member; use different checkpoints"
+            )
     first: tuple[RunConfig, Task] | None = None
     mean: _Outputs = []
     members = []
@@ -116,7 +120,7 @@ def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Adds a member's outputs to the mean of `count - 1` members. A running mean avoids overflow at padding."""
+    """Updates the running mean with the outputs of member `count`. Unlike a sum, it does not overflow at padding."""
     return [
         {
             # `example` is the index of each row's example, not a logit.

@@ -97,7 +97,7 @@ def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
                 raise UsageError(f"{folder} contains files other than features; choose another --output")
             _write_metadata(folder, metadata)
         elif changed := [name for name in metadata if saved.get(name) != metadata[name]]:
-            raise UsageError(f"{folder} has features with different {changed[0]}; choose another --output")
+            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
         yield
     except UsageError:
         if not existed and [path.name for path in folder.iterdir()] == [METADATA]:

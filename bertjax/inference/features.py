@@ -17,16 +17,16 @@ from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.encoder import Encoder
 from bertjax.model.partitioning import resolve_layout
 
-# Maximum bytes of hidden states in memory.
+# Approximate size of the hidden states of a shard in bytes, which limits memory.
 SHARD_BYTES = 64 << 20
-# Maximum tokens of a shard; it limits shards of narrow models.
+# Approximate limit of tokens per shard, for models with a small hidden size.
 _MAX_SHARD_TOKENS = 1 << 18
 _NO_WORD = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureExtractor:
-    """Extractor of hidden states from selected layers of a model.
+    """Extractor of hidden states of selected layers.
 
     Attributes:
       model: model that computes the features.
@@ -120,7 +120,7 @@ class FeatureExtractor:
         vocabulary = self.model.vocabulary
         parts = text.split(PAIR_SEPARATOR, 1)
         if len(parts) > 1 and self.model.config.type_vocab_size < 2:
-            raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; give single texts")
+            raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; use single texts")
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         lengths = [len(ids) for ids, _ in encoded]
         if len(parts) > 1:

@@ -14,7 +14,7 @@ _BUCKET = 32
 def check_texts(texts: Sequence[str], top: int) -> None:
     """Raises a UsageError if a text has no [MASK] or `top` is below 1."""
     if top < 1:
-        raise UsageError(f"top={top} is out of range; it must be at least 1")
+        raise UsageError(f"top={top} is out of range; use at least 1")
     for text in texts:
         if _MASK not in text:
             raise UsageError(f"no {_MASK} in {text[:60]!r}; write {_MASK} in place of the word to predict")

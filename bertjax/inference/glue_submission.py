@@ -7,7 +7,7 @@ from pathlib import Path
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import normalize_newlines, reject_utf16, write_atomic
 
-# Number of test examples for each file of a complete submission.
+# Number of test examples in each file of a complete submission.
 NUM_TEST_EXAMPLES = {
     "CoLA.tsv": 1063,
     "SST-2.tsv": 1821,

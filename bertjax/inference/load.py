@@ -22,7 +22,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
       mesh: device mesh with the axes `MESH_AXES` (default: all devices, with replicated parameters).
 
     Raises:
-      UsageError: `path` has no checkpoint or no vocabulary, or the mesh has wrong axes.
+      UsageError: `path` contains no checkpoint or no vocabulary, or the mesh has wrong axes.
       BertjaxError: the checkpoint is damaged.
     """
     if mesh is not None:
@@ -33,7 +33,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     for note in checkpoint.notes:
         logger.info(note)
     if checkpoint.vocabulary is None:
-        raise UsageError(f"{path} has no vocab.txt; copy the model's vocabulary to this folder")
+        raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
     kind = checkpoint.output_kind
     layer = OutputLayer(kind, checkpoint.labels) if kind else None
     return put_on_mesh(
@@ -48,7 +48,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
 
 
 def _with_auto_axes(mesh: Mesh) -> Mesh:
-    """Returns the mesh with `Auto` axes, as the models require; `jax.make_mesh` creates `Explicit` axes."""
+    """Returns the mesh with `Auto` axes, which the models require. `jax.make_mesh` creates `Explicit` axes."""
     if not isinstance(mesh, Mesh) or mesh.axis_names != MESH_AXES:
         axes = getattr(mesh, "axis_names", mesh)
         raise UsageError(f"wrong mesh axes: {quoted(axes)}; pass a jax.sharding.Mesh with axes {quoted(MESH_AXES)}")

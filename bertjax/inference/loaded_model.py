@@ -82,7 +82,7 @@ class LoadedModel:
 
     Attributes:
       config: architecture and layout.
-      params: float32 parameters of `model` on the mesh; may include parameters of heads that `model` does not have.
+      params: float32 parameters of `model` on the mesh, and possibly of heads that `model` does not use.
       vocabulary: WordPiece or SentencePiece vocabulary.
       output_layer: kind and labels of the output layer, or None for pre-trained models.
       model_kind: description of the Flax module, see `bertjax.model.heads.model_kind`.
@@ -110,11 +110,11 @@ class LoadedModel:
         return _build_known_model(self.model_kind, self.config)
 
     def check_modules(self, *modules: str) -> None:
-        """Raises a UsageError if one of these top-level parameters is missing in the checkpoint."""
+        """Raises a UsageError if the checkpoint lacks any of these top-level parameters."""
         if missing := [module for module in modules if module not in self.params]:
             raise UsageError(
-                f"{self.path} has no parameters {', '.join(missing)}, only {', '.join(sorted(self.params))}; use a "
-                "checkpoint that has them"
+                f"{self.path} lacks the parameters {', '.join(missing)} and contains only "
+                f"{', '.join(sorted(self.params))}; use a checkpoint that contains {', '.join(missing)}"
             )
 
     @functools.cached_property
@@ -176,7 +176,7 @@ def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedMode
     """Loads a bertjax checkpoint.
 
     Args:
-      path: checkpoint, or a workdir, whose best (or else newest) checkpoint is loaded.
+      path: checkpoint or workdir. For a workdir, loads the best checkpoint (the newest if none has a score).
       mesh: device mesh (default: all devices, with replicated parameters).
     """
     checkpoint = find_checkpoint(path)
@@ -213,7 +213,7 @@ def put_on_mesh(
     `params` maps paths to float32 arrays on the host. For the other arguments see `LoadedModel`.
     """
     mesh = mesh or make_mesh(MeshConfig())
-    # A single device needs no shardings; tracing the model to find them would take 0.3 s.
+    # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
     if mesh.size == 1:
         shardings = dict.fromkeys(params, replicated(mesh))
     else:
@@ -230,10 +230,10 @@ def _build_known_model(model_kind: Mapping[str, Any], config: ModelConfig) -> nn
 
 
 class _Shardings(dict[str, Sharding]):
-    """Parameter shardings by path. Parameters of heads that the model does not have are replicated."""
+    """Parameter shardings by path. Parameters that are not part of the model are replicated."""
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        # Trace with scanned layers, which are traced once; the shardings do not depend on the layout.
+        # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
         model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
         ids = jax.ShapeDtypeStruct((1, 8), np.int32)
         batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)

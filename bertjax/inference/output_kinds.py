@@ -1,4 +1,4 @@
-"""Table of output kinds: their Flax modules, prediction functions, and names in other checkpoint formats."""
+"""Kinds of output layers: Flax modules, prediction functions, and names in other checkpoint formats."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

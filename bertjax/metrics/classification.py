@@ -46,7 +46,7 @@ def multilabel_scores(predictions: np.ndarray, labels: np.ndarray) -> dict[str, 
     """Returns micro F1, macro F1 and subset accuracy of 0/1 arrays [N, K], as scikit-learn defines them.
 
     A label that occurs in neither predictions nor labels has an F1 of 0, which is included in the macro average. Subset
-    accuracy is the fraction of rows with K correct labels.
+    accuracy is the fraction of rows whose K labels are all correct.
     """
     true_positives = (predictions & labels).sum(axis=0)
     totals = predictions.sum(axis=0) + labels.sum(axis=0)

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 # Name of the row of spurious entities and the column of missed entities in the confusion matrix.
 NO_ENTITY = "(none)"
-# Maximum sizes of tables that fit into a terminal.
+# Maximum numbers of classes and of confusions to print, so that tables fit into a terminal.
 _MAX_CLASSES, _MAX_CONFUSIONS = 20, 12
 _NAME_WIDTH = 24
 
@@ -60,7 +60,7 @@ class ClassReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the scores as `per_class`, and nonzero counts by label and prediction as `confusion`."""
+        """Returns a JSON object: scores in `per_class`, nonzero counts by label and prediction in `confusion`."""
         content: dict[str, Any] = {"per_class": self.scores()}
         if self.confusion is not None:
             names = self.confusion_names
@@ -83,7 +83,7 @@ class ClassReport:
             lines.append(f"{truncate_name(name):<{width}}{cells}{support:>10,}")
         if len(shown) < len(self.classes):
             lines.append(
-                f"{len(self.classes) - len(shown):,} rarer classes are not shown; results.json has all classes"
+                f"{len(self.classes) - len(shown):,} rarer classes are not shown; results.json lists all classes"
             )
         if self.confusion is None:
             return "\n".join(lines)

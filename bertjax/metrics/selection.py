@@ -6,7 +6,7 @@ from typing import Any
 
 from bertjax.errors import UsageError
 
-# Suffixes of metrics for which lower is better. Exclude `f1_TYPE`, since the entity type may end with such a word.
+# Suffixes of metrics for which lower is better, except `f1_TYPE`, because an entity type may end with such a word.
 _LOWER_IS_BETTER = ("loss", "error", "entropy")
 _SET_SUFFIXES = ("_matched", "_mismatched")
 
@@ -19,7 +19,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def score(metric: str, value: Any) -> float | None:
-    """Returns the value, negated if lower is better, or None if the value is not a number."""
+    """Returns the value, negated if lower is better. Returns None if the value is not a number."""
     if not isinstance(value, (int, float)) or value != value:
         return None
     return -float(value) if lower_is_better(metric) else float(value)
@@ -42,7 +42,7 @@ def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationHistory:
-    """Evaluations of a run in order, from which the best checkpoint and early stopping follow.
+    """Evaluations of a run in order, which determine the best checkpoint and early stopping.
 
     Attributes:
       metric: metric that selects the best checkpoint ("": none).
@@ -73,7 +73,7 @@ class EvaluationHistory:
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
 
     def score_at(self, step: int) -> float | None:
-        """Returns the score of the evaluation after `step`, higher is better; None without one."""
+        """Returns the score of the evaluation after `step` (higher is better). Returns None without an evaluation."""
         return score(self.metric, self.at(step).get(self.metric))
 
     def is_best_at(self, step: int) -> bool:
@@ -84,7 +84,7 @@ class EvaluationHistory:
         return all(value is None or value < last for value in earlier)
 
     def is_out_of_patience(self) -> bool:
-        """Returns whether the last evaluations end the run early."""
+        """Returns whether the run should stop early."""
         return is_out_of_patience(self._scores(), self.patience)
 
     def _scores(self) -> list[float | None]:

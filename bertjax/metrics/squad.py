@@ -99,11 +99,11 @@ def best_threshold(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """Returns the null threshold with the best score, and this score in percent.
+    """Returns the null threshold with the best score, and the best score in percent.
 
-    A question whose null odds exceed the threshold is predicted as unanswerable. The result equals that of the official
-    evaluate-v2.0.py, unless it is best to predict every question as unanswerable. In this case, evaluate-v2.0.py
-    returns 0, which works only for probabilities, while this function returns a threshold below all null odds.
+    A question whose null odds exceed the threshold is predicted as unanswerable. The official evaluate-v2.0.py
+    returns the same result, unless it is best to predict every question as unanswerable. In that case,
+    evaluate-v2.0.py returns 0, which is correct only for probabilities. This function returns a value below all odds.
 
     Args:
       answers: reference answers by question id; empty for an unanswerable question.

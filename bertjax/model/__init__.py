@@ -1,1 +1,1 @@
-"""Flax modules and pure functions. They use neither files nor TensorFlow."""
+"""Models as Flax modules and pure functions, which use neither files nor TensorFlow."""

@@ -1,4 +1,4 @@
-"""Model configuration: the architecture, which checkpoints store, and the layout, which a run may change."""
+"""Model configuration: architecture, which checkpoints store, and layout, which any run may change."""
 
 import dataclasses
 import math
@@ -13,9 +13,9 @@ TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 DTYPES = (AUTO, "float32", "bfloat16")
 SCAN_LAYERS = (AUTO, "true", "false")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
-# Dropout rounds rates to multiples of 2^-16, and a rate rounded to 1 would drop everything.
+# Maximum dropout rate. Rates are rounded to multiples of 2^-16, and a rate of 1 would drop everything.
 _MAX_DROPOUT = 0.9999
-# The limits exceed any trained model. Without them, a mistyped size would fail minutes later, inside a library.
+# Maximum sizes, beyond any trained model. Without them, a mistyped size would fail minutes later, inside a library.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 17,
@@ -39,24 +39,24 @@ _NAMED_SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """Fields that determine which function the parameters compute. Every checkpoint stores these fields.
+    """Fields that define the network. Every checkpoint stores them next to the parameters.
 
     Attributes:
-      encoder: `transformer`, or `lstm` for two independent LSTM stacks, one per direction, whose states are
-        concatenated as in ELMo (Figure 3 of the paper); LSTMs use no positions, segments or attention heads.
+      encoder: `transformer` or `lstm`. The latter concatenates the states of two independent LSTM stacks, one per
+        direction, as in ELMo (Figure 3 of the paper). It uses no positions, segments or attention heads.
       vocab_size: number of word pieces in the vocabulary.
-      hidden_size: width of the hidden states, D; for LSTMs, of both directions together.
+      hidden_size: width of the hidden states, D (for LSTMs, the sum over both directions).
       num_hidden_layers: number of Transformer layers, or of LSTM layers per direction.
-      num_attention_heads: number of attention heads, H; divides `hidden_size`.
+      num_attention_heads: number of attention heads, H; must divide `hidden_size`.
       intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
-      max_position_embeddings: number of learned position embeddings, the longest row in tokens.
+      max_position_embeddings: number of learned position embeddings, which is the maximum row length in tokens.
       type_vocab_size: number of segment embeddings.
-      hidden_act: activation of the feed-forward layer: `gelu_tanh` (as google-research/bert), `gelu_erf` or `relu`.
+      hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf` or `relu`.
       layer_norm_eps: epsilon added to the variance in LayerNorm.
-      attention_direction: tokens a position attends to: `both` (all, as BERT), `left` or `right` (itself and the tokens
-        on that side).
-      pad_vocab_to_multiple_of: rows of the token embedding table are padded to a multiple of this number for the matrix
-        unit; padding rows have probability zero.
+      attention_direction: tokens that a position attends to: `both` (all tokens, as in BERT), `left` or `right` (itself
+        and the tokens on that side).
+      pad_vocab_to_multiple_of: the token embedding table is padded to a multiple of this many rows, for the matrix
+        unit. Padding rows get probability 0.
     """
 
     encoder: str = TRANSFORMER
@@ -96,7 +96,7 @@ class Architecture:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Context direction (`both`, `left` or `right`) of each slice of the hidden state; slices have equal widths."""
+        """Context direction (`both`, `left` or `right`) of each equal slice of the hidden state (LSTMs: two)."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
@@ -115,20 +115,20 @@ ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architect
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Fields that determine how the function is computed. Any checkpoint can be loaded with any layout.
+    """Fields that determine how the model is computed. Any checkpoint can be loaded with any layout.
 
     Attributes:
       dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
         Parameters, softmax and LayerNorm statistics are always float32.
-      scan_layers: `true` compiles one layer and loops over it, `false` unrolls all layers, `auto` unrolls on CPU, where
-        it is faster, and scans elsewhere. The parameters are the same either way.
+      scan_layers: loop over the layers: `true` compiles one layer and scans, `false` unrolls all layers, and `auto`
+        unrolls on CPU, where that is faster, and scans elsewhere. The parameters do not depend on it.
       remat: activations that the backward pass recomputes to save memory, from few to many: `none` (only cheap
         elementwise operations), `attention` (also attention scores), `elementwise` (all but large matrix products),
-        `projections` (also those of queries, keys and values), `full` (whole layers).
-      attention: `plain` (XLA), `fused` (TPU kernel with dropout, rows of up to 512 tokens), `splash` (JAX's TPU kernel,
-        no dropout, rows of a multiple of 128 tokens), `cudnn` (GPU, bfloat16, no dropout), `auto` (the fastest of the
-        first three that supports the model on the current devices), or `package.module.function`, your own
-        `AttentionFn`. The built-in implementations compute the same values and use the same dropout masks.
+        `projections` (also the products for queries, keys and values), `full` (whole layers).
+      attention: attention implementation: `plain` (XLA), `fused` (TPU kernel with dropout, rows of up to 512 tokens),
+        `splash` (JAX's TPU kernel, no dropout, rows of a multiple of 128 tokens), `cudnn` (GPU, bfloat16, no dropout),
+        or `package.module.function` (your own `AttentionFn`). `auto` selects the fastest of `fused`, `splash` and
+        `plain` that supports model and devices. All built-in implementations give the same values and dropout masks.
     """
 
     dtype: str = AUTO
@@ -142,7 +142,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Architecture, Layout):
-    """Config section `model`: architecture, layout, and dropout and initialization for training.
+    """Config section `model`: architecture, layout, dropout rates and initialization.
 
     Attributes:
       hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
@@ -186,7 +186,7 @@ def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) ->
 
 
 def size_fields(size: str) -> dict[str, int]:
-    """Returns the number of layers, width, heads and feed-forward width of a named size.
+    """Returns the config fields of a named size: numbers of layers and heads, hidden size and feed-forward width.
 
     Args:
       size: `tiny`, `mini`, `small`, `medium`, `base` or `large`; `L4_H512` with H / 64 heads (the 24 small models of

@@ -1,6 +1,6 @@
-"""Dropout whose random bits are a hash of the key and an element's position, instead of a generated mask.
+"""Dropout with random bits that are hashed from the key and an element's position.
 
-The bits are recomputed in the forward and in the backward pass, fused into the surrounding operations, so no mask is
+The forward pass and the backward pass each compute the bits, fused into the surrounding operations, so no mask is
 stored in memory. `tests/benchmarks/dropout_bits.py` compares this with `jax.random`'s generators. Since the bits depend
 only on positions in the global array, every mesh and every attention kernel uses the same mask.
 """
@@ -11,12 +11,12 @@ import numpy as np
 
 # Random bits per element. Two elements share a 32-bit word, and rates are multiples of 2^-16.
 BITS = 16
-# Odd constants with good mixing: the golden ratio, and MurmurHash3's finalizer (Appleby, public domain).
+# Odd constants that mix bits well: the golden ratio, and MurmurHash3's finalizer (Appleby, public domain).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales the others; returns `x` if `key` is None.
+    """Zeroes elements with probability `rate` and scales all others. Returns `x` if `key` is None.
 
     The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006); the scale matches the rounded rate.
 
@@ -30,7 +30,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
     def drop(x: jax.Array, seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, columns = x.shape[-2:]
-        # Both halves of a row use the same hashes, each 16 of their 32 bits. Each half computes them again, since a
+        # A 32-bit hash serves two elements, one in each half of a row. Both halves compute all hashes, since a
         # concatenation would need memory.
         half = np.uint32(-(-columns // 2))
         column = _iota((rows, columns), 1)

@@ -21,7 +21,7 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
 # Names of Flax modules.
 ENCODER, _MIX = "encoder", "mix"
-# Batch key of precomputed states of a frozen encoder, see `token_representations`.
+# Name in a batch of the precomputed states of a frozen encoder, see `token_representations`.
 CACHED_FEATURES = "features"
 
 
@@ -33,8 +33,8 @@ class FeatureHead:
       features: states of a frozen encoder to use as input (section 5.3, Table 7): `embeddings`, `second_to_last`,
         `last`, `sum_last_four`, `concat_last_four` or `sum_all` (all layers without the embeddings). Sums have learned
         softmax weights and a learned scale. The default, empty, fine-tunes the encoder.
-      lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0); Table 7 uses 2.
-      lstm_size: number of units of the BiLSTM per direction.
+      lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0; Table 7 uses 2).
+      lstm_size: number of BiLSTM units per direction.
     """
 
     features: str = NONE
@@ -93,9 +93,9 @@ def token_representations(
     Args:
       config: model config.
       feature_head: layers on top of the encoder.
-      batch: arrays described in `heads.py`. With `feature_head.features`, the batch may contain CACHED_FEATURES, the
-        states of `feature_head.layers`, float32 [B, L, C, D]; the encoder is then skipped. Packed rows do not support
-        feature heads.
+      batch: arrays described in `heads.py`. With `feature_head.features`, the batch may contain CACHED_FEATURES: the
+        states of `feature_head.layers`, float32 [B, L, C, D], which replace the encoder. Feature heads do not support
+        packed rows.
       deterministic: whether to disable dropout.
       dropout_key: function that returns a new key for each dropout.
 

@@ -14,7 +14,7 @@ from bertjax.model.layers import attention_flops, attention_score_flops, feed_fo
 from bertjax.model.lstm import lstm_flops
 
 # Peak dense bfloat16 FLOP/s per JAX device, from the vendors' data sheets, by substring of `device_kind`. A device is a
-# chip, except for TPU v2 and v3, whose chips (45 and 123 TFLOP/s) have two devices.
+# chip, except on TPU v2 and v3, where a chip (45 and 123 TFLOP/s) is two devices.
 PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100", 989e12),
@@ -29,7 +29,7 @@ PEAK_FLOPS = (
     ("TPU v2", 22.5e12),
 )
 
-# A training step has 3 times the FLOPs of the forward pass, since the backward pass has twice as many.
+# A training step costs as many FLOPs as three forward passes, since the backward pass costs as many as two.
 TRAINING_FACTOR = 3
 _NO_HEAD = FeatureHead()
 
@@ -39,8 +39,9 @@ def flops_per_token(
 ) -> float:
     """Returns the FLOPs of matmuls per token of one training step.
 
-    These are 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the output layer at predicted
-    positions. Recomputation and vocabulary padding do not count. Unidirectional attention counts like bidirectional.
+    The count is 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the output layer at
+    predicted positions. Recomputation and vocabulary padding do not count. Unidirectional attention counts like
+    bidirectional attention.
 
     Args:
       config: model config.
@@ -96,7 +97,7 @@ def matmul_flops_per_second(size: int = 2048, repeats: int = 5) -> float:
 
 
 def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:
-    """Returns the total peak FLOP/s of devices and the source of this number, or (0, reason) for an unknown device.
+    """Returns the total peak FLOP/s of devices and its source. Returns (0, reason) for an unknown device.
 
     Simulated CPU devices share one machine, so they count once.
     """

@@ -1,6 +1,6 @@
 """Output layers, complete models, and descriptions of models as JSON. Axis letters: see `encoder.py`.
 
-Every model maps a batch to float32 outputs. A batch is a dictionary of int32 arrays:
+Every model with an output layer maps a batch to float32 logits. A batch is a dictionary of int32 arrays:
 
     input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
     sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`
@@ -47,8 +47,8 @@ class MaskedLmHead(nn.Module):
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
 
         logits = dot(x, table.T, dtype=jnp.float32)
-        # Add the bias as an outer product, because its gradient is then a matmul, which is 30 times faster in XLA's CPU
-        # backend than a sum over all positions.
+        # Add the bias as an outer product, so that its gradient is a matmul. XLA's CPU backend computes a matmul 30
+        # times faster than a sum over all positions.
         logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])
         logits = with_logical_constraint(logits, ("shared_batch", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
@@ -63,7 +63,7 @@ def masked_lm_flops(width: int, vocab_size: int) -> int:
 
 
 class NextSentenceHead(nn.Module):
-    """Dense layer from pooled states [..., D] to float32 logits [..., 2]: 0 IsNext, 1 NotNext."""
+    """Dense layer from pooled states [..., D] to float32 logits [..., 2] for IsNext (0) and NotNext (1)."""
 
     config: ModelConfig
 
@@ -81,7 +81,7 @@ class EncoderModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-        """Returns hidden states [B, L, D] and each row's pooled state [B, D]."""
+        """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         return hidden, Pooler(self.config, name="pooler")(pool_cls(self.config.reads, hidden, batch["input_mask"]))
@@ -135,7 +135,7 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns float32 logits [B, L, V] by direction: of the next (`left`) or the previous (`right`) token."""
+        """Returns float32 logits [B, L, V] by direction: `left` predicts the next token, `right` the previous token."""
         reads = self.config.reads
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
@@ -167,7 +167,7 @@ class SequenceModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
-        """Returns float32 logits in one of the forms above."""
+        """Returns float32 logits in the form for the input, see the class docstring."""
         *leading, _ = batch["input_ids"].shape
         make_rng = partial(self.make_rng, "dropout")
         state = sequence_states(self.config, self.feature_head, batch, deterministic, make_rng)
@@ -182,17 +182,17 @@ def sequence_states(
     deterministic: bool,
     make_rng: Callable[[], jax.Array],
 ) -> jax.Array:
-    """Encodes sequences inside the calling module: one state each, after feature head or pooler, and dropout.
+    """Computes a state per sequence inside the calling module: encoder, then feature head or pooler, then dropout.
 
     Args:
       config: model config.
       feature_head: layers between encoder and output layer.
       batch: rows [B, L], packed rows [B, L], or several sequences per example [B, C, L].
-      deterministic: disables dropout.
-      make_rng: returns the next dropout key.
+      deterministic: whether to disable dropout.
+      make_rng: function that returns a new key for each dropout.
 
     Returns:
-      States [B, D], [B, S, D] for packed rows, or [B * C, D].
+      States [B, D] for rows, [B, S, D] for packed rows, or [B * C, D] for several sequences per example.
     """
     *leading, _ = batch["input_ids"].shape
     rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
@@ -237,7 +237,7 @@ _MODELS: dict[str, type[nn.Module]] = {
 
 
 def model_kind(model: nn.Module) -> dict[str, Any]:
-    """Returns a JSON description of a model, from which `build_model` rebuilds the models of this file.
+    """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
       `kind`: the `KIND` of the module's class, by default its name.

@@ -1,4 +1,4 @@
-"""A stack of equal layers, scanned or unrolled, with rematerialization.
+"""Stack of equal layers, scanned or unrolled, with rematerialization.
 
 Parameters of all layers are stacked on a leading axis N, the lowest layer first.
 """
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from bertjax.model.partitioning import scans_layers
 
-# Names of the parameter stacks: all layers, and the lowest layers if they are frozen. The first is also the logical
-# name of the leading axis of both.
+# LAYERS is the parameter stack of all layers, and the logical name of a stack's leading axis. If the lowest layers are
+# frozen, the train step passes them as a second stack, FROZEN_LAYERS.
 LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
 
 
@@ -29,17 +29,17 @@ def run_layers(
     """Applies a stack of layers inside the calling module.
 
     Args:
-      parent: the calling module, which owns the parameters; it has a `config`.
+      parent: the calling module, which owns the parameters and has a `config`.
       layer: module class that maps (x, *inputs) to (x, x or None).
       arguments: constructor arguments of the layer; `collect` is appended.
-      saved_names: remat policy to the `checkpoint_name`s of the activations that the layer keeps for the backward pass;
-        everything else is recomputed. Layers are not rematerialized under a policy that is missing.
+      saved_names: remat policy -> `checkpoint_name`s of the activations to save. The backward pass recomputes all other
+        activations. Policies that are missing here do not rematerialize layers.
       x: [B, L, ...] input of the lowest layer.
       *inputs: further inputs, the same for every layer, such as `sequence_ids`.
-      collect: also return the input and the outputs of all layers.
+      collect: whether to return the input and the outputs of all layers as well.
 
     Returns:
-      The last layer's output, and the input and outputs of all layers [N + 1, B, L, ...] if they are collected.
+      The last layer's output, and, with `collect`, the input and the outputs of all layers [N + 1, B, L, ...].
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]
@@ -64,7 +64,7 @@ def run_layers(
 
 
 def _num_frozen_layers(parent: nn.Module) -> int:
-    """Returns the number of layers in the stack that `Frozen.model_params` splits off."""
+    """Returns the number of frozen layers, which `Frozen.model_params` passes as a separate stack."""
     if not parent.has_variable("params", FROZEN_LAYERS):
         return 0
     return len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])

@@ -1,6 +1,6 @@
 """LSTM layers: an encoder like ELMo's (Figure 3 of the paper), and BiLSTM layers on top of any encoder.
 
-Axis letters: see `encoder.py`. G are the four gates in the order input, forget, cell, output.
+Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, cell, output.
 """
 
 from functools import partial
@@ -35,7 +35,7 @@ class LstmReader(nn.Module):
     def __call__(
         self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns states [B, L, D / 2], and the states of all layers [N + 1, B, L, D / 2] or None; see `Encoder`."""
+        """Returns states [B, L, D / 2], and, with `collect_layers`, the states of all layers [N + 1, B, L, D / 2]."""
         x = self.embeddings(input_ids, deterministic)
         arguments = (self.config, self.direction, deterministic)
         return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)
@@ -84,7 +84,7 @@ class Lstm(nn.Module):
 
     Attributes:
       size: number of units, D.
-      direction: context of each position, `left` or `right`, in addition to the position itself.
+      direction: side of the context of each position, `left` or `right`; the position itself is included.
     """
 
     config: ModelConfig

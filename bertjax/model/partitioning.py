@@ -1,6 +1,6 @@
 """Sharding of activations by logical axis names, which are mapped to the current mesh.
 
-`training/sharding.py` has the rules. Without a mesh, or on one device, the constraints have no effect.
+`training/sharding.py` defines the mapping. Without a mesh, or on one device, the constraints have no effect.
 """
 
 import math
@@ -25,7 +25,7 @@ def platform() -> str:
 
 
 def device_kind() -> str:
-    """Returns the `device_kind` of the current mesh's devices, or of this machine's, such as `TPU v3`."""
+    """Returns the `device_kind`, such as `TPU v3`, of the current mesh, or of this machine if no mesh is set."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.device_kind if device else jax.devices()[0].device_kind
 
@@ -36,7 +36,7 @@ def resolve_layout(config: ModelConfig) -> ModelConfig:
 
 
 def scans_layers(config: ModelConfig) -> bool:
-    """Returns whether layers run in a `lax.scan`, which keeps XLA from merging a recomputation with the original."""
+    """Returns whether layers run in a `lax.scan`, in which XLA does not merge recomputations with the original."""
     return resolve_layout(config).scan_layers == "true"
 
 

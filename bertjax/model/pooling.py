@@ -12,9 +12,9 @@ from bertjax.model.lstm import LEFT
 
 
 def pool_cls(reads: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
-    """Selects the hidden state that represents each row: the token that attends to the whole row.
+    """Selects the hidden state that represents each row, at a token that attends to the whole row.
 
-    This is the first token, [CLS], or the last one, [SEP], for states that only see their left context.
+    This token is the first one, [CLS]. For states with only left context, it is the last one, [SEP].
 
     Args:
       reads: context direction of each equal slice of a hidden state, see `Architecture.reads`.

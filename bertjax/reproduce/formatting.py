@@ -1,4 +1,4 @@
-"""Tables with the paper's numbers and ours as text and Markdown, and Figure 5 as a plot."""
+"""Output of reproduced tables: the paper's numbers next to ours as text or Markdown, and a plot of Figure 5."""
 
 import dataclasses
 import itertools
@@ -17,11 +17,11 @@ _PAPER, _OURS = "paper", "ours"
 
 @dataclasses.dataclass(frozen=True)
 class CellValue:
-    """Our value of a table cell.
+    """Reproduced value of a table cell.
 
     Attributes:
       values: metric of each seed of the finished runs.
-      progress: text such as ` (1 of 2)` if some of the runs are unfinished, else empty.
+      progress: text such as ` (1 of 2)` if some runs are unfinished (default: empty, all runs are finished).
     """
 
     values: tuple[float, ...]
@@ -29,7 +29,7 @@ class CellValue:
 
     @property
     def text(self) -> str:
-        """Mean, and the standard deviation if there are several values."""
+        """Mean, with the standard deviation if there are several values; `-` without values."""
         if not self.values:
             return EMPTY
         deviation = f" ±{statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
@@ -47,7 +47,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class FormattedTable:
-    """Table formatted as texts.
+    """Table with cells formatted as text.
 
     Attributes:
       title: heading.
@@ -65,7 +65,7 @@ class FormattedTable:
 
 
 def format_table(table: Table, results: Results) -> FormattedTable:
-    """Formats the paper's numbers and ours. Raises the same errors as `Results.outcome`."""
+    """Formats a table with the paper's numbers and ours. Raises the errors of `Results.outcome`."""
     paper = paper_table(table.name) if table.name in table_names() else PaperTable("", "", (), {}, ())
     values = {(cell.row, cell.column): cell_value(cell, results) for cell in table.cells if not cell.mean_of}
     for cell in table.cells:
@@ -93,7 +93,7 @@ def cell_value(cell: Cell, results: Results) -> CellValue:
     for run, outcome in outcomes:
         if cell.metric not in outcome.metrics[0]:
             known = ", ".join(sorted(outcome.metrics[0]))
-            raise UsageError(f"{run.name} has no metric {cell.metric}; use one of {known}")
+            raise UsageError(f"the results of {run.name} lack the metric {cell.metric}; use one of {known}")
     values = tuple(cell.factor * metrics[cell.metric] for _, outcome in outcomes for metrics in outcome.metrics)
     return CellValue(values, f" ({len(outcomes)} of {len(cell.runs)})" if 0 < len(outcomes) < len(cell.runs) else "")
 
@@ -106,7 +106,7 @@ def _mean(cells: Sequence[CellValue]) -> CellValue:
 
 
 def _missing(table: Table, results: Results) -> tuple[list[Run], list[str]]:
-    """Returns the unfinished runs in order, and notes about columns whose data is missing."""
+    """Returns the unfinished runs in order, and notes that list the columns without data."""
     done = results.finished(table.runs())
     columns: dict[str, dict[str, None]] = {}
     for cell in table.cells:
@@ -127,7 +127,7 @@ def _paper_text(value: float | None) -> str:
 
 
 def as_text(table: FormattedTable) -> str:
-    """Returns the table as text for a terminal. A column's name is above both the paper's numbers and ours."""
+    """Returns the table as text for a terminal. The paper's column and our column share one heading."""
     blocks = [_padded(["", "", *table.rows], left=True)]
     for name, columns in itertools.groupby(table.columns, key=lambda column: column.name):
         parts = [_padded([column.source, *column.texts]) for column in columns]
@@ -158,7 +158,7 @@ def _footer(table: FormattedTable) -> list[str]:
 
 
 def plot_figure5(table: Table, results: Results, path: Path) -> None:
-    """Plots fine-tuning metrics over pre-training steps to a PNG: the paper's on the left, ours on the right."""
+    """Plots fine-tuning metrics against pre-training steps to a PNG file: the paper's curves left, our curves right."""
     from matplotlib.figure import Figure
 
     paper = paper_table(table.name)

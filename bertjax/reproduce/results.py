@@ -19,7 +19,7 @@ from bertjax.training.sweep import SEED, SWEEP, TRIALS, setting_of, trial_name
 from bertjax.training.workdir import RESULTS, resolve, result_differences
 from bertjax.utils.io import read_json_object, write_atomic
 
-# File in a results folder that contains the requested tables and the durations of runs.
+# Name of the file in a results folder that stores the requested tables and the durations of runs.
 INDEX = "reproduce.json"
 # Arguments of experiments that are paths of data. Comparisons of settings ignore them, since data may be moved.
 _PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
@@ -49,8 +49,8 @@ class Source:
     Attributes:
       path: path of the folder or file.
       tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
-      seconds: durations of runs that were not interrupted, by run name.
-      saved: settings and outcomes by run name; None for a folder.
+      seconds: duration in seconds of each run that was not interrupted, by run name.
+      saved: settings and outcomes of a results file, by run name (default: None, the source is a folder).
     """
 
     path: str
@@ -74,7 +74,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Results of one or more sources. If several sources have a run, the first one is used."""
+    """Results of one or more sources. If several sources contain a run, the first source is used."""
 
     sources: tuple[Source, ...]
 
@@ -90,7 +90,7 @@ class Results:
 
     @property
     def folder(self) -> str:
-        """Results folder for further runs: the first source that is a folder, or the placeholder `RESULTS`."""
+        """Folder in the printed commands: the first source that is a folder, or the placeholder `RESULTS`."""
         return next((source.path for source in self.sources if source.saved is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
@@ -102,7 +102,7 @@ class Results:
 
         Raises:
           UsageError: the settings of the run differ from the table's.
-          BertjaxError: the initial parameters or the members of the run differ from the table's.
+          BertjaxError: number of seeds, initial parameters or members of the run differ from the table's.
         """
         source, outcome = self._lookup(run)
         if outcome is None:
@@ -110,14 +110,14 @@ class Results:
         path = f"{source.path}/{run.name}"
         if len(outcome.metrics) != max(run.seeds, 1):
             raise BertjaxError(
-                f"{path} has {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or rename "
-                "the folder to run it again"
+                f"{path} contains {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or "
+                "rename the folder to run it again"
             )
         expected = self._fingerprint(run.init_from, run.init_step) if run.init_from else ""
         if expected and outcome.started_from != expected:
             raise BertjaxError(
-                f"{path} started from parameters that differ from those of {run.init_from.name}; delete or rename the "
-                "folder to run it again"
+                f"the initial parameters of {path} differ from the parameters of {run.init_from.name}; delete or "
+                "rename the folder to run it again"
             )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
         if len(outcome.members) != len(run.members) or not members <= set(outcome.members):
@@ -133,7 +133,7 @@ class Results:
         return None, None
 
     def _fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters (at `step`, if not 0), or "" if it is unknown."""
+        """Returns the fingerprint of a run's parameters at `step` (0: after the run), or "" if it is unknown."""
         if not step:
             outcome = self.outcome(run)
             return outcome.fingerprint if outcome else ""
@@ -159,7 +159,7 @@ def _load_source(path: str) -> Source:
         return Source(os.fspath(folder), content["tables"], content["seconds"], saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); give a file of `bertjax "
+            f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
             "table --keep` or a folder of `bertjax reproduce`"
         ) from error
 
@@ -173,7 +173,7 @@ def _from_json(run: dict[str, Any]) -> tuple[list[str], Outcome]:
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
     """Adds requested tables and durations to the index of a results folder.
 
-    The index is first read again, because another `bertjax reproduce` may use the same folder.
+    Reads the index again first, because another process of `bertjax reproduce` may use the same folder.
     """
     source, folder = _load_source(path), epath.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,10 +188,10 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
       Number of runs in the file.
 
     Raises:
-      UsageError: the file is a directory or not a results file, or has runs that would be lost.
+      UsageError: `file` is a directory, is not a results file, or contains runs that would be lost.
     """
     if file.is_dir():
-        raise UsageError(f"--keep {file} is a directory; give a file")
+        raise UsageError(f"--keep {file} is a directory; use a file")
     runs_by_name = {
         run.name: {"settings": _settings(run), **dataclasses.asdict(outcome)}
         for run in sorted(runs, key=lambda run: run.name)
@@ -200,7 +200,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     lost = sorted(_load_source(str(file)).saved.keys() - runs_by_name.keys()) if file.exists() else []
     if lost:
         raise UsageError(
-            f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; give a different file, or add --results "
+            f"--keep {file} would lose {len(lost)} runs, such as {lost[0]}; use a different file, or add --results "
             f"{file} and all tables in it"
         )
     seconds = {name: round(value, 1) for name, value in results.seconds.items() if name in runs_by_name}
@@ -210,7 +210,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
 
 
 def _settings(run: Run) -> list[str]:
-    """Returns experiment, arguments and overrides of a run, without paths of data."""
+    """Returns the experiment, its arguments and the overrides of a run, without paths of data."""
     file, _, arguments = run.config.partition(":")
     settings = [item for item in arguments.split(",") if item and item.partition("=")[0] not in _PATH_ARGUMENTS]
     return [Path(file).stem, *settings, *run.overrides]
@@ -231,13 +231,13 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Returns the outcome of all seeds of the setting that is best on dev, or None if trials are missing."""
+    """Returns the outcome of the best setting on dev, with all its seeds. Returns None if trials are missing."""
     if not (folder / SWEEP).exists():
         return None
     try:
         sweep = read_json_object(folder / SWEEP)
     except (OSError, ValueError) as error:
-        raise BertjaxError(f"cannot read {folder / SWEEP}: {first_line(error)}; remove it to run it again") from error
+        raise BertjaxError(f"cannot read {folder / SWEEP}: {first_line(error)}; remove it to run again") from error
     if sweep["left"] or sweep["best"] is None:
         return None
     finished = [trial for trial in sweep["trials"] if "score" in trial]

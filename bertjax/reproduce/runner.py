@@ -1,4 +1,4 @@
-"""Execution of a table's runs: selection of pending runs, estimates of their duration, and the runs themselves."""
+"""Execution of a table's runs: selects the pending runs, estimates their duration and executes them."""
 
 import dataclasses
 import logging
@@ -45,7 +45,7 @@ def table_experiment(name: str) -> str:
 
 
 def load_table(config: str) -> Table:
-    """Calls `get_table` of an experiment file.
+    """Loads a table by calling `get_table` of an experiment file.
 
     Args:
       config: `FILE[:ARGUMENTS]`.
@@ -78,7 +78,7 @@ class Plan:
     Attributes:
       runs: all runs, dependencies first.
       done: names of finished runs.
-      flops_per_second: training speed for time estimates.
+      flops_per_second: training speed in FLOP/s, for time estimates.
       speed_source: source of the training speed, for messages.
     """
 
@@ -101,14 +101,14 @@ class Plan:
 
 
 def plan_table(table: Table, results: Results) -> Plan:
-    """Returns the plan of a table's runs, which is equal on all processes."""
+    """Returns the plan of a table's runs. All processes get the same plan."""
     runs = tuple(table.runs())
     done = broadcast_from_host0(lambda: sorted(results.finished(runs)))
     return Plan(runs, set(done), *_speed(runs, results))
 
 
 def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
-    """Returns FLOP/s for time estimates and their source: finished runs, or a fraction of the device's peak."""
+    """Returns the speed in FLOP/s of finished runs, or else a fraction of the device's peak, and its source as text."""
     seconds = results.seconds
     timed = [run for run in runs if run.name in seconds and run.flops]
     if timed:
@@ -155,8 +155,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
       plan: plan of the table.
 
     Returns:
-      `done` (names of all finished runs), `failed` and `missing_data` (reasons by run name), and `stopped` (whether a
-      signal stopped the execution).
+      A dictionary of `done` (names of all finished runs), `failed` and `missing_data` (reasons by run name), and
+      `stopped` (whether a signal stopped the execution).
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
@@ -197,11 +197,11 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
 
 def _check_outcome(run: Run, results: Results) -> None:
     if results.outcome(run) is None:
-        raise BertjaxError("some trials failed, see above; run the same command to repeat them")
+        raise BertjaxError("some trials failed (see above); run the same command again to repeat them")
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Returns `config` with its file replaced by the name of a packaged experiment, or else by an absolute path."""
+    """Replaces the file in `config` by the name of a packaged experiment, or else by an absolute path."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):
@@ -218,7 +218,7 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     start = run.init_from.checkpoint(results, run.init_step) if run.init_from else None
     if run.init_step and not epath.Path(start).exists():
         raise BertjaxError(
-            f"{results}/{run.init_from.name} has no checkpoint of step {run.init_step:,}; delete or rename the folder "
+            f"{results}/{run.init_from.name} lacks a checkpoint of step {run.init_step:,}; delete or rename the folder "
             "to run it again"
         )
     if run.seeds:

@@ -15,13 +15,13 @@ from bertjax.reproduce.scales import FineTuning, Scale
 from bertjax.reproduce.table import Cell, Run
 
 _LM = "--config.data.objective=lm"
-# Overrides of pre-training runs that are not BERT.
+# Overrides that pre-train a left-to-right Transformer or LSTMs in place of BERT.
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
 LSTMS = (_LM, f"--config.model.encoder={LSTM}")
-# Pre-training on the same rows as BERT, without the next-sentence loss. With `objective=none`, rows start in the middle
-# of sentences, and a small model learns much more slowly (docs/results/tables.md).
+# Overrides that pre-train on BERT's rows without the next-sentence loss. With `objective=none`, rows would start in the
+# middle of sentences, and a small model would learn much more slowly (docs/results/tables.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
-# The paper gives no learning rate for the feature-based approach.
+# Our choice, because the paper states no learning rate for the feature-based approach.
 _FEATURE_LEARNING_RATE = "--config.optimizer.learning_rate=1e-3"
 # Names of runs that save intermediate checkpoints for Figure 5.
 _FIGURE5_RUNS = ("bert", "ltr")
@@ -34,17 +34,17 @@ _METRICS = {
     "cola": ("matthews", 100.0),
     "stsb": ("spearman", 100.0),
 }
-PERPLEXITY_NOTE = "perplexity is measured on held-out text, in rows as long as in the first phase of pre-training"
+PERPLEXITY_NOTE = "perplexity is measured on held-out rows of the same length as in the first pre-training phase"
 
 
 def metric_cell(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
-    """Returns the cell of fine-tuning runs on `task`. The default of `metric` is the task's default metric."""
+    """Returns the table cell of fine-tuning runs on `task`. An empty `metric` selects the task's default metric."""
     default, factor = _METRICS[task]
     return Cell(row, column, runs, metric or default, factor)
 
 
 def perplexity_cell(row: str, *runs: Run) -> Cell:
-    """Returns the cell of the held-out perplexity of pre-training runs, a column of Table 6."""
+    """Returns the table cell with the held-out perplexity of pre-training runs."""
     return Cell(row, "LM perplexity", runs, "perplexity", 1.0)
 
 
@@ -71,7 +71,7 @@ def pretraining(
     all_tokens = _LM in overrides
     model = _model_config(scale, size, overrides)
     if not corpus:
-        missing_data = "a corpus made by `bertjax prepare`, given with corpus="
+        missing_data = "a corpus from `bertjax prepare`, set with corpus="
     else:
         missing_data = _missing_file(f"{corpus}/{MANIFEST}")
     return Run(
@@ -110,9 +110,9 @@ def fine_tuning(
       data: arguments of the table, with the paths of data sets.
       task: key of `scale.tasks`.
       start: run whose checkpoint initializes the fine-tuning run.
-      variant: suffix of the name, for a fine-tuning run that differs from the task's default.
+      variant: name suffix of a run that differs from the task's default (default: empty).
       step: step of the checkpoint of `start` (default: 0, the last checkpoint).
-      feature_head: layers between encoder and output layer.
+      feature_head: layers between encoder and output layer (default: none).
       seed: single random seed (default: None, all restarts of the scale).
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
@@ -122,7 +122,7 @@ def fine_tuning(
         pretrained = pretrained.init_from
     size = dict(item.split("=", 1) for item in pretrained.config.partition(":")[2].split(","))["size"]
     model = _model_config(scale, size, pretrained.overrides)
-    # The feature-based approach and runs with a fixed seed use one setting; the grids are for fine-tuning.
+    # The feature-based approach and runs with a fixed seed use a single setting, not the hyperparameter grid.
     grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
     trials = len(named_grid(grid)) * (scale.finetuning_seeds if seed is None else 1)
@@ -172,7 +172,7 @@ def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ..
 
 def _missing_task_data(tuning: FineTuning, path: str) -> str:
     if not path:
-        return f"{tuning.required_file or tuning.config}, in a folder given with {tuning.data}="
+        return f"{tuning.required_file or tuning.config}, in a folder set with {tuning.data}="
     # TFDS names such as `tfds:glue` are not files.
     if not tuning.required_file or ":" in path.partition("/")[0]:
         return ""

@@ -15,11 +15,11 @@ class FineTuning:
 
     Attributes:
       config: `FILE:ARGUMENTS` of the experiment, without `grid` and `path`.
-      data: name of the table's argument with the path of the data.
-      required_file: file or folder below this path, whose existence shows that the data is available.
+      data: name of the table's argument that contains the path of the data, such as `glue`.
+      required_file: file or folder below this path; the data is missing without it (empty: not checked).
       tokens: approximate tokens per epoch, including padding.
       epochs: number of epochs.
-      overrides: `--config.FIELD=VALUE` flags.
+      overrides: `--config.FIELD=VALUE` flags (default: none).
       grid: name of the hyperparameter grid of the sweep (default: `one`, a single setting).
     """
 
@@ -34,7 +34,7 @@ class FineTuning:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Model sizes, lengths and settings of all runs.
+    """Model sizes, row lengths and settings of all runs.
 
     Attributes:
       name: `paper` or `small`.
@@ -43,16 +43,16 @@ class Scale:
       pretraining: `FILE:ARGUMENTS` of pre-training, without size and corpus.
       pretraining_overrides: overrides of all pre-training runs.
       sentence_pair_overrides: overrides of pre-training runs on sentence pairs.
-      phases: tokens and row length of each phase of pre-training.
+      phases: number of tokens and row length of each pre-training phase, for FLOPs.
       vocab_size: approximate vocabulary size, for FLOPs.
       figure5_steps: pre-training steps at which Figure 5 fine-tunes.
-      figure5_overrides: overrides that keep the checkpoints of these steps.
+      figure5_overrides: overrides that keep the checkpoints at `figure5_steps`.
       ensemble_size: number of members of an ensemble.
       pretraining_seeds: number of pre-training runs per row of Table 5.
       finetuning_seeds: number of random restarts of a fine-tuning run.
       lstm_size: number of units of a BiLSTM per direction.
-      equal_flops: sizes of a left-to-right Transformer and of LSTMs in both directions with the same FLOPs as BASE.
-      table6_sizes: model sizes by the paper's row label.
+      equal_flops: model sizes with the FLOPs of BASE: a left-to-right Transformer, and LSTMs in both directions.
+      table6_sizes: model size of each row of Table 6, by row label.
       tasks: settings of each task by name.
       feature_epochs: number of epochs of the feature-based approach.
     """
@@ -82,7 +82,7 @@ def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *override
     return FineTuning(f"glue:task={task}", "glue", f"{folder}/train.tsv", rows * length, epochs, overrides)
 
 
-# Folder, number of training rows and average padded length of each GLUE task. The paper trains 3 epochs (section 4.1).
+# Folder, training rows and average padded length of each GLUE task, for FLOPs. The paper trains 3 epochs (section 4.1).
 _PAPER_GLUE = {
     "mnli": ("MNLI", 392_702, 64),
     "qqp": ("QQP", 363_846, 64),
@@ -105,7 +105,7 @@ _SQUAD = (
 _SCALES = {
     PAPER: Scale(
         name=PAPER,
-        description="at the paper's scale, on dev; the mean of five restarts, the settings selected on dev",
+        description="at the paper's scale; dev scores are means of five restarts, with hyperparameters selected on dev",
         base="base",
         large="large",
         pretraining="pretrain:phases=2",
@@ -144,19 +144,20 @@ _SCALES = {
     SMALL: Scale(
         name=SMALL,
         description=(
-            "BASE is 2 layers of 128 and 2 heads, pre-trained in float32 on 12.3 million tokens in rows of 32 and 128"
+            "BASE has 2 layers of width 128 and 2 heads; it is pre-trained in float32 on 12.3 million tokens, in rows "
+            "of 32 and 128 tokens"
         ),
         base="L2_H128",
         large="L4_H192",
         pretraining="pretrain_cpu:steps=12000",
-        # The first half of training uses rows of 32 tokens, because masked-LM accuracy is then as high after 3,400
-        # steps (0.169) as with rows of 64 after 7,000 steps (0.166). The second half uses rows of 128, because only
-        # 15 % of pairs of 32 tokens are consecutive sentences.
+        # The first half of training uses rows of 32 tokens, which reach masked-LM accuracy 0.169 after 3,400 steps.
+        # Rows of 64 reach 0.166 after 7,000 steps. The second half uses rows of 128, because only 15 % of the pairs in
+        # rows of 32 are consecutive sentences.
         pretraining_overrides=(
             *("--config.optimizer.learning_rate=1e-3", "--config.data.seq_len=32", "--config.data.batch_size=32"),
             *("--config.long_phase.share=0.5", "--config.long_phase.seq_len=128"),
         ),
-        # With packing, the number of tokens per step is the same with and without sentence pairs.
+        # Packing makes the number of tokens per step equal to that of runs without sentence pairs.
         sentence_pair_overrides=("--config.data.packing=true",),
         phases=((6_000 * 1024, 32), (6_000 * 1024, 128)),
         vocab_size=4096,

@@ -20,9 +20,9 @@ class Run:
       config: `FILE:ARGUMENTS` of an experiment (empty for an ensemble).
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
-      init_step: step of this checkpoint (default: 0, the last one of pre-training or the best one of fine-tuning).
-      seeds: number of random restarts, whose seeds count up from the config's seed (default: 0, one run with the
-        config's seed).
+      init_step: step of this checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
+      seeds: number of random restarts with consecutive seeds, starting at the config's seed (default: 0, one run with
+        the config's seed).
       members: single-seed fine-tuning runs of an ensemble.
       flops: training FLOPs, for time estimates.
       missing_data: description of required data that is not available (default: empty, nothing is missing).
@@ -63,11 +63,11 @@ class Cell:
     """One number of a table: the mean of a metric over all seeds of its runs.
 
     Attributes:
-      row, column: labels; if the paper has the cell, they are the paper's labels.
+      row, column: row and column label, equal to the paper's labels if the paper contains the cell.
       runs: runs that differ only in their pre-training seed.
       metric: name of the metric in the runs' results.
       factor: multiplier of the metric (default: 100, percent).
-      mean_of: columns of the same row whose mean is shown instead of a metric of runs.
+      mean_of: columns of the same row whose mean is shown (default: none, show `metric` of `runs`).
     """
 
     row: str
@@ -102,7 +102,7 @@ class Table:
 
 
 def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
-    """Returns runs and their dependencies without duplicates, dependencies first, without the runs named in `done`."""
+    """Returns runs after their dependencies. Omits duplicates and the runs named in `done`."""
     ordered: dict[Run, None] = {}
 
     def visit(run: Run) -> None:
@@ -129,8 +129,8 @@ class PaperTable:
       title: heading.
       section: section of the paper.
       columns: column labels.
-      rows: numbers of each row, by row label: one number per column, in percent except for perplexities; None for an
-        empty cell.
+      rows: numbers of each row by row label, one per column (None: empty cell). All numbers except perplexities are
+        percentages.
       notes: remarks on the numbers.
     """
 

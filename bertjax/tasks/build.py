@@ -40,7 +40,7 @@ def build_task(config: RunConfig, train: bool | None = False) -> Task:
 
     Args:
       config: config of the run.
-      train: whether to read training data (None: if the config names data).
+      train: whether to read training data (None: only if the config names data).
     """
     return _module(config.task).Task(config, config.has_data if train is None else train)
 

@@ -25,7 +25,7 @@ from bertjax.utils.io import write_atomic
 
 # Suffix of the names of metrics on the diagnostic set.
 _AX_SUFFIX = "_ax"
-# Metrics that a task with several dev sets reports for each of them, in addition to the task's metrics.
+# Metrics reported for each evaluation set of a task with several sets, in addition to the task's metrics.
 _LOSSES = ("cross_entropy", "loss")
 
 
@@ -54,11 +54,13 @@ class Config(FinetuningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not SPECS[self.data.task].labels:
-            self.reject(f"{self.data.task} has numbers, not classes", "label_smoothing", "data.class_weights")
+            self.reject(
+                f"the labels of {self.data.task} are numbers, not classes", "label_smoothing", "data.class_weights"
+            )
 
 
 class Task(FinetuningTask):
-    """One GLUE task. MNLI has two dev sets and two test sets; the diagnostic set is evaluated with the test sets."""
+    """One GLUE task. MNLI has two dev sets and two test sets. The diagnostic set is predicted with its test sets."""
 
     config: Config
 
@@ -72,7 +74,7 @@ class Task(FinetuningTask):
         self.labels = self._spec.labels
         self.default_metric = self._spec.metrics[0]
         self.has_class_reports = bool(self.labels)
-        # Evaluation sets by suffix of their metrics' names.
+        # Evaluation sets by the suffix of their metric names, such as "_mismatched".
         self._sets: dict[str, EvaluationSet] = {}
         super().__init__(config, train)
 
@@ -119,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the most frequent label of the evaluated set, or the mean."""
+        """Returns the scores of a constant prediction: the evaluated set's most frequent class or mean score."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)
@@ -186,7 +188,7 @@ class Task(FinetuningTask):
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of the predictions of each evaluation set, which are given by the set's suffix."""
+        """Returns the metrics of all evaluation sets. `predictions` maps the suffix of a set to its predictions."""
         values = {}
         for suffix, predicted in predictions.items():
             labels = self._sets[suffix].labels
@@ -201,7 +203,7 @@ class Task(FinetuningTask):
 
 
 def _row_indices(ids: list[str], count: int) -> list[int]:
-    """Returns the `index` column if its numbers are unique, else 0 to count - 1."""
+    """Returns the numbers of the `index` column. If they are missing or not unique, returns 0 to count - 1."""
     if len(ids) == count and all(id_.isascii() and id_.isdigit() for id_ in ids) and len({*map(int, ids)}) == len(ids):
         return list(map(int, ids))
     return list(range(count))

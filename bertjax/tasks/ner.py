@@ -17,8 +17,8 @@ class NerData(FinetuningData):
     """Data and batches of named entity recognition.
 
     Attributes:
-      context: text of a row: `document` (as much of a document as fits) or `sentence`.
-      train_file, dev_file, test_file: file names in `path`.
+      context: text of each row: `document` (as much of a document as fits) or `sentence`.
+      train_file, dev_file, test_file: names of the files in `path`.
     """
 
     context: str = "document"
@@ -40,10 +40,10 @@ class Config(FinetuningConfig):
 
 
 class Task(TaggingTask):
-    """CoNLL-2003, read from its original files; the tags are those of the training file."""
+    """CoNLL-2003, read from its original files. The training file defines the set of tags."""
 
     missing_data = "no data; set --config.data.path to the folder of CoNLL-2003's eng.train and eng.testa"
-    # The tags are O, and a B- and an I- tag for each of the four entity types.
+    # Tags of synthetic batches: O, and a B- and an I- tag for each of the four entity types.
     labels = ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI"))
     output_name = "ner"
 

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0: the span of a passage that answers a question (sections 4.2 and 4.3 of the paper)."""
+"""SQuAD 1.1 and 2.0: prediction of the span of a passage that answers a question (paper, sections 4.2 and 4.3)."""
 
 import dataclasses
 import json
@@ -41,17 +41,18 @@ class SquadData(FinetuningData):
     """Data and batches of question answering.
 
     Attributes:
-      version: `1.1`; `2.0`, where a question may have no answer; or `triviaqa`, the documents of TriviaQA's Wikipedia
-        part with an answer in their first 400 tokens, on which the paper trains before SQuAD 1.1.
-      train_file: training file (default: train-v1.1*.json, train-v2.0*.json or, for TriviaQA, qa/wikipedia-train.json,
-        in `path`).
-      eval_file: evaluation file (default: the file of the evaluated split in `path`, such as dev-v1.1*.json).
+      version: `1.1`, `2.0` (questions may be unanswerable) or `triviaqa` (TriviaQA's Wikipedia documents with an answer
+        in their first 400 words). The paper trains on TriviaQA before SQuAD 1.1.
+      train_file: training file (default: the file of this version in `path`: `train-v1.1*.json`, `train-v2.0*.json` or
+        `qa/wikipedia-train*.json`).
+      eval_file: evaluation file (default: the file of the evaluated split in `path`, such as `dev-v1.1*.json`).
       doc_stride: tokens between the starts of consecutive windows of a passage.
       max_query_len: maximum tokens of a question.
-      n_best: number of answers per question to write.
+      n_best: maximum number of answers per question in the n-best file.
       max_answer_len: maximum tokens of an answer.
-      choose_null_threshold: for 2.0, whether to use the null threshold with the best F1 on the dev set.
-      null_threshold: for 2.0, null odds above which a question has no answer, if `choose_null_threshold` is false.
+      choose_null_threshold: for 2.0, whether to choose the null threshold with the best F1 on the evaluated questions.
+      null_threshold: for 2.0 without `choose_null_threshold`, threshold of the null odds (null score minus best span
+        score). Questions with higher null odds are predicted as unanswerable.
     """
 
     version: str = "1.1"
@@ -72,7 +73,7 @@ class SquadData(FinetuningData):
         if self.max_query_len + 4 > self.seq_len:
             raise UsageError(
                 f"config.data.max_query_len={self.max_query_len} leaves no room for a passage in config.data.seq_len="
-                f"{self.seq_len}; reduce it"
+                f"{self.seq_len}; reduce max_query_len"
             )
 
 
@@ -86,12 +87,12 @@ class Config(FinetuningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reject("squad predicts positions, not classes", "label_smoothing", "data.class_weights")
-        self.reject("rows of squad are full", "data.examples_per_row")
+        self.reject("rows of squad are already full", "data.examples_per_row")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """Loss of answer spans: mean of the cross-entropies of start and end, each a softmax over the tokens of a row."""
+    """Objective of answer spans. The loss is the mean cross-entropy of the start and end positions within a row."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -159,7 +160,7 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the passage's first sentence for 1.1, no answer for 2.0."""
+        """Returns the scores of a baseline: the passage's first sentence for 1.1, and no answer for 2.0."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -245,7 +246,7 @@ class Task(FinetuningTask):
         return {question.id: answer.text for question, answer in zip(self._questions, answers, strict=True)}
 
     def _texts_above(self, answers: list[Answer], threshold: float) -> dict[str, str]:
-        """Returns the predicted texts; a text is "" if its null odds exceed the threshold."""
+        """Returns the predicted answer to each question, or "" if the null odds exceed the threshold."""
         return {
             question.id: "" if answer.null_odds > threshold else answer.text
             for question, answer in zip(self._questions, answers, strict=True)
@@ -268,7 +269,7 @@ class Task(FinetuningTask):
 
 
 def _find_file(folder: Path, name: str, field: str) -> Path:
-    # Do not use `glob(name)`, because the name may contain characters with a meaning in patterns.
+    # Do not use `glob(name)`, because the name may contain special characters of patterns, such as `[`.
     path = folder / name
     candidates = sorted(file for file in path.parent.glob("*.json*") if file.name.startswith(path.name))
     for candidate in (Path(name), path, *candidates):

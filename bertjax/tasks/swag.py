@@ -1,4 +1,4 @@
-"""SWAG: the most plausible of four endings of a sentence (section 4.4 of the paper)."""
+"""SWAG: choice of the most plausible of four endings of a sentence (section 4.4 of the paper)."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -42,18 +42,18 @@ class Config(FinetuningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reject("swag has choices, not classes", "data.class_weights")
-        self.reject("an example of swag is four sequences", "data.examples_per_row")
+        self.reject("examples of swag have four sequences each", "data.examples_per_row")
 
 
 class Task(FinetuningTask):
-    """SWAG from its own files or from TFDS."""
+    """SWAG, read from its original files or from TFDS."""
 
     missing_data = "no data; set --config.data.path to the folder of SWAG's train.csv and val.csv"
     default_metric = "accuracy"
     sequences_per_example = _NUM_CHOICES
 
     def make_objective(self, model: ModelConfig) -> Classification:
-        """Builds the objective: a softmax over choices, each scored by one vector applied to the pooled [CLS]."""
+        """Builds the objective: a softmax over the choices. A linear layer scores the pooled [CLS] of each choice."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
         return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 
@@ -69,7 +69,7 @@ class Task(FinetuningTask):
         sequences, labels, lines = [], [], []
         for row in rows:
             context = self.tokenizer.encode(row.fields["sent1"])
-            # The second segment is the second sentence and its ending.
+            # The second segment consists of the second sentence and one ending.
             endings = [self.tokenizer.encode(f"{row.fields['sent2']} {row.fields[ending]}") for ending in _ENDINGS]
             if not context or not all(row.fields[ending].strip() for ending in _ENDINGS):
                 stats.note("with an empty text", row.line)
@@ -104,7 +104,7 @@ class Task(FinetuningTask):
         return self._accuracy(constant_prediction(self.eval_examples.rows["labels"]))
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes predictions in the leaderboard's format: a header `pred`, then a choice per line, in file order."""
+        """Writes predictions in the leaderboard's format: a header `pred`, then one choice per line, in file order."""
         lines = "".join(f"{choice}\n" for choice in self._predictions(outputs))
         return [write_atomic(folder / "predictions.csv", "pred\n" + lines)]
 

@@ -37,7 +37,7 @@ _DEFAULT_METRICS = {"classes": "accuracy", "number": "pearson", "multilabel": "m
 
 @dataclasses.dataclass(frozen=True)
 class TableData(FinetuningData):
-    """Files with named columns.
+    """Data in files with named columns.
 
     Attributes:
       train_file, dev_file, test_file: .tsv (without quoting), .csv or .jsonl files, relative to `path` if it is set.
@@ -57,7 +57,7 @@ class TableData(FinetuningData):
             raise UsageError(f"config.data.text and config.data.label are both {self.text!r}; set different columns")
         if self.dev_share and self.dev_file:
             raise UsageError(
-                f"config.data.dev_share={self.dev_share} and config.data.dev_file both give a dev set; use one of them"
+                f"config.data.dev_share={self.dev_share} and config.data.dev_file both define a dev set; use only one"
             )
 
     @property
@@ -78,7 +78,7 @@ class TableData(FinetuningData):
         Args:
           file: one of the three files.
           columns: names of the columns.
-          keep_short: whether to keep rows with too few fields, so that every row of the file has a prediction.
+          keep_short: whether to keep rows with too few fields, so that every row of the file gets a prediction.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()
@@ -194,7 +194,7 @@ class Task(FinetuningTask):
         return self._metrics(self._predictions(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the most frequent class, frequent labels, or the mean."""
+        """Returns the scores of a constant prediction: the most frequent class, the majority labels, or the mean."""
         labels = self.eval_examples.rows["labels"]
         if self.config.data.kind == "multilabel":
             frequent = labels[known_labels(labels)].mean(axis=0) > 0.5

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
-    """Times train steps with the batch shape of the first phase, after one step for compilation.
+    """Times train steps on a batch with the first shape that a run uses, after one step for compilation.
 
     Args:
       task: task to time.
@@ -36,10 +36,11 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
       profile_dir: log directory of the profile (default: a new temporary folder).
 
     Returns:
-      tokens_per_second and mfu, excluding padding; positions_per_second, including padding; token_fraction;
-      seconds_to_first_step (tracing, compilation and one step); seconds_per_step with minimum and maximum;
-      peak_memory_bytes of one device (on CPU, of the process); the peak FLOP/s and its source; and `losses`, the
-      metrics of the steps, which are None if not finite.
+      Throughput: `tokens_per_second` and `mfu` exclude padding; `positions_per_second` includes padding.
+      Time: `seconds_to_first_step` (tracing, compilation, one step); median, minimum and maximum `seconds_per_step`.
+      Memory: `peak_memory_bytes` of one device, or of the process on CPU.
+      `losses`: mean metrics of all steps, None if not finite.
+      Setup: device, batch shape, dtype, `token_fraction`, and peak FLOP/s with its source.
     """
     started = time.perf_counter()
     train_step, state, inputs = make_bench_step(task)
@@ -89,7 +90,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
 
 
 def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
-    """Returns the train step of the first phase, an initial state, and the step's other inputs."""
+    """Returns the train step, an initial state, and the step's other inputs: batch, dropout key and schedule."""
     config = task.config
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task, mesh, config.grad_accum_steps)

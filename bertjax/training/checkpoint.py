@@ -1,8 +1,8 @@
 """Checkpoints: saved asynchronously and atomically, checked for damage when restored.
 
 A checkpoint is the directory `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (everything else
-that a step changes) and `meta` (see `checkpoint_metadata.py`). On a local disk the directory gets its name when it is
-complete; at a `gs://` address it is complete when its commit file exists. Fingerprints in `meta` detect later damage.
+that a step changes) and `meta` (see `checkpoint_metadata.py`). Until a save is complete, a local directory has a
+temporary name, and a `gs://` directory lacks its commit file. Fingerprints (hashes of arrays) in `meta` detect damage.
 """
 
 import dataclasses
@@ -38,27 +38,27 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
-# Hosts share the writing of replicated arrays from this size on.
+# Hosts with replicas of an array share its writing if each of them writes at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
-# TensorStore reads these as a glob pattern and would not find the checkpoint.
+# Characters refused in paths: TensorStore reads them as a glob pattern and would not find the checkpoint.
 _GLOB_CHARACTERS = frozenset("[]*?\\")
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """Splits a state into its parameters and the item `training`, all other fields."""
+    """Splits a state into its parameters and a dictionary of all other fields, the item `training`."""
     training = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return training.pop("params"), training
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepPeriodic(preservation_policy.PreservationPolicy):
-    """Policy that keeps the newest checkpoint and, before it, the newest ones at multiples of `every` steps.
+    """Policy that keeps the newest checkpoint and the `keep` - 1 newest earlier ones at multiples of `every` steps.
 
-    A checkpoint saved on a stop signal or for its score does not displace a periodic one.
+    A checkpoint at another step, saved on a stop signal or for its score, is kept only while it is the newest.
 
     Attributes:
-      keep: number of checkpoints to keep.
+      keep: number of checkpoints to keep, including the newest.
       every: steps between periodic checkpoints.
     """
 
@@ -74,19 +74,19 @@ class KeepPeriodic(preservation_policy.PreservationPolicy):
 
 
 class Checkpoints:
-    """Checkpoints of one workdir, on top of `orbax.checkpoint.CheckpointManager`."""
+    """Wrapper of `orbax.checkpoint.CheckpointManager` for the checkpoints of one workdir."""
 
     def __init__(self, workdir: epath.Path, keep: int, model: nn.Module, every: int = 1) -> None:
-        """Opens `workdir/checkpoints`, creates it if missing, and removes what interrupted saves left there.
+        """Opens or creates `workdir/checkpoints`, and removes the remains of interrupted saves.
 
         Args:
           workdir: directory of the run.
           keep: number of checkpoints to keep, in addition to the one with the best score.
-          model: module of the saved parameters, for the metadata.
+          model: Flax module of the saved parameters, described in the metadata.
           every: steps between periodic checkpoints, see `KeepPeriodic`.
 
         Raises:
-          UsageError: a file has the name of a checkpoint.
+          UsageError: a file, not a directory, has a step number as its name.
           BertjaxError: the checkpoints cannot be listed.
         """
         self._workdir, self._model = workdir, model_metadata(model)
@@ -121,7 +121,7 @@ class Checkpoints:
         return self._workdir / CHECKPOINTS / str(step)
 
     def latest_step(self) -> int | None:
-        """Returns the newest saved step, None if there is no checkpoint."""
+        """Returns the newest saved step. Returns None if there is no checkpoint."""
         return self._manager.latest_step()
 
     def save(self, state: TrainState, score: float | None = None, metric_lines: int | None = None) -> None:
@@ -131,8 +131,8 @@ class Checkpoints:
 
         Args:
           state: state to save.
-          score: score that selects the best checkpoint, higher is better (default: None, never the best).
-          metric_lines: lines of `metrics.jsonl` written so far, checked when a run resumes.
+          score: evaluation score, higher is better (default: None, the checkpoint is never selected as the best).
+          metric_lines: number of lines in `metrics.jsonl`. A resumed run checks that no line is missing.
 
         Raises:
           BertjaxError: this save or the previous one failed, for example on a full disk.
@@ -175,7 +175,7 @@ class Checkpoints:
             action()
         except BertjaxError:
             raise
-        except Exception as error:  # Orbax passes on any exception of the storage below it.
+        except Exception as error:  # Orbax re-raises any exception of the storage.
             if is_collective_error(error):
                 raise
             raise BertjaxError(
@@ -186,29 +186,29 @@ class Checkpoints:
     def _last_complete(self) -> str:
         try:
             steps = [step for step in self._manager.all_steps() if is_complete(self.path(step))]
-        except Exception:  # The storage that failed to save may fail to list as well.
-            return "the last good one is unknown, since they cannot be listed"
-        return f"the last good one is {self.path(max(steps))}" if steps else "there is no earlier one"
+        except Exception:  # A storage failure may affect listing, too.
+            return "the last good checkpoint is unknown, because the directory cannot be listed"
+        return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no earlier checkpoint exists"
 
     def restore_latest(self, abstract: TrainState) -> TrainState | None:
-        """Restores the newest undamaged checkpoint; moves damaged ones to `workdir/damaged_checkpoints`.
+        """Restores the newest undamaged checkpoint, and moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
         Args:
           abstract: shapes, dtypes and shardings of the state.
 
         Returns:
-          The state, or None if the workdir never had a checkpoint.
+          The restored state. None if the workdir never contained a checkpoint.
 
         Raises:
-          BertjaxError: all checkpoints are damaged, or the newest one belongs to another model or cannot be read for
-            another reason than damage.
+          BertjaxError: all checkpoints are damaged, the newest undamaged one belongs to another model, or the storage
+            is unavailable.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
                 changes = self._differences(step, abstract)
                 state = None if changes else self._restore(step, abstract)
-            except Exception as error:  # Damage surfaces as any exception of Orbax and the layers below it.
+            except Exception as error:  # Damaged files may raise any exception of Orbax or its dependencies.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
                 logger.info(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); moved to {aside}")
@@ -229,7 +229,7 @@ class Checkpoints:
         return None
 
     def _differences(self, step: int, abstract: TrainState) -> list[str]:
-        """Lists how model and arrays of a step differ from those of this run, for example by a new metric."""
+        """Lists the differences in model and arrays between a saved step and this run, such as a new metric."""
         metadata = read_metadata(self.path(step))
         saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
         return differences(saved, {**self._model, "arrays": array_shapes(abstract)})
@@ -268,15 +268,15 @@ def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
 
 
 def resolve_path(path: str | Path) -> epath.Path:
-    """Returns the absolute path with symbolic links resolved; a URL is returned unchanged."""
+    """Returns the absolute path with symbolic links resolved. Returns URLs unchanged."""
     return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(os.path.expanduser(path)))
 
 
 def resolve_checkpoint_path(path: str | Path) -> epath.Path:
-    """Resolves the path of a workdir or of a checkpoint in it to one that Orbax can read and write.
+    """Resolves the path of a workdir or checkpoint, and checks that Orbax supports it.
 
     Raises:
-      UsageError: Orbax would not find checkpoints at this path.
+      UsageError: Orbax does not support the address or a character of the path.
     """
     if is_remote(path) and not str(path).startswith("gs://"):
         raise UsageError(f"unsupported address of a checkpoint: {path}; use a local path or gs://")
@@ -295,7 +295,7 @@ def find_checkpoint(path: str | Path) -> epath.Path:
       path: a workdir, its `checkpoints` directory, or a step's directory.
 
     Returns:
-      The step's directory. For a workdir: the step with the highest score, or the newest if none has a score.
+      The step's directory. Among several steps, the one with the highest score, or the newest if no step has a score.
 
     Raises:
       UsageError: there is no checkpoint.
@@ -315,13 +315,15 @@ def find_checkpoint(path: str | Path) -> epath.Path:
             if steps:
                 best = max(steps, key=lambda step: (_score_or_minus_infinity(step), int(step.name)))
                 if not (best / "params").exists():
-                    raise BertjaxError(f"checkpoint {best} is damaged: no params; choose another one in {directory}")
+                    raise BertjaxError(
+                        f"checkpoint {best} is damaged: it lacks params; choose another one in {directory}"
+                    )
                 return best
-    raise UsageError(f"no checkpoint at {path}; give a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
+    raise UsageError(f"no checkpoint at {path}; use a workdir or a directory like WORKDIR/{CHECKPOINTS}/1000")
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
-    """Returns whether a step's directory was saved completely; a local one gets its name only then."""
+    """Returns whether a step's save is complete. Local saves get the step's name only when complete."""
     return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
 
 
@@ -331,7 +333,7 @@ def _score_or_minus_infinity(checkpoint: epath.Path) -> float:
 
 
 def saved_fingerprint(checkpoint: epath.Path) -> str:
-    """Returns the fingerprint of a checkpoint's parameters: 16 hexadecimal digits that change with any bit."""
+    """Returns the fingerprint of a checkpoint's parameters, a hash of 16 hexadecimal digits."""
     return read_metadata(checkpoint).fingerprints["params"]
 
 

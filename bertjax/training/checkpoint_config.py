@@ -1,4 +1,4 @@
-"""Configs of experiment files and of checkpoints."""
+"""Functions that load the configs of experiments and of checkpoints."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` arguments.
-      start: checkpoint whose architecture and vocabulary the config adopts (default: None).
+      start: checkpoint that provides architecture and vocabulary (default: None, the experiment's own).
 
     Raises:
       UsageError: the config is invalid, or the checkpoint does not exist.
@@ -35,7 +35,7 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
         raise UsageError(
-            f"the config of {experiment.partition(':')[0]} has no `data` or no `model`; start from a config of "
+            f"the config of {experiment.partition(':')[0]} lacks `data` or `model`; start from a config of "
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
@@ -68,7 +68,7 @@ def _is_set(name: str, overrides: Sequence[str]) -> bool:
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Sets `config.data.labels` to the labels of a checkpoint's output layer, and returns the config."""
+    """Sets `config.data.labels` to the label file of a checkpoint, if there is one, and returns the config."""
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if "labels" in config.data and file.exists():
         config.data.labels = str(file)
@@ -80,21 +80,23 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
     if "eval_split" not in config.data:
-        raise UsageError(f"the task {config.task} has no predictions; use a checkpoint of another task")
+        raise UsageError(f"the task {config.task} does not make predictions; use a checkpoint of another task")
     config.data.eval_split = split
     return config
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
-    """Returns the model config of a checkpoint: the saved architecture, and the layout from the workdir's config.
+    """Returns the model config of a checkpoint: the saved architecture, and other fields of the workdir's config.
 
-    The attention implementation is set to `auto`, since devices and row lengths may differ from those in training.
+    The attention implementation is set to `auto`, since devices and row lengths may differ from training.
     """
     config = checkpoint_config(checkpoint, [])
     try:
         return ModelConfig(**{**config.model, **vars(saved_architecture(checkpoint)), "attention": "auto"})
     except TypeError as error:
-        raise UsageError(f"{workdir_of(checkpoint) / CONFIG} has no valid model: {error}; restore the file") from error
+        raise UsageError(
+            f"{workdir_of(checkpoint) / CONFIG} contains no valid model: {error}; restore the file"
+        ) from error
 
 
 def _make_absolute(data: ConfigDict) -> None:

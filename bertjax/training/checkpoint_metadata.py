@@ -16,7 +16,7 @@ from bertjax.model.heads import model_kind
 from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
 
-# Errors of memory, storage or network, which do not mean that the checkpoint's files are damaged.
+# Errors of memory, storage or network. They do not mean that the files of a checkpoint are damaged.
 _UNAVAILABLE = re.compile(
     "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
 )
@@ -36,13 +36,13 @@ class CheckpointMetadata:
     """Metadata of a checkpoint, stored as JSON next to the arrays.
 
     Attributes:
-      step: training step; 0 for a converted checkpoint.
-      model: kind of model, the argument of `bertjax.model.heads.build_model`.
+      step: training step (0: converted checkpoint).
+      model: kind of model, as `bertjax.model.heads.model_kind` returns it.
       architecture: fields of `Architecture`.
-      fingerprints: fingerprint of each array item, `params` and `training`.
-      arrays: dtype and shape of each array of the train state, by name (default: {}, a converted checkpoint).
+      fingerprints: hash of the arrays of each item, `params` and `training`.
+      arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).
       score: evaluation score, higher is better (default: None, no score).
-      metric_lines: lines of `metrics.jsonl` written before the checkpoint (default: None, unknown).
+      metric_lines: number of lines in `metrics.jsonl` before the checkpoint (default: None, unknown).
     """
 
     step: int
@@ -73,12 +73,12 @@ class CheckpointMetadata:
 
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Returns the fields `model` and `architecture` of a model's metadata."""
+    """Returns the metadata fields `model` and `architecture` for a model."""
     return {"model": model_kind(model), "architecture": dataclasses.asdict(model.config.architecture)}
 
 
 def array_shapes(tree: Any) -> dict[str, str]:
-    """Returns name -> dtype and shape, such as `float32[2,3]`, of all arrays of a tree."""
+    """Returns dtype and shape of each array of a tree by name, such as `float32[2, 3]`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype.name}{list(leaf.shape)}"

@@ -14,15 +14,15 @@ from bertjax.training.state import TrainState
 
 
 class DivergenceError(BertjaxError):
-    """A loss or gradient that diverged or is not finite."""
+    """Diverged loss, or loss or gradient that is not finite."""
 
-    # Loss and gradients are replicated.
+    # All hosts raise this error, because loss and gradients are replicated.
     on_all_hosts = True
 
 
 @contextlib.contextmanager
 def name_last_checkpoint(checkpoints: Checkpoints) -> Iterator[None]:
-    """Adds the last good checkpoint and advice to the message of a `DivergenceError` that the block raises."""
+    """Adds the last good checkpoint and advice to the message of a `DivergenceError` raised in the block."""
     try:
         yield
     except DivergenceError as error:
@@ -37,7 +37,7 @@ def name_last_checkpoint(checkpoints: Checkpoints) -> Iterator[None]:
 
 
 def check_step(state: TrainState) -> None:
-    """Raises if any step had a loss or gradient that is not finite; waits for the steps in flight."""
+    """Waits for the steps in flight, and raises if a loss or gradient of any step was not finite."""
     bad_step = int(jax.device_get(state.bad_step))
     if bad_step >= 0:
         raise DivergenceError(f"the loss or gradient of step {bad_step:,} is not finite")
@@ -50,13 +50,13 @@ def check_evaluation(values: dict[str, float], step: int) -> None:
 
 
 def check_loss(loss: float, first_loss: float, step: int, factor: float) -> None:
-    """Raises if the training loss exceeds `factor` times the first logged one."""
+    """Raises if the training loss exceeds `factor` times the first logged loss."""
     if loss > factor * first_loss:
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g}, first logged {first_loss:.4g}")
 
 
 def check_data(task: Task, *, wait: bool) -> None:
-    """Raises on all hosts if any of them found its data damaged; with `wait`, after all data is verified."""
+    """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
 
     def check() -> None:
         try:

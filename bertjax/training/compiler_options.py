@@ -9,10 +9,10 @@ CompilerOptions = dict[str, bool | int | str]
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of the TPU compiler.
+    """Option of the TPU compiler.
 
     Attributes:
-      name, value: name and value in XLA.
+      name, value: XLA's name of the option, and its value.
       multislice: whether to set the option only if the mesh has several slices.
       reason: effect of the option.
     """
@@ -46,7 +46,7 @@ TPU_OPTIONS = (
 
 
 def compiler_options(mesh: Mesh) -> CompilerOptions | None:
-    """Returns the options for train steps on a mesh, or None for XLA's defaults."""
+    """Returns the compiler options for train steps on a mesh. Returns None, XLA's defaults, except on TPU."""
     devices = list(mesh.devices.flat)
     if devices[0].platform != "tpu":
         return None
@@ -55,7 +55,7 @@ def compiler_options(mesh: Mesh) -> CompilerOptions | None:
 
 
 def quick_compilation(mesh: Mesh) -> CompilerOptions | None:
-    """Returns options for faster compilation of programs that run only once or twice, or None for XLA's defaults.
+    """Returns options that speed up the compilation of programs that run once or twice. Returns None except on CPU.
 
     On CPU, the forward pass of BASE compiles in a quarter of the time and runs 10 % slower.
     """

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None) -> dict[str, float]:
-    """Returns all evaluation metrics.
+    """Evaluates parameters on a task and returns all metrics.
 
     Args:
       task: task with evaluation data.
@@ -49,7 +49,7 @@ def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] 
 def predict(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Returns the means of the metric sums, with their total loss, and the outputs of all batches in order."""
+    """Returns mean metrics, including the total loss, and the outputs of all evaluation batches in order."""
     eval_step = make_eval_step(task.objective, mesh)
     names = task.objective.metrics
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
@@ -59,7 +59,7 @@ def predict(
         for batch in task.eval_batches(data_shard(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
-            # Fetch the previous outputs while this batch is computed; the devices could not hold all of them.
+            # Fetch the previous outputs while this batch is computed, because all outputs may not fit on the devices.
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()
@@ -67,13 +67,13 @@ def predict(
 
 
 def add_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Returns the values with `loss`, the sum of the losses among them, if there are any."""
+    """Returns the metrics with an additional `loss`, the sum of the objective's losses, if they contain any loss."""
     losses = [values[name] for name in objective.losses if name in values]
     return {**values, "loss": sum(losses)} if losses else values
 
 
 def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
-    """Returns the evaluation metrics of a checkpoint, and logs the results by class.
+    """Returns the evaluation metrics of a checkpoint, and logs the metrics of each class.
 
     Raises:
       UsageError: the checkpoint does not fit the model of the task, or the examples have no labels.
@@ -87,19 +87,20 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     values = task.evaluate(means, outputs)
     task.check_data(wait=True)
     if not math.isfinite(values.get("loss", 0.0)):
-        raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint beside it")
+        raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint")
     return values
 
 
 def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
-    """Loads the parameters of a checkpoint that was trained for the task."""
+    """Builds the mesh, and loads the parameters of a checkpoint that was trained for the task."""
     mesh = make_mesh(task.config.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
     saved, expected = read_metadata(checkpoint).model["kind"], model_kind(task.objective.model)["kind"]
     if saved != expected:
         raise UsageError(
-            f"{checkpoint} has a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint of the task"
+            f"{checkpoint} contains a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint "
+            "of the task"
         )
     for note in task.notes:
         logger.info(note)
@@ -115,7 +116,7 @@ def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
 
 
 def abstract_params(objective: Objective, config: MeshConfig = MeshConfig()) -> Any:  # noqa: B008 - frozen
-    """Returns shapes, dtypes and shardings of the parameters on a mesh over the devices of this host."""
+    """Returns shapes, dtypes and shardings of the parameters on the mesh of a config."""
     boxed = jax.eval_shape(objective.init_params, jax.random.key(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -128,18 +129,18 @@ def check_labeled(task: Task) -> None:
     """Raises a UsageError if the evaluation examples have no labels."""
     if task.unlabeled_source:
         raise UsageError(
-            f"{task.unlabeled_source} has no labels, so there are no metrics; use `bertjax predict`, or evaluate the "
-            "dev set with --config.data.eval_split=dev"
+            f"{task.unlabeled_source} contains no labels, so there are no metrics; use `bertjax predict`, or evaluate "
+            "the dev set with --config.data.eval_split=dev"
         )
 
 
 def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
-    """Raises a UsageError if a batch does not split over the data shards and micro-batches."""
+    """Raises a UsageError if a batch is not divisible by data shards times micro-batches."""
     shards = batch_shards(mesh)
     for batch_size in task.batch_sizes:
         if batch_size % (shards * grad_accum_steps):
             raise UsageError(
                 f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
-                f"micro-batches; use a multiple of {shards * grad_accum_steps} for config.data.batch_size (divided by "
-                "data.examples_per_row, and smaller in a long phase with keep_tokens_per_batch)"
+                f"micro-batches; use a multiple of {shards * grad_accum_steps} for config.data.batch_size (rows "
+                "= examples / data.examples_per_row; a long phase with keep_tokens_per_batch has fewer rows)"
             )

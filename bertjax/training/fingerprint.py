@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _SLICE_BYTES = 16 << 20
-# Number of independent 32-bit sums, each with different seeds.
+# Lanes: number of independent 32-bit sums, each with a different seed.
 _LANES = 2
 # Smaller arrays are hashed with NumPy, which needs no compilation.
 _SMALL_BYTES = 1 << 20
@@ -62,14 +62,14 @@ def _digits(sums: np.ndarray) -> str:
 
 
 def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yields each array with its seeds, uint32 [lanes], which depend on its name, shape and dtype."""
+    """Yields seeds, uint32 [lanes], and array. The seeds depend on the array's name, shape and dtype."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)} {leaf.dtype.name}"
         digest = hashlib.blake2b(name.encode(), digest_size=4 * _LANES).digest()
         yield np.frombuffer(digest, "<u4").astype(np.uint32), leaf
 
 
-# Jit per array rather than per tree, since parameters, moments and other models have mostly the same shapes.
+# Jit per array rather than per tree, so that arrays of one shape, such as a kernel and its moments, compile once.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
     """Returns the sums, uint32 [lanes], of an array, or of a slice that starts at element `first`."""

@@ -1,8 +1,8 @@
 """Frozen parameters, by layer and by name. They have no gradient, update or optimizer state.
 
-Parameters with LAYERS in their path contain all layers, stacked on a leading axis, lowest layer first. Freezing some
-layers splits the stack. `optax.multi_transform` and `optax.set_to_zero` cannot do this: they mask entire arrays, so
-frozen layers would still have gradients and moments.
+Arrays with LAYERS in their path are stacks: they contain all layers on a leading axis, lowest layer first. Freezing
+some layers splits each stack. `optax.multi_transform` and `optax.set_to_zero` cannot do this: they mask entire arrays,
+so frozen layers would still have gradients and moments.
 """
 
 import math
@@ -18,10 +18,10 @@ from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS
 
 
 class Frozen(NamedTuple):
-    """Parameters that are not trained.
+    """Selection of the parameters that are not trained.
 
     Attributes:
-      layers: number of lowest layers.
+      layers: number of lowest encoder layers.
       names: paths of parameters or modules, such as `encoder/embeddings`.
     """
 
@@ -29,11 +29,11 @@ class Frozen(NamedTuple):
     names: tuple[str, ...] = ()
 
     def matches(self, path: Sequence[str]) -> bool:
-        """True if a parameter is frozen by its name."""
+        """Returns True if a parameter, or a module that contains it, is frozen by name."""
         return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
 
     def select(self, params: Any) -> Any:
-        """Returns the trainable part of the parameters, boxed or not; of a stack, its upper layers."""
+        """Returns the trainable parameters, boxed or not. Stacks are cut to the layers that are not frozen."""
         trained = {}
         for path, leaf in flatten_dict(params).items():
             if self.matches(path):
@@ -46,9 +46,9 @@ class Frozen(NamedTuple):
         return unflatten_dict(trained)
 
     def model_params(self, params: Any, trained: Any) -> Any:
-        """Returns all parameters as input of the model, with the trainable parameters from `trained`.
+        """Returns the parameters to apply the model with: trainable ones from `trained`, frozen ones from `params`.
 
-        Frozen layers form a separate stack, through which no gradient flows.
+        Frozen layers form a separate stack without gradients.
         """
         if self == Frozen():
             return trained
@@ -63,7 +63,7 @@ class Frozen(NamedTuple):
         return unflatten_dict(merged)
 
     def write_back(self, params: Any, trained: Any) -> Any:
-        """Returns `params` with the trainable part replaced by `trained`. Frozen parameters are bitwise unchanged."""
+        """Returns `params` with trainable parameters replaced by `trained`. Frozen parameters are bitwise unchanged."""
         if self == Frozen():
             return trained
         updated = flatten_dict(params)

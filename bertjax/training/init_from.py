@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
+    """Returns a copy of a config with a checkpoint's architecture. An unset vocabulary becomes the checkpoint's.
 
     Raises:
       UsageError: the config sets an architecture field to a different value.
@@ -28,13 +28,13 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
     for name, saved in vars(saved_architecture(checkpoint)).items():
         configured = config.model.get(name)
         if name == "vocab_size" and not configured:
-            # The vocabulary determines its size, and `check_vocabulary` compares the vocabularies.
+            # The data determines the vocabulary size, and `check_vocabulary` compares the vocabularies.
             continue
         # The checkpoint's padding of the token table overrides the config, because it determines the table's shape.
         if configured is not None and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= and "
-                f"config.model.{name} out, or use the checkpoint's value"
+                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; omit size= and "
+                f"config.model.{name}, or use the checkpoint's value"
             )
         config.model[name] = saved
     if "vocabulary" in config.data and not config.data.vocabulary:
@@ -43,7 +43,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
-    """Raises a UsageError if the vocabulary of a checkpoint differs from that of the task's data."""
+    """Raises a UsageError if the vocabularies of a checkpoint and of the task's data differ."""
     file = workdir_of(checkpoint) / ENTRY
     if ENTRY not in task.workdir_files or not file.exists():
         return
@@ -51,7 +51,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
     saved = workdir_vocabulary(workdir_of(checkpoint)).sha256
     if saved != expected:
         raise UsageError(
-            f"the vocabulary of {checkpoint} differs from that of the data (SHA-256 {saved[:12]} and "
+            f"the vocabulary of {checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
             f"{expected[:12]}); prepare the data with {file.parent / read_json(file)['file']}"
         )
 
@@ -60,11 +60,11 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     """Raises a UsageError if the output layer of a checkpoint was trained for a different task, even if shapes match.
 
     Args:
-      task: task that the output layer is evaluated on.
+      task: task to evaluate.
       checkpoint: directory of a step.
 
     Returns:
-      The index of the output for each label of the task, or [] if outputs and labels have the same order.
+      For each label of the task, the index of its output. [] if outputs and labels have the same order.
     """
     layer = read_output_layer(workdir_of(checkpoint))
     if OUTPUT_LAYER not in task.workdir_files or layer is None:
@@ -74,28 +74,28 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
         for field in ("output", "labels"):
             if saved[field] != expected[field]:
                 raise UsageError(
-                    f"the output layer of {checkpoint} has {field} {_quoted(saved[field])}, but the config has "
-                    f"{_quoted(expected[field])}; use a checkpoint fine-tuned for this task"
+                    f"the output layer of {checkpoint} was trained with {field} {_quoted(saved[field])}, but the "
+                    f"config uses {_quoted(expected[field])}; use a checkpoint fine-tuned for this task"
                 )
         return []
-    # The output layer of a converted checkpoint does not name a task, so compare its kind.
+    # The output layer of a converted checkpoint does not name its task, so compare the kinds of labels.
     if (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         raise UsageError(
-            f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; set "
-            f"kind={MULTILABEL} for several labels per text, and only for those"
+            f"the output layer of {checkpoint} is for {saved['kind']}, but the config is for {expected['output']}; use "
+            f"kind={MULTILABEL} if a text can have several labels, and another kind otherwise"
         )
     return _output_order(saved["labels"], expected["labels"], checkpoint)
 
 
 def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
-    """Returns the index of the output for each label, by name, or by position if no name matches."""
+    """Returns the index of the output for each label, matched by name. Returns [] to use outputs in their order."""
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
     if len(saved) != len(labels) or {*saved_names} & {*names}:
         raise UsageError(
-            f"the output layer of {checkpoint} has labels {_quoted(saved)}, but the config has {_quoted(labels)}; "
-            "use a checkpoint fine-tuned for these labels"
+            f"the output layer of {checkpoint} was trained with labels {_quoted(saved)}, but the config uses "
+            f"{_quoted(labels)}; use a checkpoint fine-tuned for these labels"
         )
     logger.info(f"outputs {_quoted(saved)} of {checkpoint} are used as labels {_quoted(labels)}, in this order")
     return []

@@ -1,7 +1,7 @@
 """Writers of a run's metrics: JSON Lines, TensorBoard, and experiment trackers.
 
-`metrics.jsonl` contains only values that do not depend on the clock, so that it is identical whether or not a run was
-killed and resumed. Speeds are in `timing.jsonl`.
+`metrics.jsonl` contains only values that do not depend on the clock. So a run that was killed and resumed writes the
+same file as an uninterrupted run. Speeds are in `timing.jsonl`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bertjax.utils.io import is_remote, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-# Object storage cannot append, so files are rewritten, at most once in this number of seconds.
+# Minimum seconds between rewrites of a file in object storage, which cannot append to files.
 _REWRITE_SECONDS = 60.0
 
 
@@ -33,14 +33,14 @@ class MetricsWriter(Protocol):
         """Writes the values of a step."""
 
     def flush(self) -> None:
-        """Makes everything written so far durable."""
+        """Writes all buffered values to storage."""
 
     def close(self) -> None:
         """Flushes and releases the destination."""
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """Returns the objects with a `step` in a JSON Lines file. Skips lines that are incomplete because of a kill."""
+    """Reads the objects with a `step` from a JSON Lines file. Skips lines that a killed process left incomplete."""
     if not path.exists():
         return []
     lines = []
@@ -55,7 +55,7 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 class JsonlWriter:
-    """Writer that appends a line per step to a JSON Lines file. On object storage, lines are written by `flush`.
+    """Writer that appends a line per step to a JSON Lines file. In object storage, `flush` rewrites the file.
 
     Attributes:
       num_lines: number of lines in the file.
@@ -136,7 +136,7 @@ class _LocalEventFile:
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # TensorBoard reads files in the order of their names. Nanoseconds order attempts that start in one second.
+        # TensorBoard reads files in the order of their names. Nanoseconds order files created within one second.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter(open(workdir / name, "xb"))  # noqa: SIM115 - closed in `close`
@@ -161,7 +161,7 @@ class TrackerWriter:
 
         Args:
           name: `wandb` or `trackio`.
-          workdir: workdir, whose path names the tracker's run, so that a resumed run continues it.
+          workdir: workdir of the run. Its path names the tracker's run, so that a resumed run continues there.
           config: config of the run.
         """
         try:

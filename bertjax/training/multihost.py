@@ -26,7 +26,7 @@ T = TypeVar("T")
 _PROCESS_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # Google Cloud's default firewall rules allow this port, but not JAX's default port 8482 (jax#35905).
 _DEFAULT_PORT = 8476
-# Messages of failed collectives contain these words: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
+# Words in the messages of failed collectives: gloo on CPUs, NCCL on GPUs, and JAX's coordination service.
 _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
 _LOCAL_FIELDS = tuple(
@@ -60,7 +60,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
     """
     if jax.distributed.is_initialized():
         return
-    if config.coordinator_port or "SLURM_JOB_ID" not in os.environ:  # Slurm's port depends on the job's id.
+    if config.coordinator_port or "SLURM_JOB_ID" not in os.environ:  # JAX derives Slurm's port from the job ID.
         os.environ.setdefault("JAX_COORDINATOR_PORT", str(config.coordinator_port or _DEFAULT_PORT))
     options: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,
@@ -94,7 +94,7 @@ def _processes_from_environment() -> dict[str, Any]:
 
 
 def raise_on_all_hosts(check: Callable[[], None]) -> None:
-    """Runs a check on every process. An error on one process is raised on all, so that no process waits forever.
+    """Runs a check on every process. Raises the error of one process on all, so that no process waits forever.
 
     Args:
       check: function that raises a BertjaxError if the check fails.
@@ -148,12 +148,12 @@ def assert_same_run(description: dict[str, Any]) -> None:
     """Raises on all processes if the config or the data of a process differs from those of process 0.
 
     Args:
-      description: JSON values that identify a run; its paths and timeouts may differ.
+      description: JSON values that identify a run. Paths and timeouts in it may differ between processes.
 
     Raises:
       UsageError: config or data differ. The message names the fields.
     """
-    # Convert tuples to lists, because the description of host 0 has been through JSON.
+    # Convert tuples to lists, because the description of host 0 is sent as JSON.
     description = json.loads(json.dumps(description))
     expected = broadcast_from_host0(lambda: description)
     changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]

@@ -27,7 +27,7 @@ from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
 
 logger = logging.getLogger(__name__)
 
-# Orbax buffers an entire file in memory before writing it, so files are small.
+# Target size of files. It is small, because Orbax buffers an entire file in memory before writing it.
 _FILE_BYTES = 4 << 20
 
 
@@ -44,8 +44,8 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
       A tree like `target`.
 
     Raises:
-      UsageError: there is no checkpoint, a shape differs, or a parameter is missing in the checkpoint and only a shape
-        in `target`.
+      UsageError: there is no checkpoint, a shape differs, or the checkpoint lacks a parameter for which `target`
+        contains only a shape.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
@@ -60,9 +60,9 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
                 )
         new, unused = sorted(leaves.keys() - restored), sorted(saved.keys() - restored)
         if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
-            raise UsageError(f"{checkpoint} has no parameters {listed(missing)}; use a checkpoint of the same model")
+            raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
         _log_usage(checkpoint, restored, new, unused)
-        # Restore unused arrays as well, for the fingerprint. They need a sharding for the devices of this machine.
+        # Restore unused arrays as well, because the fingerprint covers them. They need a sharding for these devices.
         first = getattr(next(iter(leaves.values())), "sharding", None)
         replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
         shardings = {
@@ -94,7 +94,7 @@ def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -
 
 
 def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
-    """Restores all parameters of a checkpoint by path, as NumPy arrays."""
+    """Restores all parameters of a checkpoint, as NumPy arrays by path."""
     params = {}
     with _open_params(checkpoint) as (checkpointer, saved):
         # Restore one array at a time, because Orbax needs memory for two copies of all arrays restored in one call.
@@ -127,7 +127,7 @@ def save_params(
         architecture=dataclasses.asdict(architecture),
         fingerprints={"params": fingerprint_on_host(tree)},
     )
-    # By default, Orbax copies all arrays first and buffers up to 2 GiB.
+    # Save memory: by default, Orbax copies all arrays first and buffers up to 2 GiB.
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
         (jax.Array, ocp.type_handlers.ArrayHandler()),
@@ -144,7 +144,7 @@ def save_params(
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested dictionary of values by path, such as `encoder/pooler/bias`."""
+    """Converts values by path, such as `encoder/pooler/bias`, to a nested dictionary."""
     tree: dict[str, Any] = {}
     for name, leaf in flat.items():
         *parents, last = name.split("/")
@@ -197,7 +197,7 @@ def _restore_all(
 
 
 def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
-    """Logs which parameters are restored, new and ignored, unless the model equals the checkpoint's."""
+    """Logs which parameters are restored, new and ignored, if model and checkpoint have different parameters."""
     if new or unused:
         modules = Counter(name.split("/")[0] for name in restored)
         counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))

@@ -11,7 +11,7 @@ from bertjax.utils.io import atomic_file
 
 # Prefix of evaluation metrics in `metrics.jsonl`.
 HELD_OUT = "eval_"
-# Maximum numbers of classes for which names and counts are legible.
+# Maximum numbers of classes for which a confusion matrix shows legible names and counts.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
@@ -19,9 +19,9 @@ def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
     """Plots losses and scores against tokens seen, with thin lines for training and thick lines for evaluation.
 
     Args:
-      lines: objects of `metrics.jsonl`; those without `tokens` are skipped.
+      lines: objects of `metrics.jsonl`. Objects without `tokens` are skipped.
       path: PNG file, written atomically.
-      score: metric of the right panel; "" plots all accuracies.
+      score: metric of the right panel ("": all accuracies).
     """
     # The import takes half a second. A Figure without pyplot needs no display.
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
 
 
 def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str]]]:
-    # Returns pairs of a title and the names of its metrics.
+    """Returns the title and metric names of each panel."""
     names = list(dict.fromkeys(name.removeprefix(HELD_OUT) for line in lines for name in line))
     losses = [name for name in names if name == "loss" or name.endswith("_loss")]
     if score:
@@ -57,7 +57,7 @@ def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str
 
 
 def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None:
-    """Plots a confusion matrix for each evaluation set. Colors are relative to the number of rows of each label.
+    """Plots a confusion matrix for each evaluation set. Colors show counts as fractions of each label's total.
 
     Args:
       reports: reports with confusion matrices, by panel title.

@@ -1,4 +1,4 @@
-"""Ends of a run before its last step: stop requests by signals, and a watchdog for hanging processes."""
+"""Early ends of a run: stop requests by signals, and a watchdog for hanging processes."""
 
 import contextlib
 import faulthandler
@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def stop_requests() -> Iterator[Callable[[int], bool]]:
     """Handles SIGTERM, SIGINT and SIGHUP while the context is open; a second SIGINT raises KeyboardInterrupt.
 
-    With several processes, JAX's preemption service owns SIGTERM and makes all processes stop at the same step.
+    With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
 
     Yields:
       A function that takes the step that was just finished and returns whether training should save and stop.
@@ -41,7 +41,7 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
         if not is_alone:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # `nohup` ignores SIGHUP.
+    # Leave ignored signals alone, such as SIGHUP under `nohup`.
     signals = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     if not is_alone:
         signals.remove(signal.SIGTERM)
@@ -60,10 +60,10 @@ _CHECKS_PER_INTERVAL = 20
 def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
     """Prints the stack of every thread and exits with code 43 if there is no heartbeat for `hang_seconds`.
 
-    A process that waits for a stuck host would wait forever (jax#38503).
+    Without a watchdog, a process would wait forever for a stuck host (jax#38503).
 
     Args:
-      hang_seconds: longest time without a heartbeat (0: no limit).
+      hang_seconds: maximum seconds without a heartbeat (0: no limit).
 
     Yields:
       The heartbeat: a function to call after every step, evaluation batch and save.

@@ -56,7 +56,7 @@ class StepProfiler:
         if self._is_tracing:
             self._stop()
         elif self._steps and not self._has_traced:
-            logger.warning(f"no profile: the run had no step {self._steps.start} to {self._steps.stop - 1}")
+            logger.warning(f"saved no profile: the run did not execute step {self._steps.start}")
 
     def _stop(self) -> None:
         self._is_tracing = False

@@ -34,7 +34,7 @@ from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
 
-# Drawing takes as long as the evaluation of a small model.
+# Minimum interval, because drawing takes as long as the evaluation of a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
 
 
@@ -42,7 +42,7 @@ class Progress:
     """Logs and records the steps and evaluations of a run; host 0 writes the files.
 
     Attributes:
-      first_loss: first training loss that was logged, in this attempt or an earlier one.
+      first_loss: first logged training loss, including the time before the run was resumed (None: none yet).
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Progress:
 
     @property
     def metric_lines(self) -> int:
-        """Number of lines in `metrics.jsonl` (0 on other hosts than the first)."""
+        """Number of lines in `metrics.jsonl` (0 on all hosts except host 0)."""
         return self._jsonl.num_lines if self._jsonl else 0
 
     def flush(self) -> None:
-        """Flushes all lines to storage, so that a run resumed from the next checkpoint has all of them."""
+        """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint."""
         for writer in self._metric_writers:
             writer.flush()
 
@@ -113,7 +113,7 @@ class Progress:
             self._paused_seconds += time.monotonic() - start
 
     def step_done(self, step: int, device_step: jax.Array) -> None:
-        """Advances the progress bar; waits for the first step, whose compilation is excluded from the speed."""
+        """Advances the progress bar. Waits for the first step, because the speed excludes its compilation."""
         self._bar.update()
         if self._compiling:
             jax.block_until_ready(device_step)
@@ -127,7 +127,7 @@ class Progress:
 
         Args:
           step: number of steps done.
-          values: means of the metrics; TOKEN_FRACTION and ATTENTION_FRACTION are among them.
+          values: mean metrics, including TOKEN_FRACTION and ATTENTION_FRACTION.
         """
         if self.first_loss is None:
             self.first_loss = values.get("loss")
@@ -153,7 +153,7 @@ class Progress:
         self._write(self._timing_writers, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, token_fraction: float) -> None:
-        """Logs an evaluation and redraws the curves from time to time.
+        """Logs an evaluation, and redraws the curves at most every 30 seconds.
 
         Args:
           step: number of steps done.
@@ -171,7 +171,7 @@ class Progress:
             self._drawn_at = time.monotonic()
 
     def plot_curves(self) -> None:
-        """Draws `curves.png` from all lines; one line is a point, not a curve."""
+        """Draws `curves.png` if `metrics.jsonl` contains at least two lines."""
         lines = read_lines(self._workdir / METRICS)
         if self._jsonl and len(lines) > 1:
             plot_curves(lines, self._workdir / CURVES, self._task.best_metric)
@@ -209,8 +209,8 @@ class Progress:
         saved = read_metadata(self._workdir / CHECKPOINTS / str(step)).metric_lines if step else None
         if saved is not None and self.metric_lines < saved and self._jsonl:
             logger.info(
-                f"{self._workdir / METRICS} has {self.metric_lines:,} of {saved:,} lines up to step {step:,}: "
-                f"{saved - self.metric_lines:,} are truncated or missing, in the file and in the curves"
+                f"{self._workdir / METRICS} contains {self.metric_lines:,} of {saved:,} lines up to step {step:,}: "
+                f"{saved - self.metric_lines:,} are truncated or missing, also in the curves"
             )
 
     def _write(self, writers: Sequence[MetricsWriter], step: int, values: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class Progress:
         return {"tokens": self._tokens_at(step, token_fraction), "positions": self._task.cost_before(step).positions}
 
     def _tokens_at(self, step: int, token_fraction: float) -> int:
-        """Returns the tokens of all steps, given their fraction of the positions since the last logged step."""
+        """Returns the number of tokens up to `step`, given the token fraction since the last logged step."""
         cost = self._task.cost_before(step) - self._task.cost_before(self._counted_at)
         return self._tokens + round(token_fraction * cost.positions)
 
@@ -240,13 +240,13 @@ class Progress:
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def _seconds_left(self, step: int) -> float:
-        """Estimates the time left by FLOPs, since later steps may be larger."""
+        """Estimates the time left from the remaining FLOPs, since later steps may be larger."""
         flops = (self._task.cost_before(self._task.total_steps) - self._task.cost_before(step)).flops
         return flops / self._flops_per_second if self._flops_per_second else 0.0
 
 
 class _CompilationTimer:
-    """Seconds of XLA compilation since construction."""
+    """Counter of the seconds that XLA has compiled since construction."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

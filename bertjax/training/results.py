@@ -1,4 +1,4 @@
-"""The result of a finished run: `results.json`, and a table of metrics with the baseline."""
+"""Result of a finished run: `results.json`, and a table of metrics with the baseline."""
 
 import dataclasses
 import json
@@ -32,13 +32,13 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
     try:
         results = read_json_object(file)
         if missing := [name for name in ("config", "data_sha256", *fields) if name not in results]:
-            raise ValueError(f"it has no {missing[0]}")
+            raise ValueError(f"it lacks {missing[0]}")
         if not {"task", "data", "model"} <= results["config"].keys():
-            raise ValueError("its config has no task, data or model")
+            raise ValueError("its config lacks task, data or model")
         return results
     except (OSError, ValueError, AttributeError) as error:
         raise BertjaxError(
-            f"cannot read {file}: {first_line(error)}; remove it and repeat the command that trained"
+            f"cannot read {file}: {first_line(error)}; remove it and train again with the same command"
         ) from error
 
 
@@ -59,7 +59,7 @@ def finish_run(
     values = history.at(best_step)
     if not values and history.last:
         values = history.last
-        logger.info(f"{workdir / METRICS} lacks the evaluation of step {best_step:,}; using the last one")
+        logger.info(f"{workdir / METRICS} lacks the evaluation of step {best_step:,}; using the last evaluation")
     reports = _class_reports(task, mesh, best, state)
     if jax.process_index() == 0:
         baseline = write_results(workdir, task, best, int(state.step), values, reports)
@@ -84,7 +84,7 @@ def write_results(
       checkpoint: the best checkpoint.
       last_step: last trained step.
       values: metrics of the best checkpoint.
-      reports: its class reports, by the suffix of the evaluation set.
+      reports: class reports of the best checkpoint, by the suffix of the evaluation set.
     """
     baseline = task.baseline() if task.eval_every else {}
     results = {
@@ -105,7 +105,7 @@ def write_results(
     with_confusion = {suffix: report for suffix, report in reports.items() if report.confusion is not None}
     if with_confusion:
         plot_confusion(with_confusion, workdir / CONFUSION)
-    # Last, because a run with this file is finished: a run that is killed before writes all of its files again.
+    # Write this file last, because it marks the run as finished. A run killed earlier writes all files again.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     return baseline
 
@@ -116,7 +116,7 @@ def log_results(values: dict[str, float], before: dict[str, float], baseline: di
     Args:
       values: metrics of the best checkpoint.
       before: metrics before the first step ({}: not evaluated).
-      baseline: metrics of the best guess that does not look at the input.
+      baseline: metrics of the best input-independent prediction.
     """
     if not values:
         return

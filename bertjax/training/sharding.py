@@ -1,4 +1,4 @@
-"""The device mesh, and the table that maps logical axis names to its axes."""
+"""Device mesh, and tables that map logical axis names to mesh axes."""
 
 import functools
 import math
@@ -25,8 +25,8 @@ RULES = (
     ("mlp", "tensor"),
     ("vocab", "tensor"),
     ("vocab_part", ("tensor", "fsdp")),
-    # Not sharded: on some meshes, XLA of JAX 0.10 computes a wrong gradient of a LayerNorm over an axis that `tensor`
-    # shards.
+    # `pooled` is not sharded, because on some meshes XLA of JAX 0.10 computes a wrong gradient of a LayerNorm over an
+    # axis that is sharded over `tensor`.
     ("pooled", None),
     ("head", None),
     ("layers", None),
@@ -35,10 +35,10 @@ RULES = (
     ("position", None),
     ("segment", None),
 )
-# Logical axis of an activation -> mesh axis. A batch is sharded over `data` and `fsdp`, so the hidden size is not, and
-# the weights of a layer are all-gathered for its forward and again for its backward pass. The token table is larger
-# than its inputs and outputs, so it stays sharded, and the rows of the devices that share it (`shared_batch`) are
-# gathered.
+# Logical axis of an activation -> mesh axis. A batch is sharded over `data` and `fsdp`, so its hidden size is not
+# sharded. A layer's weights are all-gathered for its forward pass, and again for its backward pass. The token table
+# stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, rows (`shared_batch`) are
+# all-gathered over `fsdp`.
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", None),
@@ -51,7 +51,7 @@ ACTIVATION_RULES = (
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns a mesh with axes `data`, `fsdp` and `tensor` over all devices.
 
-    Neighbors on the mesh are neighbors on the network between the devices. Slices follow each other along `data`.
+    Neighbors on the mesh are neighbors on the network between the devices. Slices are concatenated along `data`.
 
     Args:
       config: sizes of the axes; -1 takes the remaining devices.
@@ -67,13 +67,13 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     known = math.prod(size for size in sizes if size != -1)
     if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise UsageError(
-            f"{shown} does not fit {len(devices)} devices; make their product {len(devices)}, or one of them -1"
+            f"{shown} does not fit {len(devices)} devices; use sizes with the product {len(devices)}, or set one to -1"
         )
     data, *inner = [len(devices) // known if size == -1 else size for size in sizes]
     if data % len(slices):
         raise UsageError(
-            f"{shown} does not fit {len(slices)} slices of {len(slices[0])} devices; make mesh.data={data} a multiple "
-            f"of {len(slices)}"
+            f"{shown} does not fit {len(slices)} slices of {len(slices[0])} devices; use a multiple of "
+            f"{len(slices)} for mesh.data, not {data}"
         )
     try:
         parts = [
@@ -90,11 +90,11 @@ def _devices() -> list[jax.Device]:
         return jax.devices()
     except RuntimeError as error:
         platforms = quoted(jax.config.jax_platforms or "")
-        raise UsageError(f"JAX finds no devices ({first_line(error)}); JAX_PLATFORMS is {platforms}") from error
+        raise UsageError(f"JAX finds no devices ({first_line(error)}); check JAX_PLATFORMS={platforms}") from error
 
 
 def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
-    # The devices of each TPU slice. On other platforms, slices are equal parts of the list.
+    """Returns the devices of each TPU slice. On other platforms, slices are equal parts of the list."""
     if devices[0].platform == "tpu":
         by_slice: dict[int, list[jax.Device]] = {}
         for device in devices:
@@ -143,13 +143,13 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Returns the number of parts into which the rows of a batch are sharded."""
+    """Returns the number of shards of a batch's rows."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 @functools.cache
 def data_shard(mesh: Mesh) -> DataShard:
-    """Returns the parts of every global batch that the devices of this process hold."""
+    """Returns the parts of every global batch that are stored on the devices of this process."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
     return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
@@ -160,7 +160,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     sharding, shard = batch_sharding(mesh), data_shard(mesh)
 
     def put(rows: np.ndarray) -> jax.Array:
-        # JAX cannot infer the global shape from local rows if several processes hold the same part.
+        # JAX cannot infer the global shape from local rows if several processes have the same part.
         global_shape = (len(rows) // len(shard.parts) * shard.count, *rows.shape[1:])
         return jax.make_array_from_process_local_data(sharding, rows, global_shape)
 

@@ -35,9 +35,9 @@ def open_workdir(
     Args:
       task: task of the run.
       path: workdir.
-      init_from: initial checkpoint.
+      init_from: checkpoint with the initial parameters of a new run (None: random).
       abstract: shapes of the train state.
-      stack: closes the checkpoints and releases the lock.
+      stack: exit stack of the run, which closes the checkpoints and releases the lock.
 
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
@@ -73,7 +73,7 @@ def restore_or_init(
     abstract: TrainState,
     optimizer: Optimizer,
 ) -> TrainState:
-    """Resumes the run of the workdir; else initializes the state, with the parameters of `init_from` if given."""
+    """Restores the newest checkpoint of the workdir. Without one, initializes a state, from `init_from` if set."""
     state = checkpoints.restore_latest(abstract)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
@@ -84,7 +84,7 @@ def restore_or_init(
     started_from = workdirs.saved_init_fingerprint(workdir)
     if task.features_fingerprint and task.features_fingerprint != started_from:
         raise UsageError(
-            f"the run of {workdir} started from different parameters than --init_from, so its features differ; give "
+            f"the run of {workdir} started from different parameters than --init_from, so its features differ; use "
             "the checkpoint it started from, or choose another --workdir"
         )
     ignored = "; --init_from is ignored" if init_from else ""
@@ -95,5 +95,5 @@ def restore_or_init(
 
 
 def random_key(seed: int, purpose: str) -> jax.Array:
-    """Returns the random key of a purpose such as "init" or "dropout"; its users fold in the step."""
+    """Derives a random key for a purpose, such as "init" or "dropout", from the seed of the run."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(purpose.encode()))

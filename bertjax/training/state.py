@@ -16,21 +16,21 @@ from bertjax.training.freezing import check_frozen
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import parameter_shardings
 
-# Entries of the metric sums that all objectives have.
+# Metrics that the train step adds to those of the objective.
 _STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that a step changes, and that a checkpoint contains.
+    """Training state: everything that a step changes and a checkpoint contains.
 
     Attributes:
       step: int32 scalar, number of updates.
       params: float32 parameters.
       opt_state: optimizer state of the trainable parameters.
-      sums: metric sums since the last logged step, so that a run resumed between two logged steps logs the same values
-        as an uninterrupted one.
-      bad_step: int32 scalar, the first step with a loss or gradient that is not finite, -1 if none.
+      sums: metric sums since the last logged step. Checkpoints contain them, so that a resumed run logs the same values
+        as an uninterrupted run.
+      bad_step: int32 scalar, the first step with a loss or gradient that is not finite (-1: none).
     """
 
     step: jax.Array
@@ -45,7 +45,7 @@ def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Tr
     """Returns shapes, dtypes and shardings of the state without computing anything.
 
     Raises:
-      UsageError: the optimizer freezes parameters that do not exist, or all of them.
+      UsageError: the optimizer freezes all parameters, or a parameter that does not exist.
     """
     boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
     return jax.tree.map(
@@ -56,7 +56,7 @@ def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Tr
 
 
 def init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh, key: jax.Array) -> TrainState:
-    """Initializes the state on the devices that will hold it."""
+    """Initializes the state directly on the devices, with its shardings."""
     return _make_init(objective, optimizer, mesh)(key)
 
 

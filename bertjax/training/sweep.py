@@ -82,8 +82,8 @@ def sweep(
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` flags of all trials; `config.seed` is the first seed.
-      grid: `FIELD=VALUE,VALUE` items (default: empty, the grid of the experiment).
-      seeds: number of random restarts of each setting.
+      grid: `FIELD=VALUE,VALUE` items (empty: the trials of the experiment).
+      seeds: number of seeds for each setting, which is a trial's fields without the seed.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial.
       make_task: function from a trial's config and `init_from` to the trial's task.
@@ -108,7 +108,7 @@ def sweep(
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Removes fields that the command line sets, and then duplicate trials."""
+    """Removes the fields that the command line sets from all trials, and then removes duplicate trials."""
     fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
     settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
     return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
@@ -138,7 +138,7 @@ def run_sweep(
       (number of trials to run). In addition, `stopped` is true if a signal stopped the sweep.
 
     Raises:
-      UsageError: a config or the data is invalid, or config, data or initialization of a finished trial differ.
+      UsageError: a config or the data is invalid, or a finished trial had another config, data or initialization.
       BertjaxError: all trials failed.
     """
     workdir = resolve(path)
@@ -218,7 +218,7 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder, _FIELDS)))
     except Exception as error:  # Continue after any error, because other trials may succeed.
-        # With several processes, raise an error that only this process has, because the others wait for it.
+        # With several processes, re-raise errors of this process alone, because the other processes wait for it.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
@@ -227,7 +227,7 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
 
 
 def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
-    """Returns the outcome of a finished trial, or None if the trial is not finished.
+    """Returns the outcome of a finished trial. Returns None if the trial is not finished.
 
     Raises a UsageError if the run in the trial's workdir has a different config, or did not start from parameters with
     the fingerprint `start` (empty: random parameters).
@@ -254,7 +254,7 @@ def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, 
     """
     metric = results["selected_by"]
     if metric not in results:
-        raise BertjaxError(f"the results of trial {trial_name(fields)} have no {metric}; remove its {RESULTS}")
+        raise BertjaxError(f"the results of trial {trial_name(fields)} lack {metric}; remove its {RESULTS}")
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
     return {**outcome, "started_from": results["started_from"]}

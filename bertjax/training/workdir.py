@@ -1,4 +1,4 @@
-"""Workdirs: created, locked and checked before the first training step."""
+"""Creation, locking and checks of workdirs before the first training step."""
 
 import contextlib
 import json
@@ -32,9 +32,9 @@ DATA = "data.json"
 RESULTS = "results.json"
 CURVES = "curves.png"
 CONFUSION = "confusion.png"
-# Source of a converted checkpoint.
+# File that describes the source of a converted checkpoint.
 ORIGIN = "origin.json"
-# Workdir of an `--init_from` checkpoint that was converted from another format.
+# Folder of the workdir for an `--init_from` checkpoint that was converted from another format.
 CONVERTED = "init_from"
 _LOCK = ".lock"
 # Fields that may differ when a run resumes, since they do not change the numbers that it computes.
@@ -50,11 +50,11 @@ _RESUMABLE_FIELDS = (
     # These compile the same computation in another way, for machines with other devices or less memory.
     "model.scan_layers",
     "model.remat",
-    # The data is compared by its hash, so that it may move.
+    # Data is compared by its hash, so its path may change.
     *PATH_FIELDS,
 )
 _MAX_SHOWN_DIFFERENCES = 5
-# Files that may be in a new workdir: hidden ones, a converted checkpoint, logs of a shell or a scheduler.
+# Files that a new workdir may contain: hidden files, a converted checkpoint, logs of a shell or a scheduler.
 _ALLOWED_FILES = (".*", CONVERTED, "*.log", "*.out", "*.err")
 
 
@@ -77,7 +77,7 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
       marker: file that identifies an existing workdir, see `check_unrelated_files`.
 
     Raises:
-      UsageError: the path cannot be a workdir, or holds unrelated files.
+      UsageError: the path cannot be a workdir, or contains unrelated files.
       BertjaxError: the workdir cannot be created.
     """
     workdir = resolve(path)
@@ -91,11 +91,11 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
 
 
 def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
-    """Raises if a directory holds files that do not belong to a run, which a run might overwrite.
+    """Raises if a directory contains files other than those of a run, because a run might overwrite them.
 
     Args:
       workdir: directory that may not exist yet.
-      marker: file whose presence shows that the directory is a workdir; then additional files are allowed.
+      marker: file that identifies a workdir. If it exists, additional files are allowed.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
@@ -103,10 +103,10 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
         raise UsageError(f"the workdir {workdir} is a file; choose another --workdir") from error
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
     if marker not in names and CHECKPOINTS in names:
-        raise UsageError(f"the workdir {workdir} has checkpoints but no {marker}; restore the file, or choose another")
+        raise UsageError(f"the workdir {workdir} contains checkpoints but lacks {marker}; restore the file")
     if unrelated and marker not in names:
         raise UsageError(
-            f"the workdir {workdir} holds unrelated files: {listed(unrelated, 3)}; choose another --workdir"
+            f"the workdir {workdir} contains unrelated files: {listed(unrelated, 3)}; choose another --workdir"
         )
     config = _read_json(workdir / CONFIG)
     if config is not None and not {"task", "data", "model"} <= config.keys():
@@ -115,10 +115,10 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
 
 @contextlib.contextmanager
 def acquire_lock(workdir: epath.Path) -> Iterator[None]:
-    """Locks a local workdir until the context exits or the process ends, and removes leftovers of killed processes.
+    """Locks a local workdir until the context exits or the process ends. Removes temporary files of killed processes.
 
     Raises:
-      UsageError: another run holds the lock.
+      UsageError: another run uses the workdir.
       BertjaxError: the lock file cannot be written.
     """
     if is_remote(workdir) or jax.process_index() != 0:
@@ -127,7 +127,7 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
     try:
         lock = FileLock(workdir / _LOCK).acquire(timeout=0)
     except Timeout:
-        raise UsageError(f"another run is using the workdir {workdir}; wait for it or choose another") from None
+        raise UsageError(f"another run is using the workdir {workdir}; wait or choose another --workdir") from None
     except OSError as error:
         raise BertjaxError(f"cannot lock the workdir {workdir} ({error}); choose another --workdir") from error
     with lock:
@@ -138,8 +138,8 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
 def take_ownership(workdir: epath.Path) -> Callable[[], None]:
     """Makes this run the owner of a workdir at a `gs://` address, where files cannot be locked.
 
-    The newest run owns the workdir. An older one, for example on a machine that was given up, must stop before its next
-    save, so that two runs never write the same checkpoint.
+    The newest run owns the workdir. An older run, for example on a preempted machine, must stop before its next save,
+    so that two runs never write the same checkpoint.
 
     Returns:
       A function that raises a BertjaxError if another run has become the owner.
@@ -186,13 +186,13 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
 
 
 def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, init_fingerprint: str) -> None:
-    """Writes the config of a run, and once, before its first checkpoint, the hashes of its data and initial parameters.
+    """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
 
     Args:
       workdir: workdir of the run.
       config: config of the run as nested dictionaries.
       data_hash: hash of the training data.
-      init_fingerprint: fingerprint of the parameters of `--init_from`, "" for random ones.
+      init_fingerprint: fingerprint of the parameters of `--init_from` ("": random parameters).
     """
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
@@ -215,25 +215,25 @@ def check_checkpoint_space(workdir: epath.Path, state: TrainState) -> None:
 
 
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
-    """Returns the fingerprint of the parameters a run started from, "" for random ones, None without checkpoints."""
+    """Returns the fingerprint of a run's initial parameters ("": random). Returns None without checkpoints."""
     data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
     return None if data is None else data.get("started_from", "")
 
 
 def has_checkpoints(workdir: epath.Path) -> bool:
-    """Returns whether a workdir has checkpoints, damaged ones included."""
+    """Returns whether a workdir contains checkpoints, including damaged ones."""
     return any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
 
 
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
-    """Returns the differences of two configs that change what a run computes, in one line, or "".
+    """Returns, as one line, the differences between two configs that change the numbers of a run ("": none).
 
     Args:
       old: config as nested dictionaries.
       new: config as nested dictionaries.
-      of_best: whether the result is that of the best evaluation, which also depends on `eval_every`.
+      of_best: whether to compare `eval_every` as well, because the best evaluation depends on it.
     """
-    # One of the configs may come from JSON, which has no tuples.
+    # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
     ignored = tuple(field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
     changes = [line for line in differences(old, new) if not line.startswith(ignored)]

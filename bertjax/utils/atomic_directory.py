@@ -42,7 +42,7 @@ def atomic_directory(
                 if not is_kind(path):
                     raise UsageError(f"{path} exists and is not a {kind}, or contains other files; choose another path")
                 if not overwrite:
-                    raise UsageError(f"{path} exists; give --overwrite or choose another path")
+                    raise UsageError(f"{path} exists; use --overwrite or choose another path")
             with make as directory:
                 yield directory
     except (FileExistsError, NotADirectoryError) as error:

@@ -49,7 +49,7 @@ def read_json(path: os.PathLike | str) -> Any:
 
 
 def read_json_object(path: os.PathLike | str) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises a ValueError for other JSON values, and the errors of `read_json`."""
+    """Returns the object in a JSON file. Raises a ValueError if the file contains a different JSON value."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
@@ -167,7 +167,7 @@ def check_free_space(directory: os.PathLike | str, needed_bytes: float, what: st
         parent = parent.parent
     total, _, free = shutil.disk_usage(parent)
     needed_bytes += _RESERVE_BYTES
-    # Ignore a size of 0, which pseudo file systems such as /proc have.
+    # Ignore a size of 0, which pseudo file systems such as /proc report.
     if total and needed_bytes > free:
         raise BertjaxError(
             f"not enough disk space for {what}: {needed_bytes / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free at "

@@ -34,7 +34,7 @@ def process_pool(
     except BrokenProcessPool as error:
         raise worker_died() from error
     finally:
-        # An interrupt may come while the pool starts its thread, which shutdown() then cannot join.
+        # If an interrupt comes while the pool starts its thread, shutdown() cannot join the thread.
         with contextlib.suppress(RuntimeError):
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -113,7 +113,7 @@ class _ProgressLines:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration as hours, minutes and seconds, and days if it is long: 1:02:03 or 4 d 1:02:03."""
+    """Formats a duration as hours, minutes and seconds (1:02:03), or with days (4 d 1:02:03)."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""Figure 3: comparison of BERT, OpenAI GPT and ELMo on equal data (not in the paper).
+"""Figure 3: comparison of BERT, OpenAI GPT and ELMo on equal data (the paper has no such comparison).
 
     bertjax reproduce --config experiments/tables/figure3.py:corpus=CASED,glue=GLUE,ner=CONLL \\
       --results runs/tables --plan
@@ -6,8 +6,8 @@
 
 All models are pre-trained on the same text. A left-to-right model predicts every token, which costs more FLOPs than
 predicting 15 % of them. It is therefore trained at BERT's width (equal data) and at a smaller width (equal FLOPs). The
-LSTMs also have equal FLOPs. Each model is evaluated with fine-tuning, and with the weighted sum of all layers as
-features, as in ELMo.
+LSTMs also have equal FLOPs. Each model is evaluated in two ways: with fine-tuning, and with a weighted sum of all
+layers as features, as in ELMo.
 
 Arguments: see table5.py. Hardware and time: printed by `--plan`.
 """
@@ -47,6 +47,6 @@ def get_table(args: ConfigDict) -> Table:
     flops = ", ".join(f"{row} {start.flops:.3g}" for row, start in rows.items())
     notes = (
         f"FLOPs of pre-training: {flops}",
-        f"{runs.PERPLEXITY_NOTE}, of masked tokens for BERT and of all tokens otherwise",
+        f"{runs.PERPLEXITY_NOTE}; BERT predicts masked tokens, and the other models predict all tokens",
     )
     return Table("figure3", "BERT, OpenAI GPT and ELMo on equal data", scale.description, tuple(cells), notes)

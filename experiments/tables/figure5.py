@@ -3,10 +3,10 @@
     bertjax reproduce --config experiments/tables/figure5.py:corpus=CORPUS,glue=GLUE --results runs/tables --plan
     bertjax table figure5 --results runs/tables --plot figure5.png
 
-`task` is the fine-tuning task. The default is `mnli` at the paper's scale, and `sst2` at the small scale, where SST-2
-scores of small models differ more. Other arguments: see table5.py. Hardware and time: printed by `--plan`.
+`task` is the fine-tuning task. The default is `mnli` at the paper's scale. At the small scale it is `sst2`, because the
+SST-2 scores of small models differ more. Other arguments: see table5.py. Hardware and time: printed by `--plan`.
 
-Expected: masked LM is better than left-to-right after few steps, although it predicts fewer tokens per step.
+Expected: masked LM overtakes left-to-right after few steps, although it predicts fewer tokens per step.
 """
 
 from ml_collections import ConfigDict
@@ -25,12 +25,12 @@ def get_table(args: ConfigDict) -> Table:
         "Masked LM": runs.bert(scale, args),
         "Left-to-right": runs.pretraining(scale, args, "ltr", *runs.LEFT_TO_RIGHT),
     }
-    # Other tables fine-tune from the last checkpoint, which has no step in the names of runs.
+    # Step 0 selects the last checkpoint, so that its runs have the same names as in other tables.
     checkpoints = {step: step if step < scale.figure5_steps[-1] else 0 for step in scale.figure5_steps}
     cells = tuple(
         runs.metric_cell(f"{step:,}", name, task, runs.fine_tuning(scale, args, task, start, step=checkpoint))
         for step, checkpoint in checkpoints.items()
         for name, start in series.items()
     )
-    notes = () if task == "mnli" else (f"the paper fine-tunes on mnli, and these runs on {task}",)
+    notes = () if task == "mnli" else (f"the paper fine-tunes on mnli; these runs fine-tune on {task}",)
     return Table("figure5", "Pre-training steps", scale.description, cells, notes)

@@ -40,4 +40,4 @@ def get_table(args: ConfigDict) -> Table:
             run = runs.fine_tuning(scale, args, task, start)
             cells.append(runs.metric_cell(row, column, task, run, metric=metric))
         cells.append(Cell(row, "Average", (), "", mean_of=tuple(_COLUMNS)))
-    return Table("1", "", scale.description, tuple(cells), (f"ours are of dev; LARGE is {scale.large}",))
+    return Table("1", "", scale.description, tuple(cells), (f"our scores are measured on dev; LARGE is {scale.large}",))

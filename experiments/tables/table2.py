@@ -4,9 +4,9 @@
       --results RESULTS --plan
     bertjax table 2 --results RESULTS
 
-The table has single models and ensembles of seven models with different seeds for pre-training and fine-tuning. Both
-are trained with and without prior fine-tuning on TriviaQA. Our scores are measured on dev, because the labels of the
-test set are on the SQuAD server.
+The table contains single models and ensembles, with and without prior fine-tuning on TriviaQA. The members of an
+ensemble have different seeds for pre-training and fine-tuning: seven members at the paper's scale, three at the small
+scale. Our scores are measured on dev, because the labels of the test set are on the SQuAD server.
 
 `triviaqa` is the folder with qa/wikipedia-train.json and evidence/wikipedia. Other arguments: see table5.py. Hardware
 and time: printed by `--plan`.
@@ -53,5 +53,5 @@ def get_table(args: ConfigDict) -> Table:
         "",
         scale.description,
         tuple(cells),
-        (f"LARGE is {scale.large}, ensembles have {scale.ensemble_size} members",),
+        (f"LARGE is {scale.large}; ensembles have {scale.ensemble_size} members",),
     )

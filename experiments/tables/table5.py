@@ -4,7 +4,7 @@
     bertjax table 5 --results runs/tables
 
 Arguments:
-- scale: `paper` for a TPU pod, or `small`, which takes some hours on two CPU cores (default).
+- scale: `small` (default), which takes some hours on two CPU cores, or `paper`, which needs a TPU pod.
 - corpus: output of `bertjax prepare`.
 - glue, squad, ner: folders of GLUE, SQuAD 1.1 and CoNLL-2003; columns without a folder are skipped.
 
@@ -38,13 +38,13 @@ def get_table(args: ConfigDict) -> Table:
         bilstm = {"variant": "bilstm", "feature_head": FeatureHead("", 1, scale.lstm_size)} if row == "+ BiLSTM" else {}
         for column, task in _COLUMNS.items():
             tuned = [runs.fine_tuning(scale, args, task, start, **bilstm) for start in starts]
-            # Unlike Table 1, the paper's Table 5 gives accuracy for MRPC.
+            # Unlike Table 1, the paper's Table 5 reports accuracy for MRPC.
             cells.append(runs.metric_cell(row, column, task, *tuned, metric="accuracy" if task == "mrpc" else ""))
         if not bilstm:
             cells.append(runs.perplexity_cell(row, *starts))
     notes = (
-        "NER (F1) and perplexity are not in the paper's table; perplexity is of masked tokens for masked LM and of all "
-        "tokens for LTR, so these rows cannot be compared",
+        "NER (F1) and perplexity are not in the paper's table; perplexities of LTR (all tokens) and of the other rows "
+        "(masked tokens) cannot be compared",
         runs.PERPLEXITY_NOTE,
     )
     return Table("5", "", scale.description, tuple(cells), notes)

@@ -41,5 +41,5 @@ def get_table(args: ConfigDict) -> Table:
         head = runs.feature_based(scale, features)
         rows[row] = runs.fine_tuning(scale, args, "ner", base, variant=features, feature_head=head)
     cells = tuple(runs.metric_cell(row, "Dev", "ner", run) for row, run in rows.items())
-    notes = (f"LARGE is {scale.large}; BiLSTMs of {scale.lstm_size} units in each direction",)
+    notes = (f"LARGE is {scale.large}; BiLSTMs have {scale.lstm_size} units per direction",)
     return Table("7", "", scale.description, cells, notes)

@@ -4,7 +4,7 @@
     bertjax table 8 --results runs/tables
 
 Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning scores hardly change. The
-feature-based score is lower if all masked tokens become [MASK], because feature inputs never contain [MASK].
+feature-based score is lower with 100 % [MASK], because the inputs of the frozen encoder never contain [MASK].
 """
 
 from ml_collections import ConfigDict
@@ -37,7 +37,7 @@ def get_table(args: ConfigDict) -> Table:
         cells.append(runs.metric_cell(row, "NER feature-based", "ner", run))
         cells.append(runs.perplexity_cell(row, start))
     notes = (
-        "SST-2 and perplexity are not in the paper's table; perplexity is of text masked with the row's own strategy",
+        "SST-2 and perplexity are not in the paper's table; perplexity is measured with each row's own masking",
         runs.PERPLEXITY_NOTE,
     )
     return Table("8", "", scale.description, tuple(cells), notes)

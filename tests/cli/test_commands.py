@@ -193,9 +193,9 @@ def test_checkpoint_with_another_vocabulary_is_rejected(capfd, corpus, workdir, 
     arguments = ["--input", f"text:{corpus.parent}/text.txt", "--vocab", tmp_path / "vocab.txt", "--heldout", 0.1]
     printed(capfd, "prepare", *arguments, "--output", other)
     config = ["--config", f"{TINY},corpus={other},seq_len=16"]
-    assert "differs from that of the data" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
+    assert "differs from the data's vocabulary" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
     code, error = ends(capfd, "train", *config, "--workdir", tmp_path / "run", "--init_from", workdir)
-    assert code == 2 and "differs from that of the data" in error
+    assert code == 2 and "differs from the data's vocabulary" in error
 
 
 def test_sigterm_saves_and_exits_with_42(corpus, tmp_path):

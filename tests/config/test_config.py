@@ -110,7 +110,7 @@ def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
         ("rate", "fast", "config.rate is 'fast'; it must be a number"),
         ("names", 3, "config.names is 3; it must be a list"),
         ("section", 5, "config.section is 5; it must be a section of fields"),
-        ("third", 3, "config has unknown fields: third; use one of first, is_on, names, rate, second, section"),
+        ("third", 3, "config contains unknown fields: third; use one of first, is_on, names, rate, second, section"),
     ],
 )
 def test_invalid_value_is_rejected_with_its_field(field, value, message):

@@ -157,7 +157,7 @@ def test_wrong_usage_is_refused_and_leaves_no_files(letters, tmp_path, capfd):
     cli.main(command)
     assert capfd.readouterr().out.strip() == str(tmp_path / "own")
     for arguments, message in (
-        (command, "exists; give --overwrite"),
+        (command, "exists; use --overwrite"),
         ([*command[:2], str(tmp_path / "google" / "inside")], "overlap"),
         ([*command, "--format=onnx"], "use one of bertjax, huggingface, tensorflow"),
         (["convert", "bert-base-uncased", str(tmp_path / "other")], "Hub models are not downloaded"),
@@ -315,7 +315,7 @@ def test_fine_tuning_from_a_foreign_checkpoint_and_back(letters, tmp_path, capfd
     (tmp_path / "out[1]").rename(tmp_path / "out")
     with pytest.raises(SystemExit):
         cli.main(["evaluate", f"--checkpoint={tmp_path / 'out'}"])
-    assert "give --config" in capfd.readouterr().err
+    assert "set --config" in capfd.readouterr().err
     hf_config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert hf_config["architectures"] == ["BertForSequenceClassification"]
     assert hf_config["id2label"] == {"0": "x", "1": "y"}

@@ -54,7 +54,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"architectures": ["BertForQuestionAnswering"]}, "missing: qa_outputs.weight, qa_outputs.bias"),
         ({"architectures": ["BertForTokenClassification"], "id2label": {"1": "O"}}, "a unique name for each"),
         ({"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "O"}}, "a unique name"),
-        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
+        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
     ],
 )
 def test_unsupported_config_is_refused(fields, message, letters, tmp_path):
@@ -78,8 +78,11 @@ def edit_weights(folder, change):
             lambda arrays: arrays | {BIAS: arrays[BIAS].astype(np.int8)},
             f"{BIAS} has dtype int8; weights must be float32",
         ),
-        (lambda arrays: arrays | {BIAS: np.full(WIDTH, 1e300)}, f"{BIAS} has values that are not finite"),
-        (lambda arrays: arrays | {BIAS: np.full(WIDTH, np.nan, np.float32)}, f"{BIAS} has values that are not finite"),
+        (lambda arrays: arrays | {BIAS: np.full(WIDTH, 1e300)}, f"{BIAS} contains values that are not finite"),
+        (
+            lambda arrays: arrays | {BIAS: np.full(WIDTH, np.nan, np.float32)},
+            f"{BIAS} contains values that are not finite",
+        ),
         (
             lambda arrays: arrays | {"bert.embeddings.LayerNorm.gamma": arrays["bert.embeddings.LayerNorm.weight"]},
             "under an old and a new name",
@@ -110,7 +113,7 @@ def test_float16_weights_become_float32(letters, tmp_path):
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no such thing"), "copy it again"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9999), "copy it again"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "cannot read .*tokenizer_config.json"),
-        (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "has no "),
+        (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
     ],
 )
 def test_damaged_file_is_named(damage, message, letters, tmp_path):
@@ -123,9 +126,9 @@ def test_damaged_file_is_named(damage, message, letters, tmp_path):
 @pytest.mark.parametrize(
     "weight_map, message",
     [
-        ({"a": "../weights.safetensors"}, "has files outside its folder"),
-        ({"a": "/weights.safetensors"}, "has files outside its folder"),
-        ({"a": "missing.safetensors"}, "has no missing.safetensors, listed in"),
+        ({"a": "../weights.safetensors"}, "lists files outside its folder"),
+        ({"a": "/weights.safetensors"}, "lists files outside its folder"),
+        ({"a": "missing.safetensors"}, "lists: missing.safetensors"),
         ({"a": 7}, "cannot read"),
         ([], "cannot read"),
     ],
@@ -165,6 +168,6 @@ def test_latest_of_several_tensorflow_checkpoints_is_read(letters, tmp_path):
     state.write_text('model_checkpoint_path: "/gone/model.ckpt-1000"\nall_model_checkpoint_paths: "model.ckpt-999"\n')
     assert read_checkpoint(folder).notes == ("read model.ckpt-1000",)
     state.unlink()
-    with pytest.raises(UsageError, match="has 2 checkpoints, model.ckpt-1000, model.ckpt-999; give one"):
+    with pytest.raises(UsageError, match="contains 2 checkpoints: model.ckpt-1000, model.ckpt-999; use"):
         read_checkpoint(folder)
     assert read_checkpoint(folder / "model.ckpt-999").notes == ("read model.ckpt-999",)

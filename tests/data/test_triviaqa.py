@@ -78,7 +78,7 @@ def test_document_outside_the_evidence_folder_is_missing(tmp_path, name):
     ("entries", "message"),
     [
         ([{"QuestionId": "1"}], "is not in TriviaQA's format"),
-        ([entry("1", "Lima", [], "a.txt")] * 2, "has the question '1' twice"),
+        ([entry("1", "Lima", [], "a.txt")] * 2, "has several questions with the id '1'"),
         ([entry("1", "Rome", [], "a.txt")], "no usable questions: whose document has no answer"),
     ],
 )

@@ -127,7 +127,7 @@ def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, sma
     write_features(pretrained, tmp_path)
     command = ["features", f"--checkpoint={pretrained}", f"--input={tmp_path / 'texts.txt'}"]
     output = [f"--output={tmp_path / 'out'}", "--layers=-1"]
-    assert "has features with different layers" in usage_error(*command, output[0], "--layers=0")
+    assert "contains features with different layers" in usage_error(*command, output[0], "--layers=0")
     # The parameters are equal, but the architecture differs.
     edited = tmp_path / "edited"
     convert(str(pretrained), str(edited), HUGGINGFACE, False)
@@ -139,7 +139,7 @@ def test_shards_of_other_features_or_texts_are_refused(pretrained, tmp_path, sma
     ]
     cli.main(["features", *edited_command])
     (edited / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.5}))
-    assert "has features with different architecture" in usage_error("features", *edited_command)
+    assert "contains features with different architecture" in usage_error("features", *edited_command)
     (tmp_path / "texts.txt").write_text("other\n")
     assert "00000.npz was created from different texts" in usage_error(*command, *output)
     write_features(pretrained, tmp_path)
@@ -162,7 +162,7 @@ def test_unreadable_input_files_are_named(pretrained, tmp_path, usage_error, mon
     assert "line 2 has more than 8 bytes" in usage_error(*command)
     texts.write_bytes(b"")
     assert "texts.txt is empty" in usage_error(*command)
-    assert "no texts; give texts, or a file with --input" in usage_error(*command[:2])
+    assert "no texts; pass texts, or set --input FILE" in usage_error(*command[:2])
 
 
 def test_features_of_standard_input_are_shown(pretrained, capfd, monkeypatch, tmp_path):

@@ -176,7 +176,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
         ),
         ((f"--checkpoint={folders[SPANS]}", "who?"), "give the passage as context"),
         ((checkpoint, "a", "--context=b"), "context has no effect, because"),
-        ((checkpoint,), "nothing to predict; give texts, --text FILE, or --output DIR"),
+        ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),
         ((checkpoint, "a", "--config.seed=1"), "--config applies to the task's data only"),
         ((checkpoint, "--output=out", "--json"), "--json applies to texts only"),

@@ -94,7 +94,7 @@ def test_results_file_gives_the_same_table(results, tmp_path, capfd):
     content = json.loads((tmp_path / "saved.json").read_text())
     assert sorted(content["runs"]) == ["cola/first", "pretrain/first"]
     assert len(content["runs"]["cola/first"]["metrics"]) == 2
-    assert "is a results file; give a folder" in refused(
+    assert "is a results file; use a folder" in refused(
         capfd, "reproduce", "--config=tables/table5", f"--results={tmp_path}/saved.json"
     )
     assert "is a directory" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
@@ -103,7 +103,7 @@ def test_results_file_gives_the_same_table(results, tmp_path, capfd):
         capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}/text.txt"
     )
     assert (tmp_path / "text.txt").read_text() == "mine"
-    assert "is a directory; give a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
+    assert "is a directory; use a file" in refused(capfd, "table", "5", f"--results={results}", f"--keep={tmp_path}")
     assert "would lose 2 runs, such as cola/first" in refused(
         capfd, "table", "5", f"--results={tmp_path}/none", f"--keep={tmp_path}/saved.json"
     )
@@ -139,7 +139,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
     with pytest.raises(SystemExit) as end:
         cli.main(["table", "5", f"--results={tmp_path}/other.json", pretrain, cola])
     assert end.value.code == 1
-    assert f"{tmp_path}/cola.json/cola/first started from parameters that differ" in capfd.readouterr().err
+    assert f"the initial parameters of {tmp_path}/cola.json/cola/first differ" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_results_of_other_runs_are_refused(table, results, tmp_path, capfd):
     cli.main(["reproduce", f"--config={table}:glue=", f"--results={tmp_path}/r"])
     shutil.copytree(results / "cola/first", tmp_path / "r/cola/first")
     edit(sweep, lambda content: [trial.update(started_from="0" * 16) for trial in content["trials"]])
-    assert "cola/first started from parameters that differ from those of pretrain/first" in error()
+    assert "cola/first differ from the parameters of pretrain/first" in error()
     edit(sweep, lambda content: content["trials"][0].update(started_from="1" * 16))
     assert "cola/first started from different parameters" in error()
     edit(sweep, lambda content: content.update(left=1))

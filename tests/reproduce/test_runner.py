@@ -104,7 +104,7 @@ def test_resumed_runs_do_not_count_for_time_estimates(table, tmp_path, executed)
 
 def test_table_without_any_data_is_refused(tmp_path, capfd):
     for arguments, needed in (
-        ("", "a corpus made by `bertjax prepare`"),
+        ("", "a corpus from `bertjax prepare`"),
         (f":corpus={tmp_path}/none", f"{tmp_path}/none/manifest"),
     ):
         error = refused(capfd, "reproduce", f"--config=tables/table5{arguments}", f"--results={tmp_path}/r")

@@ -172,16 +172,16 @@ def test_missing_data_is_described(tmp_path, monkeypatch):
     missing = {run.name: missing_data([run]) for run in loaded.runs()}
     assert not missing["pretrain/bert-1"] and not missing["sst2/bert-1"]
     assert missing["mrpc/bert-1"] == f"{tmp_path}/MRPC/train.tsv, which does not exist"
-    assert missing["squad/bert-1"] == "squad:version=1.1, in a folder given with squad="
+    assert missing["squad/bert-1"] == "squad:version=1.1, in a folder set with squad="
     monkeypatch.setenv("HOME", str(tmp_path))
     home = {run.name: run for run in load_table("tables/table5:corpus=~/corpus,glue=~").runs()}
     assert not missing_data([home["sst2/bert-1"]])
     (run, *_) = load_table(f"tables/table5:corpus={tmp_path}/none,glue={tmp_path}").runs()
     assert missing_data([run]) == f"{tmp_path}/none/manifest.json, which does not exist"
     (squad,) = {missing_data([run]) for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
-    assert "given with corpus=; squad:version=2.0, in a folder given with squad2=" in squad
+    assert "set with corpus=; squad:version=2.0, in a folder set with squad2=" in squad
     without = load_table(f"tables/table5:glue={tmp_path}").runs()
-    assert all("given with corpus=" in missing_data([run]) for run in without if "sst2" in run.name)
+    assert all("set with corpus=" in missing_data([run]) for run in without if "sst2" in run.name)
 
 
 @pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL])
@@ -204,4 +204,4 @@ def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(name):
 def test_figure_5_notes_a_task_other_than_the_paper_s(arguments, task, tmp_path):
     text = as_markdown(format_table(load_table(f"tables/figure5{arguments}"), load_results([str(tmp_path)])))
     assert text.startswith("**Figure 5: Pre-training steps")
-    assert (f"the paper fine-tunes on mnli, and these runs on {task}" in text) == bool(task)
+    assert (f"the paper fine-tunes on mnli; these runs fine-tune on {task}" in text) == bool(task)

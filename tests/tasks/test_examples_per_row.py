@@ -59,15 +59,15 @@ def test_packed_rows_train_like_one_example_per_row(glue, letters, tmp_path, tas
         (
             "glue.py:task=cola,size=L1_H16",
             {"data__examples_per_row": 4, "feature_head__lstm_layers": 1},
-            "word by word",
+            "is not supported with LSTMs or a feature head",
         ),
         (
             "glue.py:task=cola,size=L1_H16",
             {"data__examples_per_row": 32, "grad_accum_steps": 2},
             "config.data.batch_size=1 is not divisible by config.grad_accum_steps=2",
         ),
-        ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are full"),
-        ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "an example of swag is four sequences"),
+        ("squad.py:version=1.1,size=L1_H16", {"data__examples_per_row": 4}, "rows of squad are already full"),
+        ("swag.py:size=L1_H16", {"data__examples_per_row": 4}, "examples of swag have four sequences each"),
     ],
 )
 def test_invalid_examples_per_row_is_an_error(capfd, letters, tmp_path, experiment, fields, message):

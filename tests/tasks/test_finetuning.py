@@ -71,7 +71,7 @@ def test_pretraining_checkpoint_without_output_layer_is_an_error(corpus, glue, t
         error = refused(
             capfd, command[0], config, f"--checkpoint={pretrained}", *command[1:], "--config.data.seq_len=16"
         )
-        assert "has a model of kind 'pretraining', but the task needs 'sequence'" in error
+        assert "contains a model of kind 'pretraining', but the task needs 'sequence'" in error
 
 
 def test_architecture_of_a_checkpoint_cannot_be_overridden(cola, capfd):
@@ -92,8 +92,8 @@ def test_checkpoint_of_another_task_is_an_error(cola, glue, letters, tmp_path, c
     for command in (["evaluate"], ["predict", f"--output={tmp_path}"]):
         config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true"
         error = refused(capfd, *command, f"--checkpoint={cola}", config, *overrides(None))
-        assert "has output 'glue/cola', but the config has 'glue/rte'" in error
-    assert "has no parameters masked_lm, only classifier" in refused(
+        assert "was trained with output 'glue/cola', but the config uses 'glue/rte'" in error
+    assert "lacks the parameters masked_lm and contains only classifier" in refused(
         capfd, "fill_mask", f"--checkpoint={cola}", "[MASK]"
     )
     assert "does not support task glue" in refused(
@@ -193,7 +193,7 @@ def test_malformed_files_are_one_line_errors(damage, message, letters, tmp_path,
         (["--config.epochs=0", "--config.steps=0"], "config.epochs=0 is out of range"),
         (["--config.data.batch_size=0"], "data.batch_size is 0"),
         (["--config.data.task=ax"], "ax has no training set"),
-        (["--config.data.seq_len=600"], "do not fit config.model.max_position_embeddings=512"),
+        (["--config.data.seq_len=600"], "exceed config.model.max_position_embeddings=512"),
         (
             [
                 "--config.data.seq_len=600",
@@ -221,7 +221,7 @@ def test_inspect_shows_examples_as_word_pieces(task, text, glue, letters, capfd)
 
 def test_training_without_size_and_checkpoint_is_an_error(glue, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue}"
-    assert "no initial checkpoint; give --init_from" in refused(capfd, "train", config, f"--workdir={tmp_path}")
+    assert "no initial checkpoint; use --init_from" in refused(capfd, "train", config, f"--workdir={tmp_path}")
 
 
 @pytest.mark.parametrize(

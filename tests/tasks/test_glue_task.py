@@ -194,7 +194,7 @@ def test_stsb_is_a_regression_task(glue, letters, tmp_path, capfd):
     assert all(0 <= number <= 5 for number in numbers)
     assert [record["prediction"] for record in records(jsonl_path)] == pytest.approx(numbers, abs=6e-4)
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'run'}", "--config.data.eval_split=test")
-    assert "STS-B/test.tsv has no labels, so there are no metrics" in error
+    assert "STS-B/test.tsv contains no labels, so there are no metrics" in error
     rows = [["0", "ba", "ke", "5.0"], ["1", "lo", "mi", "50"], ["2", "na", "ro", "-1"]]
     write_tsv(tmp_path / "other/STS-B/dev.tsv", ["index", "sentence1", "sentence2", "score"], rows)
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", f"--config.data.path={tmp_path / 'other'}"])
@@ -255,4 +255,4 @@ def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tm
     assert metrics_with(["LABEL_0", "LABEL_1"])["accuracy"] == pytest.approx(1 - metrics["accuracy"])
     with pytest.raises(SystemExit):
         metrics_with(["entailment", "contradiction"])
-    assert "has labels entailment, contradiction, but the config has" in capfd.readouterr().err
+    assert "was trained with labels entailment, contradiction, but the config uses" in capfd.readouterr().err

@@ -54,7 +54,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
     task = [f"glue.py:task=cola,path={files}", tmp_path / "cola", None, f"--init_from={workdir}"]
     config = ["train", f"--config={EXPERIMENTS}/{task[0]}", f"--init_from={workdir}", f"--workdir={tmp_path / 'other'}"]
     wrong = {"left": "--config.model.attention_direction=both", "lstm": "--config.model.encoder=transformer"}[kind]
-    assert "out, or use the checkpoint's value" in refused(capfd, *config, wrong)
+    assert "or use the checkpoint's value" in refused(capfd, *config, wrong)
     # Fine-tuning uses the vocabulary of the checkpoint and adds a pooler, which a language model does not have.
     cli.main(
         [
@@ -77,7 +77,7 @@ def test_architecture_is_part_of_the_checkpoint(pretrained, letters, tmp_path, c
 def test_unsupported_use_of_a_language_model_is_an_error(pretrained, tmp_path, capfd):
     kind, workdir = pretrained
     heads = {"left": "left_lm", "lstm": "left_lm, right_lm"}[kind]
-    assert f"has no parameters masked_lm, only encoder, {heads}" in refused(
+    assert f"lacks the parameters masked_lm and contains only encoder, {heads}" in refused(
         capfd, "fill_mask", f"--checkpoint={workdir}", "a [MASK]"
     )
     encoder = {"left": "transformer", "lstm": "lstm"}[kind]

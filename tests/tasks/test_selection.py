@@ -138,7 +138,7 @@ def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, 
         (["--config.patience=-1"], "config.patience is -1"),
         (["--config.patience=2", "--config.data.eval_split=none"], "config.patience=2 needs a dev set"),
         (["--config.select_by=loss", "--config.data.eval_split=none"], "config.select_by='loss' needs a dev set"),
-        (["--config.data.eval_split=test"], "CoLA/test.tsv has no labels, so there are no metrics"),
+        (["--config.data.eval_split=test"], "CoLA/test.tsv contains no labels, so there are no metrics"),
     ):
         assert message in refused(capfd, *command(f"glue.py:task=cola,path={glue}", *arguments))
     squad = squad_files(tmp_path / "squad")
@@ -155,7 +155,7 @@ def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, 
         ("squad.py:", ["--config.label_smoothing=0.1"], "squad predicts positions, not classes"),
         ("squad.py:", ["--config.data.class_weights=balanced"], "squad predicts positions, not classes"),
         ("swag.py:", ["--config.data.class_weights=balanced"], "swag has choices, not classes"),
-        ("glue.py:task=stsb,", ["--config.label_smoothing=0.1"], "stsb has numbers, not classes"),
+        ("glue.py:task=stsb,", ["--config.label_smoothing=0.1"], "the labels of stsb are numbers, not classes"),
         ("text.py:kind=number,", ["--config.data.class_weights=balanced"], "kind=number has no classes"),
         ("text.py:kind=multilabel,", ["--config.label_smoothing=0.1"], "kind=multilabel has no classes"),
         ("text.py:", ["--config.data.threshold=0.4"], "have no effect with kind=classes"),
@@ -164,7 +164,7 @@ def test_unknown_select_by_is_an_error_before_training(glue, letters, tmp_path, 
         (
             "text.py:dev=a.csv,",
             ["--config.data.dev_share=0.1"],
-            "config.data.dev_share=0.1 and config.data.dev_file both give a dev set",
+            "config.data.dev_share=0.1 and config.data.dev_file both define a dev set",
         ),
         ("ner.py:", ["--config.data.train_share=0.0"], "config.data.train_share=0.0 is out of range"),
         ("ner.py:", ["--config.data.dev_share=1.0"], "config.data.dev_share=1.0 is out of range"),
@@ -199,7 +199,7 @@ def test_class_reports_are_saved_and_printed(cola, capfd):
     log = capfd.readouterr().err
     assert "by class:" in log and "label / predicted" in log
     error = refused(capfd, "evaluate", f"--checkpoint={cola}", "--config.data.eval_split=test")
-    assert "CoLA/test.tsv has no labels" in error
+    assert "CoLA/test.tsv contains no labels" in error
 
 
 def test_sweep_without_a_dev_set_is_an_error(glue, letters, tmp_path, capfd):

@@ -122,7 +122,7 @@ def test_dev_share_of_identical_texts_is_an_error(letters, tmp_path, capfd):
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16,quick=true"
     flags = overrides(letters, data__dev_share=0.2)
     error = refused(capfd, "train", config, f"--workdir={tmp_path / 'run'}", *flags)
-    assert "train.csv, which has 1 different texts or documents" in error
+    assert "train.csv contains only 1 different texts or documents" in error
 
 
 @pytest.mark.parametrize("experiment", TASKS)
@@ -134,7 +134,7 @@ def test_tasks_train_without_a_dev_set(experiment, letters, tmp_path):
     fields = {"ner": {"data__dev_file": ""}, "text": {}}.get(experiment.partition(".")[0], {"data__eval_split": "none"})
     task = make_task(experiment, files, letters, **fields)
     assert task.eval_every == 0 and list(task.eval_batches(SINGLE_SHARD)) == [] and task.best_metric == ""
-    assert task.results["evaluated_on"] == "nothing: the checkpoint is the last one"
+    assert task.results["evaluated_on"] == "no data; the last checkpoint is kept"
 
 
 def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path, capfd):
@@ -142,8 +142,8 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     config = f"glue.py:task=rte,path={glue_files(tmp_path)}"
     (tmp_path / "RTE" / "dev.tsv").unlink()
     results = train(config, tmp_path / "run", letters, **fields)
-    assert "evaluated on nothing: the checkpoint is the last one" in capfd.readouterr().err
-    assert results["evaluated_on"] == "nothing: the checkpoint is the last one"
+    assert "evaluated on no data; the last checkpoint is kept" in capfd.readouterr().err
+    assert results["evaluated_on"] == "no data; the last checkpoint is kept"
     assert (results["step"], results["selected_by"], results["baseline"]) == (4, "", {})
     assert not {"loss", "accuracy", "f1", "per_class"} & results.keys()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -147,9 +147,9 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
         ("optimizer=1", "optimizer"),
         ("optimizer.learning_rate=1e-4,0.0001", "the value 0.0001 of optimizer.learning_rate twice"),
         ("optimizer.learning_rate=1e-4,", "or contain a comma"),
-        ("optimizer.learning_rate", "give FIELD=VALUE,VALUE"),
+        ("optimizer.learning_rate", "use FIELD=VALUE,VALUE"),
         ("data.batch_size=8", "--grid sets data.batch_size twice"),
-        ("seed=1,2", "give the number of seeds with --seeds"),
+        ("seed=1,2", "set the number of seeds with --seeds"),
         ("data.vocabulary=a", "--grid and --config.data.vocabulary both set data.vocabulary"),
     ):
         error = refused(capfd, *command, "--grid=data.batch_size=16", f"--grid={invalid}")
@@ -193,7 +193,7 @@ def test_trial_name_is_a_valid_folder_name():
 def test_read_results_refuses_damaged_file(damage, cola, tmp_path):
     (tmp_path / "results.json").write_bytes(damage((cola / "results.json").read_bytes()))
     with pytest.raises(
-        BertjaxError, match="cannot read .*results.json: .*; remove it and repeat the command that trained"
+        BertjaxError, match="cannot read .*results.json: .*; remove it and train again with the same command"
     ):
         read_results(epath.Path(tmp_path))
 

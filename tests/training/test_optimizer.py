@@ -211,7 +211,7 @@ def test_layer_decay_applies_to_both_directions_of_an_lstm():
         ("layer_decay", 0.0, "layer_decay is 0.0"),
         ("layer_decay", 1.5, "layer_decay is 1.5"),
         ("freeze_layers", -1, "freeze_layers is -1"),
-        ("freeze", ("",), "give paths such as 'encoder/embeddings'"),
+        ("freeze", ("",), "use paths such as 'encoder/embeddings'"),
         ("freeze", ("encoder/layers",), "optimizer.freeze cannot contain encoder/layers; set optimizer.freeze_layers"),
     ],
 )

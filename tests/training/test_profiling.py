@@ -62,7 +62,7 @@ def test_profiler_warns_about_steps_that_the_run_did_not_have(traces, tmp_path, 
             with profiler.step(step):
                 pass
             profiler.step_done(step + 1, None)
-    assert log_lines == ["no profile: the run had no step 5 to 7"]
+    assert log_lines == ["saved no profile: the run did not execute step 5"]
 
 
 @pytest.mark.slow

@@ -61,7 +61,10 @@ def test_compiler_options_depend_on_platform_and_slices(monkeypatch):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MeshConfig(data=1, fsdp=8, tensor=4), "does not fit 2 slices of 16 devices; make mesh.data=1 a multiple of 2"),
+        (
+            MeshConfig(data=1, fsdp=8, tensor=4),
+            "does not fit 2 slices of 16 devices; use a multiple of 2 for mesh.data, not 1",
+        ),
         (MeshConfig(data=3), "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 does not fit 32 devices"),
         (MeshConfig(slices=4), r"mesh.slices=4, but the 32 devices are in 2 slice\(s\); set mesh.slices=2 or -1"),
     ],
@@ -77,5 +80,7 @@ def test_cpu_devices_form_slices_in_order():
     assert [device.id for device in mesh.devices.flat] == [device.id for device in jax.devices()]
     with pytest.raises(UsageError, match="mesh.slices=3 does not divide the 8 devices"):
         make_mesh(MeshConfig(slices=3))
-    with pytest.raises(UsageError, match="does not fit 4 slices of 2 devices; make mesh.data=2 a multiple of 4"):
+    with pytest.raises(
+        UsageError, match="does not fit 4 slices of 2 devices; use a multiple of 4 for mesh.data, not 2"
+    ):
         make_mesh(MeshConfig(fsdp=4, slices=4))

@@ -143,7 +143,7 @@ def test_resume_reports_torn_or_missing_metric_lines(corpus, whole, tmp_path, lo
     # A torn line, and one nested too deeply for the JSON parser.
     metrics.write_text("".join([lines[0], lines[1][:20] + "\n", "[" * 100_000 + "\n", *lines[3:]]))
     loop.train(task, str(tmp_path / "run"))
-    assert f"metrics.jsonl has {num_lines - 2} of {num_lines:,} lines up to step 12: 2 are truncated" in "\n".join(
+    assert f"metrics.jsonl contains {num_lines - 2} of {num_lines:,} lines up to step 12: 2 are truncated" in "\n".join(
         log_lines
     )
     # The checkpoint at step 14 counts the remaining lines.
@@ -232,7 +232,7 @@ def test_full_disk_error_names_the_last_good_checkpoint(corpus, tmp_path, monkey
         return save(self, step, **items)
 
     monkeypatch.setattr(ocp.CheckpointManager, "save", save_until_full)
-    with pytest.raises(BertjaxError, match=r"No space left on device.*the last good one is .*/checkpoints/4"):
+    with pytest.raises(BertjaxError, match=r"No space left on device.*the last good checkpoint is .*/checkpoints/4"):
         loop.train(task, str(tmp_path))
 
 

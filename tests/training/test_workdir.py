@@ -103,14 +103,14 @@ def test_root_and_directories_with_unrelated_files_are_refused(corpus, tmp_path)
     with pytest.raises(UsageError, match="the root of the file system"):
         loop.train(task, "/")
     (tmp_path / "lost" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UsageError, match="lost has checkpoints but no config.json; restore the file"):
+    with pytest.raises(UsageError, match="lost contains checkpoints but lacks config.json; restore the file"):
         loop.train(task, str(tmp_path / "lost"))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "novel.txt").write_text("")
     (tmp_path / "own" / "job.log").write_text("")
-    with pytest.raises(UsageError, match=r"own holds unrelated files: novel.txt; "):
+    with pytest.raises(UsageError, match=r"own contains unrelated files: novel.txt; "):
         loop.train(task, str(tmp_path / "own"))
-    with pytest.raises(UsageError, match=r"holds unrelated files: heldout.documents.bin, .* and \d+ more; "):
+    with pytest.raises(UsageError, match=r"contains unrelated files: heldout.documents.bin, .* and \d+ more; "):
         loop.train(task, str(corpus))
     with pytest.raises(UsageError, match="novel.txt is a file"):
         loop.train(task, str(tmp_path / "own" / "novel.txt"))

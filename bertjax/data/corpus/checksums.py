@@ -1,4 +1,4 @@
-"""SHA-256 checksums of files, each verified once, in a background thread."""
+"""Verification of SHA-256 checksums in a background thread, once per file."""
 
 import hashlib
 import logging

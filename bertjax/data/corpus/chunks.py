@@ -1,8 +1,8 @@
 """Pipeline steps that create the shards of a corpus on many machines.
 
-The inputs are cut into chunks of whole documents, and each chunk is encoded to a shard. A step writes its result to
-files whose names depend only on its input, and then a small JSON file that marks the result as complete. A repeated
-step finds this file and does nothing; two copies of a step that run at the same time write identical files.
+The inputs are cut into chunks of whole documents, and each chunk is encoded to a shard. A step first writes its result
+to files with names that depend only on the step's input. Then it writes a small JSON file that marks the result as
+complete. A repeated step finds this file and does nothing. Copies of a step that run concurrently write equal files.
 """
 
 import dataclasses

@@ -22,12 +22,12 @@ def parse(spec: str, rest: str) -> tuple[str, str]:
 
 
 def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
-    """Returns the size of a split's records in bytes (slightly larger than its text), or None if not downloaded yet."""
+    """Returns the size of a split's records in bytes (slightly above its text), or None if not downloaded yet."""
     info = open_builder(name, data_dir).info
     try:
         return info.splits[split].num_bytes if info.splits else None
     except (KeyError, ValueError) as error:
-        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; it has {listed(info.splits)}") from error
+        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; use one of {listed(info.splits)}") from error
 
 
 def texts(
@@ -94,8 +94,8 @@ def _text_feature(name: str, features: Any) -> str:
         return "text"
     if len(text_features) != 1:
         raise UsageError(
-            f"tfds dataset {name!r} has no feature 'text' and {len(text_features)} other text features; "
-            f"its features are {listed(sorted(features))}"
+            f"tfds dataset {name!r} needs a feature 'text' or exactly one text feature, but contains "
+            f"{len(text_features)} text features; its features are {listed(sorted(features))}"
         )
     return text_features[0]
 

@@ -1,4 +1,4 @@
-"""Docstrings of the standard library and the installed distributions: English prose on every machine.
+"""Docstrings of the standard library and the installed distributions, as English prose that every machine has.
 
 Modules are parsed with `ast`, not imported. One module is one document; repeated docstrings are skipped.
 """
@@ -23,7 +23,7 @@ _ITEM = re.compile(r"(?:[-*+\u2022]|\d+[.)])\s|:?[\w*`.,\[\]' ]{1,40}?\s?(?:\([^
 _RULE = re.compile(r"[-=~^*#+_\"'`.:\s]+")
 _DIRECTIVE = re.compile(r"\.\.\s|@\w")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-# A line with a smaller fraction of letters and spaces is code, a table or a formula.
+# Minimum fraction of letters and spaces in a line of prose. Other lines are code, tables or formulas.
 _MIN_LETTER_FRACTION = 0.75
 _MIN_WORDS = 4
 
@@ -62,7 +62,7 @@ def documents(
 
 
 def modules() -> list[str]:
-    """Returns the sorted paths of all modules of the standard library, then those of the installed distributions."""
+    """Returns the paths of all modules: the standard library, then the installed distributions, each sorted."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
     standard = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))

@@ -46,7 +46,7 @@ class EncodedBatch:
     """One tokenized batch.
 
     Attributes:
-      head: continuation of the previous batch's last document, as one document; without sentences if this batch starts
+      head: one document that continues the last document of the previous batch; without sentences if this batch starts
         with a new document.
       splits: documents that start in this batch, by split.
       last_split: split of the last document; None if no document starts in this batch.

@@ -23,7 +23,7 @@ class Job:
     Attributes:
       sources: inputs, in order.
       problems: number of occurrences of each problem found while the inputs were listed.
-      vocabulary: vocabulary to use; None trains one on a sample of the text.
+      vocabulary: vocabulary to use; if None, a vocabulary is trained on a sample of the text.
       vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
       vocabulary_size: number of pieces of the vocabulary to train.
       lower_case: whether the vocabulary to train lower-cases text.
@@ -59,7 +59,7 @@ class JobResult:
 def spool_docstrings(
     source: Source, directory: Path | epath.Path, problems: Counter[str], pool: Executor, progress: bool
 ) -> Source:
-    """Writes docstrings to a file, since collecting them is slow, and returns the file as a source.
+    """Writes the docstrings of a `docs` source to a file, since collecting them is slow. Returns the file as a source.
 
     Other sources are returned unchanged.
     """

@@ -1,4 +1,4 @@
-"""Division of a file's text into documents, streamed. Long documents are yielded in pieces to bound memory."""
+"""Streaming division of a file's text into documents. Long documents are yielded in pieces to bound memory."""
 
 import dataclasses
 import html
@@ -20,11 +20,11 @@ _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A document, or a piece of one.
+    """A document or a piece of a document.
 
     Attributes:
       text: unchanged text of the source.
-      form: how to split it into sentences: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
+      form: layout of the text, `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`, for the division into sentences.
       continues: whether the text continues the document of the previous `Text`.
     """
 

@@ -18,7 +18,7 @@ from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
 
-# A single stream does not use the full bandwidth.
+# Number of parallel downloads. A single stream does not use the full bandwidth.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
 

@@ -64,12 +64,12 @@ class MergePlan:
 def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mapping[str, int]) -> MergePlan:
     """Plans the arrays of a corpus.
 
-    Moves documents between the splits if one of them would have too few.
+    Moves documents between the splits if a split would otherwise have too few documents.
 
     Args:
       shards: shards in the order of the text.
       heldout_fraction: fraction of documents that were held out, in [0, 1).
-      problems: number of occurrences of each problem, in addition to those of the shards.
+      problems: number of occurrences of each problem, in addition to the problems of the shards.
     """
     all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
     runs = {split: [_whole_split(shard, split) for shard in shards] for split in store.SPLITS}
@@ -106,7 +106,7 @@ def _count(runs: Iterable[Run], name: str) -> int:
 def min_documents(documents: int) -> int:
     """Returns the minimum number of documents per split, given their total number.
 
-    The minimum is 2, since a NotNext sentence comes from a different document, or less for fewer than 4 documents.
+    The minimum is 2, since a NotNext sentence comes from a different document. It is lower for fewer than 4 documents.
     """
     return 2 if documents >= 4 else int(documents >= 2)
 
@@ -114,16 +114,16 @@ def min_documents(documents: int) -> int:
 def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Chooses documents to move so that each split has `min_documents`.
 
-    The held-out documents are those with the smallest hashes, so the documents with hashes closest to the threshold
-    move. Equal documents have equal hashes and move together.
+    The documents with the smallest hashes are held out, so the documents with hashes closest to the threshold move.
+    Equal documents have equal hashes and move together.
 
     Args:
       train: uint64 [documents], hashes of the training documents.
       heldout: uint64 [documents], hashes of the held-out documents.
 
     Returns:
-      Sorted indices into `train` of documents to hold out, and into `heldout` of documents to train on. Both are empty
-      if no move is needed, or no move helps.
+      Sorted indices of the training documents to hold out, and of the held-out documents to train on. The arrays are
+      empty if no move is needed or no move helps.
     """
     minimum = min_documents(train.size + heldout.size)
     no_move = np.empty(0, np.int64)
@@ -183,7 +183,7 @@ def write_array(array: MergedArray, directory: Path | epath.Path) -> tuple[str, 
     """Writes one array of a corpus.
 
     Returns:
-      The name of its file, and the manifest's entry of the file.
+      The name and the manifest entry of the array's file.
     """
     name = store.array_file(array.split, array.array)
     digest = hashlib.sha256()

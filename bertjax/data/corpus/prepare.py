@@ -19,7 +19,7 @@ from bertjax.utils.io import as_path, check_free_space, is_remote
 
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 _MAX_WORKERS = 1024
-# Bytes of a corpus and its shards per byte of text, rounded down: English text of 200 MB gave 0.9.
+# Bytes of a corpus and its shards per byte of text: 0.9 for 200 MB of English text, rounded down.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # File names in a corpus directory; a directory with any other file is not overwritten.
@@ -33,11 +33,11 @@ _PROBLEMS = {
     "files_named_again": "{} files matched more than one --input and were read once",
     "invalid_utf8_bytes": "{} bytes were not UTF-8 and were replaced",
     "long_sentence_cuts": "{} cuts were made in long text without a sentence end, at white space if possible",
-    "no_heldout_document": "no document could be held out: there are too few different documents to evaluate on",
+    "no_heldout_document": "no document could be held out: there are too few different documents for an evaluation set",
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
     "sentences_without_tokens": "{} sentences of control characters only were skipped",
-    "unclosed_doc": "{} <doc> had no </doc> and were read to the end of their file",
+    "unclosed_doc": "{} <doc> lacked </doc> and were read to the end of their file",
     "unparsable_modules": "{} Python modules could not be parsed and were skipped",
 }
 
@@ -68,7 +68,7 @@ def prepare(
       output: directory to create, local or `gs://`.
       vocabulary: `vocab.txt` or SentencePiece `.model` (default: None, train one on a sample of the text).
       vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
-      vocabulary_size: number of pieces to train; a small text gives fewer.
+      vocabulary_size: number of pieces to train; a small text yields fewer pieces.
       lower_case: whether to lower-case text (default: None, detected from `vocabulary`, or True if one is trained).
       heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
       workers: number of worker processes (default: None, one per core).
@@ -87,7 +87,7 @@ def prepare(
     """
     output = _resolve_output(output)
     if not inputs:
-        raise UsageError("no --input; give at least one, for example --input docs:")
+        raise UsageError("no --input; use at least one, for example --input docs:")
     if not 0 <= heldout_fraction < 1:
         raise UsageError(f"--heldout is {heldout_fraction}; it must be at least 0 and below 1")
     if vocabulary_kind not in KINDS:
@@ -135,14 +135,14 @@ def prepare(
 
 def _resolve_output(output: str | Path) -> Path | epath.Path:
     if not str(output):
-        raise UsageError("--output is empty; give a directory for the corpus")
+        raise UsageError("--output is empty; use a directory for the corpus")
     if is_remote(output):
         if "/" not in str(output).partition("://")[2].strip("/"):
-            raise UsageError(f"--output is a whole bucket: {output}; give a folder in it")
+            raise UsageError(f"--output is a whole bucket: {output}; use a folder in it")
         return as_path(str(output))
     path = Path(os.path.realpath(os.path.expanduser(output)))
     if not path.name:
-        raise UsageError(f"--output is {path}; give a folder that does not exist yet")
+        raise UsageError(f"--output is {path}; use a folder that does not exist yet")
     return path
 
 
@@ -154,7 +154,7 @@ def _runner(
         raise UsageError(f"unknown runner {runner!r}; use {' or '.join(RUNNERS)}")
     if runner == LOCAL:
         if options:
-            raise UsageError("--runner_options has no effect without --runner beam; add it or remove the options")
+            raise UsageError("--runner_options has no effect without --runner beam; add it or remove --runner_options")
         return lambda job, directory: run_local.run(job, directory, workers, progress)
     # On import, Beam logs warnings about missing optional packages.
     logging.disable(logging.WARNING)
@@ -171,13 +171,13 @@ def _runner(
 
 
 def summary(output: str | Path, manifest: dict[str, Any]) -> str:
-    """Returns a few lines about a corpus and the problems of its inputs."""
+    """Formats the sizes of a corpus and the problems of its inputs as a few lines of text."""
     vocabulary = manifest["vocabulary"]
     case = "lower-cased" if vocabulary["lower_case"] else "cased"
     lines = [f"{output}: {vocabulary['size']:,} {vocabulary['kind']} pieces, {case}, in {vocabulary['file']}"]
     size = manifest["settings"].get("vocabulary_size", vocabulary["size"])
     if vocabulary["size"] < size:
-        lines.append(f"  the text gave {vocabulary['size']:,} pieces instead of the {size:,} of --vocab_size")
+        lines.append(f"  the text yields {vocabulary['size']:,} pieces instead of the {size:,} of --vocab_size")
     for name, split in manifest["splits"].items():
         lines.append(
             f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "

@@ -40,10 +40,10 @@ class Source:
     """A file, a TFDS split, or all docstrings.
 
     Attributes:
-      kind: one of `KINDS`; or `paragraphs`, a file with one paragraph per line and a blank line between documents; or
-        `texts`, a file written by `write_texts`.
+      kind: one of `KINDS`, `paragraphs` (a file with one paragraph per line and a blank line between documents), or
+        `texts` (a file written by `write_texts`).
       name: path of a file or name of a dataset.
-      size_bytes: size of the file (compressed, if it is) or dataset in bytes; None if unknown.
+      size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
       split: split of a dataset.
       data_dir: directory of TFDS datasets (default: None, TFDS's default).
     """
@@ -63,7 +63,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
       data_dir: directory of TFDS datasets (default: None, TFDS's default).
 
     Returns:
-      The sources, in the order of the specs and sorted by path within each, and the number of duplicates left out.
+      The sources, in the order of the specs and then of the paths, and the number of duplicates that are left out.
 
     Raises:
       UsageError: a spec is malformed, matches nothing, or names a file that cannot be read.
@@ -99,7 +99,7 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # A symlink loop lists the same file under ever longer paths, and the longest ones cannot be opened.
+    # A symlink loop lists the same file under ever longer paths, and the longest paths cannot be opened.
     files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
         if names:

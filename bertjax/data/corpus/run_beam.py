@@ -1,7 +1,7 @@
 """Runner for Apache Beam, on this machine or a cluster: the steps of `chunks` and `merge` as pipeline stages.
 
 Only names and counts pass through the pipeline. Text and arrays are stored in a directory that all machines can access,
-so a repeated stage finds the files of its previous attempt, and runners that keep elements in memory need little of it.
+so a repeated stage finds the files of its previous attempt, and runners need little memory.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
     The default runner uses `workers` processes of this machine.
 
     Raises:
-      UsageError: Beam has no such runner or option, or the runner cannot write to the output.
+      UsageError: Beam does not know the runner or option, or the runner cannot write to the output.
     """
     values = dict(item.removeprefix("--").partition("=")[::2] for item in options)
     runner = values.pop("runner", _LOCAL_RUNNER)
@@ -71,7 +71,7 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
     except (ValueError, ImportError, AttributeError) as error:
         raise UsageError(f"Beam cannot use runner={runner}: {first_line(error)}") from error
     if runner == "DataflowRunner" and not is_remote(output):
-        raise UsageError(f"DataflowRunner cannot write to {output}, a folder of this machine; give --output gs://...")
+        raise UsageError(f"DataflowRunner cannot write to {output}, a folder of this machine; use --output gs://...")
     parsed = PipelineOptions([f"--runner={runner}", *flags])
     stderr = io.StringIO()
     try:
@@ -79,14 +79,14 @@ def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers:
             unknown = {*parsed.get_all_options(retain_unknown_options=True)} - {*parsed.get_all_options()}
     except SystemExit as error:  # argparse exits on an invalid option.
         reason = stderr.getvalue().strip().rpartition("error: ")[2]
-        raise UsageError(f"Beam cannot take --runner_options {' '.join(options)}: {shortened(reason)}") from error
+        raise UsageError(f"Beam rejects --runner_options {' '.join(options)}: {shortened(reason)}") from error
     if unknown and runner not in _OPEN_RUNNERS:
-        raise UsageError(f"Beam has no option {listed(sorted(unknown))} for {runner}; its documentation lists them")
+        raise UsageError(f"Beam has no option {listed(sorted(unknown))} for {runner}; see the runner's documentation")
     return parsed
 
 
 def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, workers: int, progress: bool) -> JobResult:
-    """Writes the arrays of a corpus, byte-identical to those that `run_local` writes for the same job.
+    """Writes the arrays of a corpus. They are byte-identical to the arrays of `run_local` for the same job.
 
     Args:
       job: corpus to create.
@@ -142,7 +142,7 @@ def _absolute(source: Source) -> Source:
 
 
 class _Stage(beam.DoFn):
-    """DoFn that calls a function. Errors name stage and cause in the message, since runners pass on nothing else."""
+    """DoFn that calls a function. Error messages contain stage and cause, since runners pass on only the message."""
 
     def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
         self._name = name
@@ -210,7 +210,7 @@ def _build(
 
 
 def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
-    """Groups sources and the number of characters to sample from each, so that groups are not too small for a call."""
+    """Groups (source, characters to sample) pairs, so that each call of `_sample` reads enough text."""
     groups: list[list[tuple[Source, float]]] = [[]]
     group_chars = 0.0
     for source, chars in zip(sources, sample_chars(sources, kind), strict=True):

@@ -16,8 +16,8 @@ FORMS = (LINES, PARAGRAPHS, WRAPPED)
 MAX_SENTENCE_CHARS = 8192
 # `sentencex` pairs quotes and brackets, so an unclosed quote in a very long paragraph would hide its sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# `sentencex` fails next to white space of several UTF-8 bytes. BERT's tokenizer treats these as spaces too, but drops
-# U+0085.
+# `sentencex` fails next to white space of several UTF-8 bytes, so replace it by spaces and drop U+0085, as BERT's
+# tokenizer does.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
 # A line that ends a sentence and is shorter than this fraction of the longest line ends a paragraph.
@@ -45,7 +45,7 @@ def split_sentences(text: str, form: str, problems: Counter[str]) -> list[str]:
 
 
 def cut_point(text: str, limit: int) -> int:
-    """Returns where to cut a text longer than `limit`: after a line, sentence or white space, or else at the limit."""
+    """Returns the index at which to cut a text: after a line, sentence or white space before `limit`, or at `limit`."""
     for pattern in ("\n", ". ", " "):
         at = text.rfind(pattern, limit // 2, limit)
         if at >= 0:
@@ -97,7 +97,7 @@ def _unwrap(text: str) -> Iterator[str]:
 
 
 def is_wrapped(lines: list[str]) -> bool:
-    """Returns whether lines (stripped) are wrapped: none is over 120 characters, and most end inside a sentence."""
+    """Returns whether stripped lines are wrapped: no line exceeds 120 characters, and most end inside a sentence."""
     if len(lines) < 2 or max(map(len, lines)) > 120:
         return False
     return sum(bool(_SENTENCE_END.search(line)) for line in lines) * 2 < len(lines)

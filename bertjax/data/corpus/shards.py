@@ -1,4 +1,4 @@
-"""Shards: consecutive tokenized documents in files, to be merged into a corpus.
+"""Shards: files of consecutive tokenized documents, which `merge` combines into a corpus.
 
 A shard PATH has three files for each split:
 
@@ -34,7 +34,7 @@ class Shard:
     """A complete shard.
 
     Attributes:
-      path: local path or `gs://` address, the common prefix of its files.
+      path: common prefix of the shard's files, a local path or `gs://` address.
       token_dtype: dtype of the tokens, such as "<u2".
       counts: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
       problems: number of occurrences of each problem.

@@ -9,7 +9,7 @@ A corpus directory contains:
     SPLIT.documents.bin        uint64 [documents + 1]: sentence index of each document's start, then the number of
                                sentences
 
-for the splits `train` and `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and one lookup
+SPLIT is `train` or `heldout`. The arrays are memory-mapped, so a corpus may be larger than RAM, and one lookup
 finds any sentence.
 """
 
@@ -36,7 +36,7 @@ ARRAYS = ("tokens", "sentences", "documents")
 OFFSET_DTYPE = np.dtype("<u8")
 
 _PREPARE_AGAIN = "run `bertjax prepare` again"
-# `mmap` has this constant from Python 3.13 on.
+# The module `mmap` defines this constant since Python 3.13.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -64,7 +64,7 @@ class Corpus:
       manifest: content of `manifest.json`.
       train: training documents.
       heldout: documents that are excluded from training.
-      checksums: checksums of the arrays; readers add those of derived files such as the pair index.
+      checksums: checksums of the arrays, to which readers add the checksums of derived files such as the pair index.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which identifies the corpus, since the manifest has the SHA-256 of every file."""
+        """SHA-256 of the manifest. It identifies the corpus, since the manifest contains the SHA-256 of every file."""
         return hashlib.sha256((self.path / MANIFEST).read_bytes()).hexdigest()
 
 
@@ -146,7 +146,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 def open_corpus(path: str | Path) -> Corpus:
     """Opens a corpus on a local disk.
 
-    Checks sizes and the vocabulary; `Corpus.checksums` verifies the arrays.
+    Checks file sizes and the vocabulary's checksum. `Corpus.checksums` verifies the arrays.
 
     Raises:
       UsageError: the directory is not a corpus, a file is missing, or a file has the wrong size.
@@ -189,7 +189,7 @@ def map_array(path: Path, dtype: np.dtype) -> np.ndarray:
         return np.zeros(0, dtype)
     with open(path, "rb") as file:
         mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
-    # For a file larger than half of memory, readahead would fetch megabytes per row.
+    # Disable readahead for files larger than half of memory, because it would fetch megabytes per row.
     if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2:
         mapping.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapping, dtype)

@@ -1,11 +1,11 @@
 """Conversion of text to token ids, like `FullTokenizer` of google-research/bert `tokenization.py`, and back.
 
-Each step of that tokenizer processes one word: cleaning, spaces around CJK characters, lower-casing, accent stripping,
-splitting at punctuation, greedy longest match. A line is therefore split at spaces, and the ids of each chunk between
-spaces are cached.
+Each step of that tokenizer processes words independently: cleaning, spaces around CJK characters, lower-casing, accent
+stripping, splitting at punctuation, greedy longest match. Therefore, a line is split at spaces into chunks, and the ids
+of each chunk are cached.
 
-Ids can differ from google-research/bert only for characters whose Unicode category or lower case changed between the
-Unicode versions of two Pythons (`unicodedata.unidata_version`). No released vocabulary contains such a character.
+Ids can differ from google-research/bert only for characters whose Unicode category or lower case differs between two
+Python versions (`unicodedata.unidata_version`). No released vocabulary contains such a character.
 """
 
 import re
@@ -104,7 +104,7 @@ class BasicTokenizer:
 
 
 class _ChunkIds(dict[str, tuple[int, ...]]):
-    """Bounded cache of the ids of chunks between spaces; cleared when it is full."""
+    """Bounded cache of the token ids of chunks (text between spaces). The cache is cleared when it is full."""
 
     def __init__(self, vocabulary: Vocabulary, max_entries: int):
         super().__init__()
@@ -122,7 +122,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
     def __missing__(self, chunk: str) -> tuple[int, ...]:
         ids: list[int] = []
         for word in self._basic.words(chunk):
-            # Most words are pieces of the vocabulary, so that their longest match is the word itself.
+            # Most words are pieces of the vocabulary, and then the longest match is the word itself.
             if (index := self._ids.get(word)) is not None:
                 ids.append(index)
             else:
@@ -144,7 +144,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
 
 
 class Tokenizer:
-    """Tokenizer with one vocabulary. In a text, special pieces such as [MASK] are ordinary text.
+    """Tokenizer with one vocabulary. It treats special pieces in a text, such as [MASK], as ordinary text.
 
     Not thread-safe; each thread needs its own tokenizer.
     """
@@ -165,7 +165,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
         if self.vocabulary.kind == WORDPIECE:
-            # Split at spaces only, because cleaning drops some white space such as U+000B without a split.
+            # Split at spaces only, because cleaning drops some white space, such as U+000B, and joins its neighbors.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
@@ -220,14 +220,14 @@ class Tokenizer:
 
     def _sentencepiece_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         encoded = self._sentencepiece.encode(self._sentencepiece_text(text), return_type="offset_mapping")
-        # A character may become two in lower case, such as U+0130.
+        # Lower-casing may turn one character into two, for example U+0130.
         lengths = (len(char.lower()) for char in text) if self.vocabulary.lower_case else repeat(1, len(text))
         origins = [index for index, length in enumerate(lengths) for _ in range(length)]
         spans = []
         for start, stop in encoded["offsets"]:
             first = origins[start] if start < len(origins) else len(text)
             end = origins[stop - 1] + 1 if stop > start else first
-            # A piece includes the space before its word.
+            # The first piece of a word includes the space before the word, so skip this space.
             while first < end and text[first].isspace():
                 first += 1
             spans.append((first, end))

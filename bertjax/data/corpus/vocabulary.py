@@ -1,4 +1,4 @@
-"""Vocabularies: WordPiece `vocab.txt` and SentencePiece `.model` files, and the copy in a workdir."""
+"""Vocabularies: WordPiece `vocab.txt` files, SentencePiece `.model` files, and their copies in workdirs."""
 
 import dataclasses
 import functools
@@ -19,9 +19,9 @@ KINDS = (WORDPIECE, SENTENCEPIECE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model"}
 # A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CONTINUATION = "##"  # WordPiece: starts a piece inside a word
-WORD_START = "\u2581"  # SentencePiece: starts a piece at the start of a word
-# File of a workdir that names its vocabulary's file, case and checksum.
+CONTINUATION = "##"  # WordPiece: prefix of a piece inside a word
+WORD_START = "\u2581"  # SentencePiece: prefix of the first piece of a word
+# File in a workdir with the file name, `lower_case` and checksum of the run's vocabulary.
 ENTRY = "vocabulary.json"
 
 _SENTENCEPIECE_NAMES = {"[PAD]": ("[PAD]", "<pad>"), "[UNK]": ("[UNK]", "<unk>")}
@@ -32,7 +32,7 @@ class Vocabulary:
     """Pieces of a vocabulary file.
 
     Attributes:
-      path: `vocab.txt` (one piece a line) or SentencePiece `.model`.
+      path: `vocab.txt` (one piece per line) or SentencePiece `.model`.
       content: bytes of the file.
       kind: `wordpiece` or `sentencepiece`.
       pieces: all pieces; the index is the token id.
@@ -76,16 +76,16 @@ class Vocabulary:
 def load_vocabulary(
     path: str | os.PathLike, lower_case: bool | None = None, content: bytes | None = None
 ) -> Vocabulary:
-    """Loads a `vocab.txt` (those of released BERT models work unchanged) or a SentencePiece `.model`.
+    """Loads a `vocab.txt` in the format of the released BERT models, or a SentencePiece `.model`.
 
     Args:
       path: local path or `gs://` address; the suffix `.model` selects SentencePiece.
-      lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary without upper-case letters,
-        False for SentencePiece, whose models normalize text themselves).
+      lower_case: whether to lower-case text. The default (None) is True for WordPiece vocabularies without upper-case
+        letters. It is False for other WordPiece vocabularies, and for SentencePiece, whose models normalize text.
       content: bytes of the file (default: None, read from `path`).
 
     Raises:
-      UsageError: the file is missing, is not a vocabulary, or has no entry for a special piece.
+      UsageError: the file is missing, is not a vocabulary, or lacks or repeats a special piece.
     """
     path = as_path(path)
     if content is None:
@@ -99,7 +99,7 @@ def load_vocabulary(
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))
     else:
         kind, pieces = WORDPIECE, _wordpiece_pieces(path, content)
-    # If several lines are equal, the last one is the piece's id, as in google-research/bert's `load_vocab`.
+    # If several lines are equal, the last line determines the piece's id, as in google-research/bert's `load_vocab`.
     ids = {piece: index for index, piece in enumerate(pieces)}
     special_ids = {}
     for piece in SPECIAL_PIECES:
@@ -107,7 +107,7 @@ def load_vocabulary(
         known_names = [name for name in names if name in ids]
         if not known_names:
             raise UsageError(
-                f"the vocabulary {path} has no {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
+                f"the vocabulary {path} lacks {' or '.join(names)}; BERT needs {', '.join(SPECIAL_PIECES)}"
             )
         if pieces.count(piece) > 1:
             raise UsageError(f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines; keep one of them")
@@ -155,7 +155,7 @@ def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
 def workdir_vocabulary(workdir: epath.Path) -> Vocabulary:
     """Loads the vocabulary of a workdir."""
     if not (workdir / ENTRY).exists():
-        raise UsageError(f"{workdir} has no {ENTRY}; give the workdir of a run, or a checkpoint inside it")
+        raise UsageError(f"{workdir} has no {ENTRY}; use the workdir of a run, or a checkpoint inside it")
     return open_vocabulary(workdir / ENTRY)
 
 

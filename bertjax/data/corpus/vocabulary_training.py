@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 MIN_SIZE = 32
 MAX_SIZE = 1_000_000
 
-# SentencePiece is slow and keeps several copies of its sample in memory; WordPiece needs only word counts.
+# Sample sizes. SentencePiece is slow and keeps several copies of its sample in memory; WordPiece needs word counts.
 _SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
-# Rarer characters become [UNK]; each would take two pieces, `x` and `##x`.
+# Maximum number of characters with pieces (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4
@@ -53,7 +53,7 @@ def train_vocabulary(
     Args:
       sources: inputs to sample.
       kind: `wordpiece` or `sentencepiece`.
-      size: number of pieces; a small text gives fewer.
+      size: number of pieces; a small text yields fewer pieces.
       lower_case: whether to lower-case the text.
       pool: worker processes that compute `statistics`.
       progress: whether to show a progress bar on standard error.
@@ -84,13 +84,13 @@ def sample_chars(sources: list[readers.Source], kind: str) -> list[float]:
     """Returns the number of characters to sample from the start of each source, in proportion to its size."""
     chars = _SAMPLE_CHARS[kind]
     total = sum(source.size_bytes or 0 for source in sources)
-    # A source of unknown size counts as much as all files together.
+    # A source of unknown size gets as many characters as all sources of known size together.
     per_source = chars / max(1, sum(source.size_bytes is None for source in sources) + (total > 0))
     return [per_source * (1 if source.size_bytes is None else source.size_bytes / max(total, 1)) for source in sources]
 
 
 def head_of_source(source: readers.Source, chars: float) -> Iterator[Text]:
-    """Yields whole texts from the start of a source until they have `chars` characters."""
+    """Yields whole texts from the start of a source until they have at least `chars` characters."""
     # Discard the problem counts, since problems are counted when the text is encoded.
     for text in readers.read(source, Counter()):
         yield text
@@ -153,7 +153,7 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
     frequent = sorted(char_counts, key=lambda char: (-char_counts[char], char))[: min(_MAX_CHARACTERS, size // 4)]
     alphabet = set(frequent)
     words = sorted(word for word in counts if alphabet.issuperset(word))
-    # The trainer breaks ties between merges by the ids of characters, and without these lists it assigns ids in the
+    # The trainer breaks ties between merges by the ids of characters. Without these lists, it would assign ids in the
     # order of a randomly seeded hash table.
     first_chars = sorted({word[0] for word in words})
     inner_chars = sorted({f"##{char}" for word in words for char in word[1:]})

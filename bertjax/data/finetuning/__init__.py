@@ -1,1 +1,1 @@
-"""Fine-tuning data: text files to tokenized examples to batches, in NumPy."""
+"""Fine-tuning input pipeline in NumPy: reads task files, tokenizes examples and builds batches."""

@@ -11,7 +11,7 @@ from bertjax.data.finetuning.tagged import TaggedText
 
 
 def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
-    """Selects a fraction of N rows as a dev set, bool [N].
+    """Returns a mask that selects a fraction of N rows as the dev set, bool [N].
 
     Rows with equal content are on the same side of the split, so that no dev row is also a training row. Contents are
     sorted by a hash keyed with `seed` and selected until the fraction is reached, so the selection does not depend on
@@ -32,7 +32,7 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
 
 
 def sample_fraction(count: int, fraction: float) -> np.ndarray:
-    """Samples a fraction of `count` indices, at least one, ascending int64. The random seed is always 0."""
+    """Samples a fraction of the indices 0..count-1, at least one, ascending int64. The random seed is always 0."""
     if fraction == 1:
         return np.arange(count)
     order = np.random.default_rng(0).permutation(count)
@@ -57,7 +57,7 @@ def subset(examples: Examples, indices: np.ndarray) -> Examples:
 
 
 def first_segments(examples: Examples) -> list[bytes]:
-    """Returns the token ids of each example's first segment, as bytes. Several examples may have the same segment."""
+    """Returns the token ids of each example's first segment as bytes, to find examples with equal segments."""
     ids, is_first = examples.tokens["input_ids"], examples.tokens["segment_ids"] == 0
     group = examples.sequences_per_example
     starts, ends = (examples.offsets[index::group][: len(examples)] for index in (0, 1))
@@ -67,18 +67,18 @@ def first_segments(examples: Examples) -> list[bytes]:
 def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
     """Returns the end (exclusive) word index of each unit that a dev split must not divide.
 
-    Units are documents if `documents` is set and the text has several, else sentences.
+    Units are documents if `documents` is True and the text has several documents. Otherwise, units are sentences.
     """
     return tagged.document_ends if documents and len(tagged.document_ends) > 1 else tagged.sentence_ends
 
 
 def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
-    """Returns the words of each unit as bytes."""
+    """Returns the words of each unit as bytes, to find equal units."""
     return ["\n".join(tagged.words[start:end]).encode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> TaggedText:
-    """Returns the sentences of the selected units; documents without a selected sentence are dropped.
+    """Returns the sentences of the selected units. Documents without a selected sentence are dropped.
 
     Args:
       tagged: text to select from.

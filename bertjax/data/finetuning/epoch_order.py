@@ -16,19 +16,19 @@ _GROUP_TOKENS = 32
 class EpochOrder:
     """Random order of batches in which each epoch contains every example once.
 
-    The examples of an epoch are shuffled with the seed (seed, epoch), sorted by length in groups of 32 tokens and cut
-    into batches, of which the last may be smaller. Then the batches are shuffled.
+    The examples of an epoch are shuffled with the seed (seed, epoch), sorted by length group (length in units of 32
+    tokens, rounded up) and cut into batches. The last batch may be smaller. Then the batches are shuffled.
     """
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
         self._lengths, self._batching, self._seed = examples.lengths, batching, seed
-        # The groups do not depend on `bucket` and `examples_per_row`, so these settings change speed but not the order.
+        # Length groups do not depend on `bucket` and `examples_per_row`, so these settings do not change the order.
         self._groups = -(-self._lengths // _GROUP_TOKENS)
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
         self._epoch_shapes = lru_cache(maxsize=None)(self._count_shapes)
-        # A batch's longest example is in the same length group in every epoch, so if buckets are multiples of a group,
-        # all epochs have the same shapes.
+        # Every epoch cuts the same sequence of length groups into batches, so if buckets are multiples of a group, all
+        # epochs have the same batch shapes.
         self._has_equal_epochs = batching.examples_per_row == 1 and batching.bucket % _GROUP_TOKENS == 0
 
     def _draw_epoch(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -43,7 +43,7 @@ class EpochOrder:
             shapes = [(size, self._batching.padded_length(int(self._lengths[batch].max()))) for batch in batches]
             return batches, np.array(shapes, np.int64)
         layouts = [pack_rows(self._lengths[batch], self._batching) for batch in batches]
-        # Unused slots are -1, which selects the last element, so append NO_EXAMPLE there.
+        # Unused slots are -1, which selects the last element, so append NO_EXAMPLE as the last element.
         rows = [np.append(batch, NO_EXAMPLE)[slots] for batch, (slots, _) in zip(batches, layouts, strict=True)]
         return rows, np.array([(len(slots), length) for slots, length in layouts], np.int64)
 
@@ -57,7 +57,7 @@ class EpochOrder:
         return batches[index], int(shapes[index, 1])
 
     def typical_step(self) -> int:
-        """Returns a step of the first epoch with the most common shape and the most examples of that shape."""
+        """Returns the step of the first epoch that has the most examples among batches of the most common shape."""
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if tuple(shape) == most_common]

@@ -1,8 +1,8 @@
-"""Tokenized fine-tuning examples in memory, and padded batches of them.
+"""Tokenized fine-tuning examples in memory, and padded batches of examples.
 
 A batch contains examples of similar length and is padded to the next multiple of `bucket` tokens. The assignment of
-examples to batches does not depend on the padding, so `bucket=0`, which pads every row to `seq_len`, trains the same
-model at a lower speed.
+examples to batches does not depend on the padding. Hence `bucket=0`, which pads every row to `seq_len`, trains the same
+model more slowly.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ class Examples:
     """N examples of C token sequences each.
 
     Attributes:
-      offsets: start of each sequence in the flat `tokens` arrays, then their total length, int64 [N * C + 1].
+      offsets: start of each sequence in the flat arrays of `tokens`, then the arrays' length, int64 [N * C + 1].
       tokens: flat arrays [tokens, ...] by name: `input_ids`, `segment_ids`, and optional `token_labels` or cached
         encoder features.
       rows: arrays [N, ...] by name with one entry per example, such as `labels`.
-      sequences_per_example: C, for tasks that encode several texts of an example separately, such as the choices of
-        SWAG.
+      sequences_per_example: C (default: 1); larger for tasks that encode several texts of an example separately, such
+        as the choices of SWAG.
       lines: line number of each example in its file; empty if the examples are not from a file.
     """
 
@@ -45,7 +45,7 @@ class Examples:
         return np.diff(self.offsets).reshape(-1, self.sequences_per_example).max(axis=1)
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of all arrays; `lines` are not included."""
+        """Returns the SHA-256 of all arrays, without `lines`."""
         digest = hashlib.sha256(self.offsets.tobytes())
         for name, array in sorted({**self.tokens, **self.rows}.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
@@ -69,7 +69,7 @@ def make_examples(
     """Builds `Examples` from encoded sequences.
 
     Args:
-      sequences: one dictionary per sequence with equally long lists `input_ids`, `segment_ids` and optional others.
+      sequences: one dictionary per sequence; `input_ids`, `segment_ids` and optional further lists of equal length.
       rows: arrays with one entry per example, by name.
       sequences_per_example: number of consecutive sequences that form an example.
       lines: line number of each example in its file.
@@ -101,8 +101,8 @@ def encode_pair(
 ) -> dict[str, list[int]]:
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
-    Inputs are truncated to `seq_len` tokens. A pair loses tokens of its longer text, as in `_truncate_seq_pair` of
-    google-research/bert `run_classifier.py`.
+    The texts are truncated so that the result has at most `seq_len` tokens. In a pair, the longer text is truncated
+    first, as by `_truncate_seq_pair` of google-research/bert `run_classifier.py`.
     """
     if second is None:
         ids = [cls_id, *first[: seq_len - 2], sep_id]
@@ -115,7 +115,7 @@ def encode_pair(
 def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
     """Returns the lengths of two texts truncated to `total` tokens.
 
-    Tokens are removed from the longer text, or from the second one while both are equally long.
+    Tokens are removed one at a time from the longer text, or from the second text if both are equally long.
     """
     excess = max(0, a + b - total)
     leveling = min(excess, abs(a - b))
@@ -125,7 +125,7 @@ def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
 
 
 def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bonus: float = 0.0) -> np.ndarray:
-    """Returns, for each of `count` positions, the index of the window with the most context around it, int64 [count].
+    """Returns the index of the window with the most context around each of `count` positions, int64 [count].
 
     The context of a position is its distance to the nearer end of the window. The first window wins a tie.
 
@@ -149,9 +149,9 @@ class Batching:
 
     Attributes:
       batch_size: examples per global batch.
-      bucket: rows are padded to a multiple of this many tokens; 0 pads to `seq_len`.
+      bucket: granularity of row lengths in tokens: rows are padded to a multiple of `bucket` (0: to `seq_len`).
       seq_len: maximum tokens per row.
-      examples_per_row: maximum number of examples packed into a row; must divide `batch_size`.
+      examples_per_row: maximum number of examples packed into a row (default: 1, no packing); divides `batch_size`.
     """
 
     batch_size: int
@@ -179,7 +179,7 @@ class Batching:
 
 
 def eval_batches(examples: Examples, batching: Batching, shard: DataShard) -> Iterator[dict[str, np.ndarray]]:
-    """Yields one process's rows of batches that contain every example once, shortest first."""
+    """Yields one process's rows of evaluation batches. Every example occurs once, shortest first."""
     order = np.argsort(examples.lengths, kind="stable")
     for start in range(0, len(order), batching.batch_size):
         indices = order[start : start + batching.batch_size]
@@ -194,7 +194,7 @@ def make_batch(
 
     Args:
       examples: all examples.
-      indices: examples of the global batch, at most `batch_size`.
+      indices: example indices of the global batch, at most `batch_size`.
       length: tokens per sequence; longer sequences are truncated.
       batch_size: rows of the global batch.
       shard: rows of the global batch that this process builds.

@@ -21,7 +21,7 @@ class Target:
     Attributes:
       column: name of the column.
       labels: class names in the order of their ids; empty for regression.
-      separator: separator of the labels in a multi-label column; "" for exactly one label per row.
+      separator: separator of the labels in a multi-label column (default: "", exactly one label per row).
     """
 
     column: str
@@ -43,7 +43,7 @@ class Target:
         return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
     def read(self, row: Row, stats: ReadStats) -> Any:
-        """Returns a row's label: class id, 0/1 list of K labels, or number for regression; None if it is missing."""
+        """Returns a row's class id, 0/1 list of K labels, or number for regression. A missing label is None."""
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)
             ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}
@@ -74,8 +74,8 @@ def encode_rows(
       texts: the one or two columns with text.
       target: the label column.
       tokenizer: the model's tokenizer.
-      seq_len: maximum tokens per example; longer ones are truncated.
-      stats: row counts, of which `used`, `skipped` and `noted` are updated.
+      seq_len: maximum tokens per example; longer examples are truncated.
+      stats: row counts; `used`, `skipped` and `noted` are updated.
       labeled: whether the file has labels.
       training: whether to skip rows without a label. If False, these rows are predicted but not scored, so that
         predictions stay aligned with the rows of the file.
@@ -115,7 +115,7 @@ def encode_rows(
 
 
 def read_label(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the label of a row without surrounding white space; it may be empty."""
+    """Returns the label of a row, which may be empty, without surrounding white space."""
     label = row.fields[column]
     if not isinstance(label, str):
         raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be one label")

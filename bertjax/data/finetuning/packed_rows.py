@@ -5,24 +5,24 @@ import numpy as np
 from bertjax.data.finetuning.examples import Batching, Examples, padding_value
 from bertjax.data.shard import DataShard
 
-# Index in unused slots. It must be -1, because it also selects the last element of an array.
+# Example index of unused slots. -1 is a valid index (the last element), so unused slots can be masked after a lookup.
 NO_EXAMPLE = -1
 
 
 def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     """Packs the examples of a batch into rows, with as few positions as possible.
 
-    All rows have the same number of slots, so that the number of rows is fixed and can be divided among devices.
-    Examples are assigned to rows longest first, in alternating direction, and all rows are padded to the length of the
-    fullest row. Among the numbers of slots that divide `examples_per_row`, the one with the fewest positions is chosen.
+    Each row has K slots for one example each. K divides `examples_per_row`, so that the rows can be divided among
+    devices. Examples are assigned to rows longest first, in alternating direction, and all rows are padded to the
+    length of the fullest row. The K with the fewest positions is chosen.
 
     Args:
       lengths: tokens of each example, int64 [n].
       batching: batch size and limits. An example longer than `seq_len` is never packed with other examples.
 
     Returns:
-      Index into `lengths` for each slot, int64 [rows, K], `NO_EXAMPLE` in unused slots; and the number of tokens per
-      row.
+      A tuple of the index into `lengths` of each slot, int64 [rows, K], with `NO_EXAMPLE` in unused slots, and the
+      number of tokens per row.
     """
     best = None
     order = np.argsort(-lengths, kind="stable")
@@ -48,14 +48,14 @@ def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shar
 
     Args:
       examples: all examples, with one sequence each.
-      indices: examples of each row of the global batch, int64 [rows, K], `NO_EXAMPLE` in unused slots.
+      indices: example indices of each row of the global batch, int64 [rows, K], `NO_EXAMPLE` in unused slots.
       length: tokens per row.
       shard: rows of the global batch that this process builds.
 
     Returns:
       `sequence_ids` int32 [B, L]: 1 to K for tokens of the row's examples, 0 for padding. `position_ids` int32 [B, L].
       Each array of `examples.tokens`: [B, L, ...]. Each array of `examples.rows`: [B, K, ...]. `example` int32 [B, K],
-      -1 in unused slots. `weights` float32 [B, K], 0 in unused slots; [B] if the examples have `token_labels`.
+      -1 in unused slots. `weights` float32 [B, K], 0 in unused slots. With `token_labels`, `weights` is [B].
     """
     indices = indices[shard.rows(len(indices))]
     rows, slots = indices.shape

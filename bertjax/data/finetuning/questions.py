@@ -1,7 +1,7 @@
 """SQuAD questions and their tokenization into overlapping windows.
 
-A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit one window is split into
-several; each starts `doc_stride` tokens after the previous one, as in google-research/bert `run_squad.py`.
+A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit into one window is split into
+overlapping windows. Each window starts `doc_stride` tokens after the last, as in google-research/bert `run_squad.py`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.terminal import progress_bar
 
-# Bonus per token of a window in `_check_is_max_context` of `run_squad.py`.
+# Context bonus per token of a window, as in `_check_is_max_context` of `run_squad.py`.
 _LENGTH_BONUS = 0.01
 
 
@@ -48,11 +48,11 @@ class Windows:
 
     Attributes:
       examples: one example per window, with `start_positions` and `end_positions`, int32 [windows]: the first and last
-        token position of the answer, or 0, the position of [CLS], if the window does not contain the answer.
+        token position of the answer. The positions are 0 ([CLS]) if the window does not contain the answer.
       question_index: index of each window's question, int64 [windows].
       passage_start: position of the first passage token in each window, int64 [windows].
-      char_spans: for each window, start and end (exclusive) characters of its passage tokens, int64 [tokens, 2].
-      is_max_context: for each window, whether no other window has more context around the token, bool [tokens].
+      char_spans: for each window, start and end (exclusive) character of each passage token, int64 [tokens, 2].
+      is_max_context: for each window, whether it has the most context around each passage token, bool [tokens].
     """
 
     examples: Examples
@@ -67,10 +67,10 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
 
     Args:
       path: a `.json` or `.json.xz` file.
-      stats: counts of questions, updated.
+      stats: question counts, updated in place.
       training: whether to skip questions whose answer is not at its offset in the context.
       all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without an answer are skipped
-        for training, and otherwise used and counted in `stats.noted`.
+        in training. In evaluation, they are used and counted in `stats.noted`.
 
     Raises:
       UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.
@@ -94,7 +94,7 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     ids = Counter(question.id for question in questions)
     duplicate = next((id_ for id_, count in ids.items() if count > 1), None)
     if duplicate is not None:
-        raise UsageError(f"{path} has {ids[duplicate]} questions with the id {quoted(duplicate)}; ids must be unique")
+        raise UsageError(f"{path} has {ids[duplicate]} questions with the id {quoted(duplicate)}; make ids unique")
     usable = []
     for question in questions:
         place = f"question {question.id}"
@@ -145,7 +145,7 @@ def make_windows(
     Args:
       questions: questions to tokenize.
       tokenizer: the model's tokenizer.
-      stats: counts, to which questions truncated to `max_query_len` are added.
+      stats: question counts; questions truncated to `max_query_len` are counted in `stats.noted`.
       seq_len: maximum tokens per window.
       doc_stride: passage tokens between the starts of consecutive windows.
       max_query_len: maximum tokens of a question.
@@ -192,7 +192,7 @@ def make_windows(
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
-    """Returns the first and last passage token that overlap the first answer; None without an answer or overlap."""
+    """Returns the first and last passage token that overlap the first answer, or None if there are no such tokens."""
     if not question.answers or not len(spans):
         return None
     start, end = question.answer_start, question.answer_start + len(question.answers[0])

@@ -1,4 +1,4 @@
-"""Readers of TSV, CSV and JSON Lines files, which count skipped and irregular rows, and of TensorFlow Datasets."""
+"""Readers of TSV, CSV and JSON Lines files and of TensorFlow Datasets, with counts of skipped and irregular rows."""
 
 import csv
 import dataclasses
@@ -29,8 +29,8 @@ class ReadStats:
       file: path of the file.
       read: number of rows in the file.
       used: number of rows that became examples.
-      columns: description of the columns that are read and the columns that are ignored.
-      skipped: skipped rows by reason: `rows` is their number, `first` the line or id of the first one.
+      columns: text that lists the columns that are read and the columns that are ignored.
+      skipped: skipped rows by reason; `rows` is the number of rows, `first` the line or id of the first row.
       noted: irregular rows that are still used, in the format of `skipped`.
     """
 
@@ -69,7 +69,7 @@ class Row:
     Attributes:
       line: line number at which the row starts, from 1.
       fields: values by column name; strings, or lists from JSON Lines.
-      is_short: whether a required column is missing in this row and replaced by "".
+      is_short: whether the row has too few fields; missing fields are "".
     """
 
     line: int
@@ -89,17 +89,17 @@ def read_table(
 ) -> Iterator[Row]:
     """Yields the rows of a UTF-8 file; a byte-order mark and Windows line endings are removed.
 
-    Quotation marks are ordinary characters in TSV, as in GLUE's files, and enclose fields in CSV.
+    In TSV, quotation marks are ordinary characters, as in GLUE's files. In CSV, they enclose fields.
 
     Args:
       path: the file.
       columns: required columns.
-      stats: row counts, of which `read`, `skipped` and `noted` are updated. The caller sets `used`.
-      optional: columns that are read if the file has them.
+      stats: row counts, updated in place except for `used`, which the caller sets.
+      optional: columns to read if the file contains them.
       file_format: `tsv`, `csv` or `jsonl`.
-      header: True if the first line has the column names, else the names.
-      keep_short: whether to keep rows with too few fields and fill the missing ones with "", so that predictions stay
-        aligned with the rows of the file (default: False, skip these rows). Both cases are counted.
+      header: True if the first line contains the column names; otherwise, the column names.
+      keep_short: whether to keep rows with too few fields and set missing fields to "", so that predictions stay
+        aligned with the file's rows (default: False, skip these rows). `stats` counts such rows in either case.
 
     Raises:
       UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
@@ -158,7 +158,7 @@ def _select_columns(
 
 
 def _lines(text: str) -> list[str]:
-    """Splits text into lines without blank lines at the end."""
+    """Splits text into lines and drops blank lines at the end."""
     return text.rstrip("\r\n").split("\n")
 
 
@@ -224,7 +224,7 @@ def escape_line(text: str) -> str:
 
 
 def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
-    """Decodes UTF-8; replaces invalid bytes by U+FFFD and counts their row in `stats.noted`."""
+    """Decodes UTF-8. Invalid bytes are replaced by U+FFFD, and their row is counted in `stats.noted`."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -247,12 +247,12 @@ def read_tfds(
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
     Args:
-      name: dataset and config, such as `glue/mrpc`; with a data directory, `DIR:glue/mrpc`; or with a TFDS namespace,
-        `huggingface:swag/regular`.
+      name: dataset and config, such as `glue/mrpc`, after an optional data directory (`DIR:glue/mrpc`) or TFDS
+        namespace (`huggingface:swag/regular`).
       split: name of the split.
-      columns: feature of the dataset by column name.
-      stats: row counts, of which `read` is updated.
-      optional: columns that are read if the dataset has their feature.
+      columns: dataset feature of each column, by column name.
+      stats: row counts, of which only `read` is updated.
+      optional: like `columns`, for columns to omit if the dataset lacks their feature.
       named_labels: whether to return class labels as names rather than numbers.
 
     Raises:

@@ -15,9 +15,9 @@ from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-# Start style that each prefix indicates on an entity's first tag: "I" as in IOB1, or "B" as in IOB2, BIOES and BILOU.
+# Start style of an entity, by the prefix of its first tag: "I" in IOB1; "B" in IOB2, BIOES and BILOU.
 _START_STYLES = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
-# If a smaller fraction of entities has the less common start style, these tags are errors, not a second scheme.
+# Minimum fraction of entities with the less common start style in a mix of schemes; fewer are annotation errors.
 _MIXED_FRACTION = 0.01
 
 
@@ -56,12 +56,12 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 
     Args:
       path: the file.
-      stats: counts of sentences and irregular lines, updated.
+      stats: counts of sentences and irregular lines, updated in place.
       labeled: whether every word needs a tag. If False, the file may have a single column of words.
 
     Raises:
-      UsageError: the file is missing or has no words, rows differ in their number of columns, or a tag is missing or
-        not in IOB, BIOES or BILOU form.
+      UsageError: the file is missing or contains no words, lines differ in their number of columns, or a tag is missing
+        or not in IOB, BIOES or BILOU form.
     """
     try:
         data = path.read_bytes()
@@ -115,7 +115,7 @@ def read_tagged_rows(
       rows: rows of one file.
       text: column with the words.
       label: column with one tag per word; None if the file has no tags.
-      stats: row counts, of which `used` and `noted` are updated.
+      stats: row counts; `used` and `noted` are updated.
       keep_untagged: whether to accept sentences without tags, for prediction.
 
     Raises:
@@ -136,7 +136,7 @@ def read_tagged_rows(
             stats.note("without tags, predicted but not scored", row.line)
             row_tags = [""] * len(row_words)
         if len(row_tags) != len(row_words):
-            raise UsageError(f"{place} has {len(row_words)} words and {len(row_tags)} tags; give one tag per word")
+            raise UsageError(f"{place} has {len(row_words)} words and {len(row_tags)} tags; write one tag per word")
         words += row_words
         tags += row_tags
         word_lines += [row.line] * len(row_words)
@@ -152,8 +152,9 @@ def read_tagged_rows(
 def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
     """Counts entities that start with B- in a file where most entities start with I-, or the reverse.
 
-    IOB1 uses B- only between adjacent entities of one type; IOB2, BIOES and BILOU use I- only inside entities. If such
-    entities are below one percent, they are errors, as in CoNLL-2003 itself, rather than a mix of schemes.
+    IOB1 starts an entity with B- only right after an entity of the same type, which is not counted. IOB2, BIOES and
+    BILOU never start an entity with I-. If the count is at least one percent of all entities, the file mixes
+    schemes. A smaller count is due to annotation errors, as in CoNLL-2003 itself.
     """
     starts: dict[str, list[int]] = {style: [] for style in ("B", "I")}
     sentence_starts = {0, *sentence_ends}
@@ -196,8 +197,8 @@ def encode_tagged(
 ) -> tuple[Examples, np.ndarray, list[np.ndarray]]:
     """Tokenizes tagged words; the first word piece of each word has the word's label.
 
-    An example is one sentence, or one document if `documents` is set. Texts longer than `seq_len` are split into
-    examples that overlap by half; a word in two examples is labeled only in the example with more context.
+    An example is one sentence, or one document if `documents` is True. Texts longer than `seq_len` are split into
+    examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
     Args:
       tagged: words and tags.
@@ -208,9 +209,9 @@ def encode_tagged(
       path: path of the file, for error messages.
 
     Returns:
-      Examples with `token_labels`: the label id at the first piece of a word, -1 at other pieces and words without tag.
-      Index of the example in which each word is labeled, int64 [words].
-      For each example, the token positions of the words labeled in it, int64 [labeled words].
+      A tuple of three values. First, examples with `token_labels`: the label id at the first piece of a word, -1 at all
+      other pieces and at words without a tag. Second, the index of the example in which each word is labeled, int64
+      [words]. Third, for each example, the token positions of its labeled words, int64 [labeled words].
     """
     vocabulary = tokenizer.vocabulary
     max_pieces = seq_len - 2
@@ -245,7 +246,7 @@ def encode_tagged(
 
 
 def gather_words(example_of_word: np.ndarray, positions: list[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Gathers per-token arrays [length, ...] of the examples of `encode_tagged` into one array [words, ...]."""
+    """Gathers per-token arrays [length, ...], one per example of `encode_tagged`, into one array [words, ...]."""
     # The words of each example are in order, but consecutive words may alternate between overlapping examples.
     streams = [iter(value[places]) for value, places in zip(values, positions, strict=True)]
     return np.array([next(streams[example]) for example in example_of_word])
@@ -256,13 +257,13 @@ def _label_ids(tagged: TaggedText, labels: list[str], path: str) -> list[int]:
     unknown = sorted({*tagged.tags} - {*ids})
     if unknown:
         raise UsageError(
-            f"{path} has unknown tags: {listed(unknown)}; use the types and the scheme of the training file"
+            f"{path} has unknown tags: {listed(unknown)}; use the entity types and tagging scheme of the training file"
         )
     return [ids[tag] for tag in tagged.tags]
 
 
 def _overlapping_windows(lengths: np.ndarray, max_pieces: int) -> list[tuple[int, int]]:
-    """Returns start and end word of windows that have at most `max_pieces` pieces and overlap by half."""
+    """Returns the start and end (exclusive) word of windows of at most `max_pieces` pieces that overlap by half."""
     if not len(lengths):
         return [(0, 0)]
     ends = np.cumsum(lengths)

@@ -9,20 +9,20 @@ from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.tables import ReadStats, replace_surrogates
 from bertjax.errors import UsageError, quoted
 
-# From the footnote of section 4.2. The paper does not define tokens; here, tokens are separated by white space.
+# Length of the searched text (footnote of section 4.2), in words, since the paper does not define its tokens.
 _MAX_TOKENS = 400
 _EVIDENCE = Path("evidence", "wikipedia")
 
 
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
-    """Reads TriviaQA and returns one question per evidence document that has an answer in its first 400 tokens.
+    """Reads TriviaQA and returns one question per evidence document that contains an answer in its first 400 tokens.
 
     The answer is the earliest match of any alias, ignoring case.
 
     Args:
       path: question file, such as `qa/wikipedia-train.json`.
       folder: root of the dataset, with `evidence/wikipedia`.
-      stats: counts of documents, updated. Missing documents and documents without an answer are skipped.
+      stats: document counts, updated in place. Missing documents and documents without an answer are skipped.
 
     Raises:
       UsageError: the file is missing or malformed, or no document can be used.
@@ -46,7 +46,7 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
         ) from error
     duplicate = next((id_ for id_, count in Counter(id_ for id_, *_ in entries).items() if count > 1), None)
     if duplicate is not None:
-        raise UsageError(f"{path} has the question {quoted(duplicate)} twice; ids must be unique")
+        raise UsageError(f"{path} has several questions with the id {quoted(duplicate)}; make ids unique")
     questions = []
     for question_id, text, answers, documents in entries:
         for document in dict.fromkeys(documents):
@@ -56,7 +56,7 @@ def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
     stats.used += len(questions)
     if not questions:
         reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
-        raise UsageError(f"{path} has no usable questions{reasons}; documents are read from {folder / _EVIDENCE}")
+        raise UsageError(f"{path} has no usable questions{reasons}; check the documents in {folder / _EVIDENCE}")
     return questions
 
 
@@ -65,7 +65,7 @@ def _read_question(
 ) -> Question | None:
     place = f"question {question_id}, {document}"
     try:
-        # Reject file names that lead out of the folder.
+        # Reject file names outside of the folder.
         if ".." in Path(document).parts or Path(document).is_absolute():
             raise OSError
         content = (folder / _EVIDENCE / document).read_bytes().decode("utf-8", errors="replace")
@@ -87,7 +87,7 @@ def _first_tokens(text: str) -> str:
 
 
 def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:
-    """Returns the character span of the earliest answer, ignoring case; the longest if several start there."""
+    """Finds the earliest answer, ignoring case, and returns its character span. The longest answer wins a tie."""
     spans = [
         match.span()
         for answer in dict.fromkeys(answers)

@@ -1,1 +1,1 @@
-"""Pre-training batches: sentence pairs, the pair index, rows and masking, in tf.data."""
+"""Pre-training input pipeline in tf.data: sentence pairs, their index on disk, assembly of rows, and masking."""

@@ -30,9 +30,9 @@ class TokenRows(NamedTuple):
 def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
     """Truncates pairs as `truncate_seq_pair` of google-research/bert `create_pretraining_data.py` does.
 
-    `truncate_seq_pair` drops one token at a time from the longer of A and B, or from B if they are equally long, and
-    from the front or the back with probability 1/2. Hence the remaining lengths have a closed form, and the number of
-    tokens dropped from the front is binomial.
+    `truncate_seq_pair` drops one token at a time from the longer of A and B, or from B if they are equally long. Each
+    token is dropped from the front or the back with probability 1/2. Hence the remaining lengths have a closed form,
+    and the number of tokens dropped from the front is binomial.
 
     Args:
       spans: spans of B rows.
@@ -50,7 +50,7 @@ def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
 
 
 def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Draws from Binomial(dropped, 1/2), int64 [B]: counts up to 64 random bits, or rounds a normal above 64."""
+    """Draws from Binomial(dropped, 1/2), int64 [B]: counts random bits up to 64 trials, else rounds a normal value."""
     used_bits = tf.bitwise.right_shift(
         bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
     )

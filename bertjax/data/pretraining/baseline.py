@@ -14,11 +14,11 @@ def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) ->
 
     Args:
       corpus: corpus of the run.
-      predicted: ids of the tokens that a model is evaluated on, int [N] each.
+      predicted: arrays of the token ids that a model is evaluated on, int [N] each.
 
     Returns:
       loss: cross-entropy of the predicted tokens under training frequencies, in nats (add-one smoothing).
-      accuracy: fraction of the predicted tokens that are the most frequent training token.
+      accuracy: fraction of the predicted tokens that equal the most frequent training token.
       heldout_entropy: entropy of the held-out token frequencies in nats, a lower bound for losses without context.
     """
     size = corpus.manifest["vocabulary"]["size"]

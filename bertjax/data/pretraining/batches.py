@@ -58,7 +58,7 @@ def train_dataset(
       source: source of the rows, such as `SENTENCE_PAIRS`.
       masking: masking settings.
       seed: random seed, 0 or more.
-      dupe_factor: number of different passes over the documents; after the last one, the first one is repeated.
+      dupe_factor: number of different passes over the documents; after the last pass, training repeats the first pass.
       start_step: first step of the dataset, within the phase.
       shard: rows of the global batch to produce.
       parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
@@ -120,19 +120,19 @@ def eval_dataset(
 ) -> tf.data.Dataset:
     """Returns the evaluation batches, with each held-out row exactly once.
 
-    Rows and masks depend on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows` only, not on
-    the training seed, the step, `batch_size` or the number of processes. Padding rows, with weights 0 and label -1,
-    complete the last batch.
+    Rows and masks depend only on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows`. They do
+    not depend on the training seed, the step, `batch_size` or the number of processes. Padding rows, with weights 0 and
+    label -1, complete the last batch.
 
     Args:
       corpus: open corpus.
       seq_len: tokens per row.
       batch_size: rows of the global batch.
       max_predictions: maximum predictions of a row.
-      source: source of the rows, see `train_dataset`.
+      source: source of the rows, such as `SENTENCE_PAIRS`.
       masking: masking settings.
       shard: rows of the global batch to produce.
-      max_rows: number of rows, spread evenly over the split (default: None, all rows).
+      max_rows: maximum number of rows, spread evenly over the split (default: None, all rows).
       parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
 
     Returns:
@@ -180,7 +180,7 @@ def _mapped(
     indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch], parallel_calls: int | None
 ) -> tf.data.Dataset:
     calls = tf.data.AUTOTUNE if parallel_calls is None else parallel_calls
-    # Disable Autograph, which is not needed, takes a second per dataset and leaves temporary files.
+    # Disable Autograph: it is not needed, takes a second per dataset, and leaves temporary files behind.
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
     dataset = indices.map(make_batch, num_parallel_calls=calls, deterministic=True)
     options = tf.data.Options()

@@ -36,11 +36,11 @@ def bench_input(
     Args:
       corpus: open corpus.
       phase: batch shape; the phase's steps are ignored.
-      source: source of the rows.
+      source: source of the rows, such as `SENTENCE_PAIRS`.
       masking: masking settings.
       seed: random seed.
       dupe_factor: number of different passes over the documents.
-      seconds: duration of the measurement of each order.
+      seconds: duration of the measurement in each order.
       parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
 
     Returns:
@@ -82,12 +82,12 @@ def bench_input(
     first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
     token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
     del stream
-    # Hashing would compete with the measurement for the CPU.
+    # Wait, because hashing would compete with the measurement for the CPU.
     corpus.checksums.wait()
 
     count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
-    # Alternate, so that other load affects both orders equally. The orders are not measured at the same time, since
-    # prefetching of one would slow the other.
+    # Alternate, so that other load affects both orders equally. Do not measure both orders at the same time, since
+    # prefetching for one order would slow the other.
     for shuffle in [True, False] * _ROUNDS:
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
         count[shuffle] += batch_count
@@ -108,7 +108,7 @@ def bench_input(
 
 
 def _measure(stream: Iterator[dict[str, np.ndarray]], seconds: float) -> tuple[int, float]:
-    """Returns the number of batches (at least one) and the seconds they took, after a warm-up that starts threads."""
+    """Measures at least one batch after a warm-up that starts threads. Returns their number and the seconds."""
     for _ in range(_WARM_UP_BATCHES):
         next(stream)
     begin = time.perf_counter()

@@ -30,7 +30,7 @@ def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Voc
 
 
 def format_packed_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of several sentence pairs, each as `format_masked_row` formats it.
+    """Formats a row of several sentence pairs, each in the format of `format_masked_row`.
 
     Args:
       batch: batch of `PACKED_BATCH`.

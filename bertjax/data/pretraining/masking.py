@@ -16,7 +16,7 @@ from bertjax.data.pretraining.formatting import format_masked_row
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.pretraining.source import RowFormat
 
-# Maximum number of words of a row that are skipped because they have more pieces than predictions remain.
+# Maximum number of words per row to skip because they have more pieces than the row has predictions left.
 _SKIPPED_WORDS = 2
 
 
@@ -46,14 +46,14 @@ def make_masker(
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
     """Returns a function that masks a batch.
 
-    A row of n tokens, special ones included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
-    google-research/bert `create_pretraining_data.py`, or fewer if it has fewer ordinary tokens. Special tokens are
-    never masked and never drawn as a random replacement; google-research/bert may mask an [UNK] of the text, and draws
-    replacements from the entire vocabulary.
+    A row of n tokens, special tokens included, has min(max_predictions, max(1, round(n * rate))) predictions, as in
+    google-research/bert `create_pretraining_data.py`. A row with fewer ordinary tokens has fewer predictions. Special
+    tokens are never masked and never drawn as random replacements. In contrast, google-research/bert may mask an [UNK]
+    of the text and draws replacements from the entire vocabulary.
 
-    Whole words (a piece and its continuations) are chosen in random order while they fit. The choice ends at the third
-    word that does not fit, while google-research/bert skips any number of such words. A continuation at the start of B
-    is a separate word, while google-research/bert appends it to the last word of A.
+    Whole-word masking chooses words (a piece and its continuations) in random order while their pieces fit into the
+    predictions. The choice ends at the third word that does not fit; google-research/bert skips all such words.
+    A continuation at the start of B is a separate word; google-research/bert appends it to the last word of A.
 
     Returns:
       A function (ids int32 [B, S], row lengths int32 [B], uniforms in [0, 1) float32 [B, num_uniforms]) -> `Masked`.

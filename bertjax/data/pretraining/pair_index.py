@@ -1,8 +1,8 @@
-"""Packing of sentence pairs, and the pair index on disk: corpus spans of every row, for several passes over a split.
+"""Packing of sentence pairs into rows, and the pair index, a file that lists the pairs of every row.
 
-The index is a pure function of (corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and
-memory-mapped, so that one lookup finds any row of any epoch. It is written block by block, so that neither corpus nor
-index has to fit into memory.
+A pass divides a split of the corpus into pairs once; the index contains several passes. The index is a pure function of
+(corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and memory-mapped, so that one lookup finds any
+row of any epoch. It is written block by block, so that neither corpus nor index has to fit into memory.
 """
 
 import dataclasses
@@ -32,20 +32,20 @@ def pack_rows(
     """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with room for it.
 
     Args:
-      lengths: tokens of each pair with its special tokens, 1 to `seq_len`, int64 [pairs].
+      lengths: tokens of each pair, including special tokens, 1 to `seq_len`, int64 [pairs].
       seq_len: tokens per row.
       max_pairs: maximum pairs of a row.
       rng: random generator that orders pairs of equal length; only its `permutation` is used.
 
     Returns:
-      The pairs in the order of their rows, int64 [pairs], and the number of rows with 1, 2, ... pairs, int64
-      [max_pairs]. Rows are sorted by their number of pairs, then by their first pair.
+      A tuple of the pair indices in the order of the rows, int64 [pairs], and the number of rows with 1, 2, ... pairs,
+      int64 [max_pairs]. Rows are sorted by number of pairs, then by smallest pair index.
     """
     shuffled = rng.permutation(lengths.size)
     # Sort the pairs longest first, with pairs of equal length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # Rows with room for another pair, by number of remaining tokens.
+    # Rows with room for another pair, by number of free tokens.
     open_rows: list[list[np.ndarray]] = [[] for _ in range(seq_len + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
@@ -67,7 +67,7 @@ def pack_rows(
             if not waiting.size:
                 break
         if waiting.size:
-            # Put the remaining pairs into new rows, several short pairs into each.
+            # Put the remaining pairs into new rows, with as many pairs per row as fit.
             new_rows = rows + np.arange(waiting.size) // min(seq_len // length, max_pairs)
             row_of[waiting] = new_rows
             filled = np.bincount(new_rows - rows)
@@ -93,12 +93,12 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Sentence pairs of several passes, one pass after the other.
+    """Opened pair index: the sentence pairs of several passes, one pass after the other.
 
     Attributes:
       records: pairs in the order of their rows, [pairs] of `pairs.RECORD`, memory-mapped.
       pass_ends: end row of each pass, int64 [passes].
-      runs: consecutive rows with equally many pairs as (number of rows, pairs per row), int64 [runs, 2].
+      runs: runs of consecutive rows with equally many pairs, as (number of rows, pairs per row), int64 [runs, 2].
       path: file of the records; the corpus's `checksums` verifies it.
     """
 
@@ -113,17 +113,17 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    The index is in the corpus's directory `pair_index` or, if that is not writable, in a private directory of the
-    system's temporary directory. The corpus's `checksums` verifies it in the background. Several processes may build
-    the same index at the same time: each process writes an identical file under a temporary name and renames it.
+    The index is in the directory `pair_index` of the corpus. If this directory is not writable, the index is in a
+    private directory in the system's temporary directory. `Corpus.checksums` verifies the index in the background.
+    Several processes may build the same index at once: each process writes and renames an identical temporary file.
 
     Args:
       corpus: open corpus.
       split: `train` or `heldout`.
-      seq_len: tokens per row; A and B of a pair have at most seq_len - 3 tokens.
+      seq_len: tokens per row; the target length of A and B together is at most seq_len - 3 tokens.
       seed: random seed, 0 or more.
       passes: number of independent passes over the split.
-      pairs_per_row: maximum pairs of a row (default: 1, not packed). The pairs do not depend on it.
+      pairs_per_row: maximum pairs of a row (default: 1, not packed). It does not change the pairs.
 
     Raises:
       UsageError: the split has fewer than two documents, so a random B cannot come from a different document.
@@ -144,7 +144,7 @@ def open_pair_index(
             index = _read(path, settings, corpus)
             if index is not None:
                 return index
-    # Verify the corpus first, because an index of damaged offsets would remain after the corpus is repaired.
+    # Verify the corpus first, because an index built from damaged offsets would remain after a repair of the corpus.
     corpus.checksums.wait()
     # Estimate one row per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
@@ -199,7 +199,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | None:
-    """Maps a stored index; returns None if it is missing, or its settings, size or header differ."""
+    """Memory-maps a stored index. Returns None if it is missing or damaged, or has different settings."""
     records = path.with_suffix(".bin")
     try:
         header = read_json(path.with_suffix(".json"))
@@ -217,7 +217,7 @@ def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | N
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    # Files of running processes are younger, since a process writes to its temporary file continuously.
+    # Temporary files of running processes are younger, since a process writes to its file continuously.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []
@@ -274,7 +274,7 @@ def _write_all(file: Any, data: memoryview) -> None:
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """Yields the pairs of each block of documents in one pass, and the number of tokens of the block."""
+    """Yields, for each block of documents in a pass, an iterator over arrays of pairs, and the number of tokens."""
     # `np.searchsorted` with signed values would convert an unsigned array to float64.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1

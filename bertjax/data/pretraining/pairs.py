@@ -1,8 +1,8 @@
 """Sentence pairs of documents, by the rule of google-research/bert `create_pretraining_data.py`.
 
-That script processes one document at a time. Since its decisions do not depend on other documents, this module uses
-array operations to process all documents of a block together, one chunk of each document at a time. The distribution of
-pairs is the same.
+That script processes one document at a time. Since its decisions for a document do not depend on other documents, this
+module processes all documents of a block together with array operations, one chunk (the sentences of one pair) per
+document at a time. The distribution of pairs is the same.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ import numpy as np
 
 from bertjax.errors import BertjaxError
 
-# One document in ten has a short target, as with the probability of 0.1 in google-research/bert.
+# One document in ten has a short target length, like the probability 0.1 of short targets in google-research/bert.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
-# Limits of an array that `document_pairs` yields, to bound memory: the number of pairs, and the number of rounds. A
-# round makes one pair of each remaining document, and the last rounds have few documents.
+# Limits of each array that `document_pairs` yields, to bound memory: number of pairs, and number of rounds. A round
+# makes one pair of each unfinished document. Late rounds have few documents, so limiting the pairs is not enough.
 _MAX_ROWS = 1 << 18
 _MAX_ROUNDS = 1 << 12
 
@@ -28,12 +28,13 @@ def document_pairs(
 ) -> Iterator[np.ndarray]:
     """Splits documents `first` to `first + len(targets) - 1` into pairs.
 
-    A chunk takes sentences up to the first one that reaches the target length, or to the end of the document. A is a
-    random number of its sentences, at least one and never the last. With probability 1/2, and always if the chunk is a
-    single sentence, the pair is NotNext: B starts at a random sentence of a random other document and fills the rest of
-    the target length, and the unused sentences of the chunk return to the document. Otherwise the pair is IsNext and B
-    is the rest of the chunk. Hence more than half of the labels are NotNext (54 % on Wikipedia), as in
-    google-research/bert and unlike the 50 % of the paper.
+    A chunk is the next sentences of a document, until they reach the target length or the document ends. A is a random
+    number of sentences from the start of the chunk: at least one, and not all unless there is only one.
+
+    With probability 1/2, and always if the chunk is a single sentence, the pair is NotNext. Then B starts at a random
+    sentence of a random other document and fills the rest of the target length. The chunk's unused sentences return to
+    the document. Otherwise, the pair is IsNext, and B is the rest of the chunk. Hence more than half of the labels are
+    NotNext (54 % on Wikipedia), as in google-research/bert; the paper states 50 %.
 
     Every sentence is part of A or of an IsNext B in exactly one pair. Spans are not truncated yet.
 
@@ -81,10 +82,10 @@ def document_pairs(
 def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
     """Draws the target lengths of documents for one pass.
 
-    A target is `max_tokens`, or with probability 0.1 uniform in 2..max_tokens, as in google-research/bert. With
+    A target is `max_tokens` or, with probability 0.1, uniform in 2..max_tokens, as in google-research/bert. With
     independent draws, the mean row length of a small corpus would vary by several percent, since a long document with a
-    short target yields many rows. Therefore, each of ten documents of similar length has a short target in one of ten
-    passes, and the short targets are a golden-ratio sequence, which covers the range evenly.
+    short target yields many rows. Therefore, each document in a group of ten of similar length has a short target in
+    one of ten passes. Short targets follow a golden-ratio sequence, which covers the range evenly.
 
     Args:
       lengths: tokens of each document, [documents].

@@ -1,4 +1,4 @@
-"""Lookup of the corpus spans of a row by its position in training, at the same cost for every position.
+"""Lookup of a row's corpus spans by the row's position in training, in constant time.
 
 Axes: B rows, N spans; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated otherwise.
 """
@@ -12,13 +12,13 @@ import tensorflow as tf
 from bertjax.data.pretraining.pair_index import PairIndex
 from bertjax.data.pretraining.pairs import RECORD
 
-# With TensorFlow's default of 4 rounds, neighboring rows of epochs of a million rows stay close (correlation 0.4); 24
-# rounds cost 0.1 microseconds more per row.
+# With TensorFlow's default of 4 rounds, neighboring rows stay close to each other in epochs of a million rows
+# (correlation 0.4). 24 rounds cost 0.1 microseconds more per row.
 _SHUFFLE_ROUNDS = 24
 
 
 class Spans(NamedTuple):
-    """Spans of the token array, before truncation.
+    """Spans of the token array: segments A and B of sentence pairs, or texts as segment A.
 
     Attributes:
       a_start: offset of A in tokens.
@@ -26,7 +26,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B; 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
-      slots: for packed rows, (index of the row) * `MAX_PAIRS_PER_ROW` + (index of the pair in its row), ascending.
+      slots: (index of the row) * `MAX_PAIRS_PER_ROW` + (index of the pair in its row), ascending; None if not packed.
     """
 
     a_start: tf.Tensor
@@ -38,14 +38,14 @@ class Spans(NamedTuple):
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Returns the 64-bit key of a random stream, from a seed and the purpose of the stream."""
+    """Returns the 64-bit key of a random stream from `parts`: seeds, then a purpose such as `source.MASKS`."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
 def epoch_order(
     pass_ends: np.ndarray, key: np.uint64, shuffle: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns the function that orders rows in training, with one pass per epoch, cycling through the passes.
+    """Returns a function from training positions to rows. Each epoch is one pass; training cycles through the passes.
 
     Args:
       pass_ends: end row of each pass, int64 [passes]; no pass is empty.
@@ -78,7 +78,7 @@ def epoch_order(
 
 
 def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
-    """Returns a function from pair numbers of an index to spans. With one pair per row, these are row numbers."""
+    """Returns a function from pair numbers to spans. With one pair per row, pair numbers are row numbers."""
     words = without_copy(index.records.view(np.int32).reshape(-1, RECORD.itemsize // 4))
 
     def lookup(pairs: tf.Tensor) -> Spans:
@@ -91,7 +91,7 @@ def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
 
 
 def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns the function that looks up the pairs of packed rows.
+    """Returns a function that looks up the pairs of packed rows.
 
     Args:
       runs: `runs` of a `PairIndex`.
@@ -106,7 +106,7 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
     def lookup(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
-        # Count back from the end of the run, whose row and pair numbers are known.
+        # Row and pair numbers are known at the end of the run, so count back from there.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
         nth = tf.range(pairs_per_row, dtype=tf.int64)
         exists = nth < number[:, None]  # [B, pairs_per_row]
@@ -117,19 +117,19 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
 
 
 def count_tiles(tokens: int, width: int) -> int:
-    """Returns the number of tiles per epoch."""
+    """Returns the number of tiles (rows of up to `width` consecutive tokens) per epoch."""
     return -(-tokens // width)
 
 
 def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.Tensor, tf.Tensor], Spans]:
-    """Returns the function that looks up the tiles of a split.
+    """Returns a function that looks up the tiles of a split.
 
     Tiles start at a random offset that changes every epoch, and wrap around the end of the split.
 
     Args:
       tokens: tokens of the split, at least 1.
       width: tokens per tile; the last tile of an epoch may be shorter.
-      key: random key of the offsets (None: no offset).
+      key: random key of the offsets; if None, the offset is 0.
 
     Returns:
       A function from (row, epoch) to spans without B.
@@ -153,14 +153,14 @@ def without_copy(array: np.ndarray) -> tf.Tensor:
 
 
 def _epoch_seeds(key: np.uint64, epochs: tf.Tensor) -> tf.Tensor:
-    """Returns hashed seeds, uint32 [B, 3], since TensorFlow's shuffle mixes similar seeds too little."""
+    """Hashes epochs to seeds, uint32 [B, 3], since TensorFlow's shuffle mixes similar seeds poorly."""
     first = _hash(key, epochs)
     words = tf.bitcast(tf.stack([first, _mix(first)], axis=1), tf.uint32)  # [B, 2, 2]
     return tf.reshape(words, [-1, 4])[:, :3]
 
 
 def _hash(key: np.uint64, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns values `numbers` of the SplitMix64 sequence (Steele, Lea and Flood, 2014) seeded by `key`, uint64 [B]."""
+    """Returns elements `numbers` of the SplitMix64 sequence (Steele, Lea and Flood, 2014) of seed `key`, uint64 [B]."""
     return _mix(tf.cast(numbers + 1, tf.uint64) * tf.constant(0x9E3779B97F4A7C15, tf.uint64) + key)
 
 

@@ -1,7 +1,7 @@
 """Rows of one or several sentence pairs, for masked LM with next-sentence prediction.
 
-An epoch is one pass of `pairs.document_pairs` over the training documents. Each sentence is part of A or of an IsNext B
-in exactly one row, before the pair is truncated to S - 3 tokens, and may also be part of random Bs. Training cycles
+An epoch is one pass of `pairs.document_pairs` over the training documents. Before pairs are truncated to S - 3 tokens,
+each sentence is part of A or of an IsNext B in exactly one pair. It may also be part of NotNext Bs. Training cycles
 through several independent passes. In packed rows, each pair is truncated and masked independently.
 
 Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
@@ -51,20 +51,20 @@ SENTENCE_PAIRS = RowSource(MASKED_LM, 1, True, _train_single, _heldout)
 
 
 class _RowLayout:
-    """Positions of the pairs in their rows, one after the other.
+    """Layout of packed rows, in which the pairs of a row follow each other.
 
-    Most rows contain one pair, so the first pair of each row is copied and the others are scattered behind it.
+    Most rows contain one pair, so the first pair of each row is copied, and further pairs are scattered behind it.
 
     Attributes:
       starts: start of each pair in its row, int32 [N].
     """
 
     def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
-        """Computes the layout of arrays [N, width] whose first `lengths` entries, int32 [N], are used.
+        """Computes the layout for arrays [N, width] with one padded pair per row.
 
         Args:
           slots: row and position in the row of each pair, see `Spans`.
-          lengths: number of used entries of each pair.
+          lengths: number of used entries of each pair, int32 [N]; unused entries follow them.
           width: number of entries of a row.
         """
         row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), slots % MAX_PAIRS_PER_ROW
@@ -74,20 +74,20 @@ class _RowLayout:
         later = tf.where(nth > 0)[:, 0]
         inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
         pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
-        # Indices of the entries of second and later pairs, int64 [entries, 2], in arrays of pairs and of rows.
+        # Indices of the entries of second and later pairs, int64 [entries, 2], in arrays of pairs and arrays of rows.
         self._pair_indices = tf.stack([pair, offset], axis=1)
         start = tf.cast(tf.gather(self.starts, pair), tf.int64)
         self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)
         self._row = row
 
     def join(self, parts: tf.Tensor) -> tf.Tensor:
-        """Joins arrays of pairs [N, width], padded beyond their lengths, to rows [B, width]."""
+        """Joins pairs [N, width], padded beyond their lengths, to rows [B, width]."""
         return tf.tensor_scatter_nd_update(
             tf.gather(parts, self._first), self._row_indices, tf.gather_nd(parts, self._pair_indices)
         )
 
     def split(self, rows: tf.Tensor) -> tf.Tensor:
-        """Splits rows [B, width] into pairs [N, width], with arbitrary values beyond their lengths."""
+        """Splits rows [B, width] into pairs [N, width], with arbitrary values beyond the pairs' lengths."""
         return tf.tensor_scatter_nd_update(
             tf.gather(rows, self._row), self._pair_indices, tf.gather_nd(rows, self._row_indices)
         )
@@ -108,7 +108,7 @@ def _packed_batch_function(
     def make_batch(pairs: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
         choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
         tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
-        # A token's random number depends only on its position in the row.
+        # Split the random numbers like the rows, so that a token's number depends only on its position in the row.
         chosen = choose(pairs.ids, pairs.lengths, tokens.split(choice))
         used = chosen < seq_len
         in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)

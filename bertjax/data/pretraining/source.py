@@ -1,4 +1,7 @@
-"""Interface between pre-training objectives and data: sources of rows, and the form of their batches."""
+"""Interface between pre-training objectives and data: sources of rows, and the formats of batches.
+
+A span is the location of a sentence pair or a text in the token array of a corpus split.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +21,7 @@ EVAL_SEED = 0
 # Purposes of random streams, used as the last part of a `stream_key`.
 ORDER, OFFSET, MASKS, CUTS = range(4)
 NumpyBatch = Mapping[str, np.ndarray]
-# Maps positions of a phase, int64 [B], to (indices of the spans, spans).
+# Maps row positions within a phase, int64 [B], to (indices of the spans, spans).
 Lookup = Callable[[tf.Tensor], tuple[tf.Tensor, Spans]]
 
 
@@ -50,10 +53,10 @@ class RowSource:
       row_format: format of the rows.
       spans_per_row: maximum spans of a row.
       has_pairs: whether spans are sentence pairs with two segments.
-      train: (corpus, phase, seed, passes, shuffle) -> lookup of the training rows of a phase.
+      train: (corpus, phase, seed, passes, shuffle) -> `Lookup` of the training rows of a phase.
       heldout: (corpus, seq_len) -> (number of held-out rows, function from row indices to spans).
-      heldout_source: source of the held-out rows (default: None, this source). Packed rows are evaluated unpacked, so
-        that metrics are comparable.
+      heldout_source: source of the held-out rows (default: None, this source). Packed sources use unpacked rows for
+        evaluation, so that metrics are comparable.
     """
 
     row_format: RowFormat

@@ -2,7 +2,7 @@
 
 The rows of an epoch tile the split, so that each token is in exactly one row. Rows are consecutive spans of S - 2
 tokens, starting at a random offset that changes every epoch. They ignore the ends of sentences and documents. In each
-epoch, one row is shorter, and one row wraps around the end of the split.
+epoch, one row may be shorter, and one row may wrap around the end of the split.
 """
 
 from collections.abc import Callable

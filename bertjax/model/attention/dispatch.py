@@ -17,7 +17,7 @@ from bertjax.model.partitioning import platform
 class AttentionFn(Protocol):
     """Function from `query`, `key` and `value` [B, L, H, K] to the context [B, L, H, K] of self-attention.
 
-    `mesh` is the mesh of the step that is traced.
+    `mesh` is the current mesh, from `jax.sharding.get_abstract_mesh`.
     """
 
     def __call__(
@@ -53,10 +53,10 @@ class Implementation:
       dropout: whether the function supports dropout of the attention probabilities.
       several_sequences: whether the function supports packed rows.
       max_length: maximum row length in tokens (default: 0, no limit).
-      length_multiple: row lengths must be a multiple of this number.
+      length_multiple: number of tokens that must divide the row length (default: 1).
       dtypes: supported compute dtypes (default: (), all).
       platforms: platforms on which `auto` selects the function (default: (), all).
-      runs_anywhere: whether the function also runs, slowly, on other platforms.
+      runs_anywhere: whether the function also runs, slowly, on other platforms (default: True).
     """
 
     function: AttentionFn
@@ -131,9 +131,9 @@ def select_attention(config: ModelConfig, length: int, several_sequences: bool =
 
 
 def check_attention(config: ModelConfig, length: int, several_sequences: bool = False) -> Implementation | None:
-    """Checks and returns the configured implementation, or returns None for `auto`, without initializing devices.
+    """Checks and returns the configured implementation. Returns None for `auto`.
 
-    Configs are checked before `jax.distributed.initialize`, which must precede the first use of devices.
+    It does not use devices, because configs are checked before `jax.distributed.initialize`.
     """
     if config.attention == AUTO:
         return None

@@ -1,9 +1,9 @@
 """Fused self-attention TPU kernel: scores, softmax and dropout of a row's heads stay in VMEM.
 
 The kernel computes the same values and gradients as `plain_attention`, with the same dropout masks
-(`model/dropout.py`). Each program of the grid processes entire rows for some heads, so no running maximum is needed and
-rows of up to 512 tokens fit. The backward pass uses only the kernel's inputs and recomputes the scores. Axis letters:
-see `encoder.py`.
+(`model/dropout.py`). Each program of the grid processes entire rows for some heads. So the softmax needs no running
+maximum, but rows are limited to 512 tokens. The backward pass uses only the kernel's inputs and recomputes the scores.
+Axis letters: see `encoder.py`.
 """
 
 import functools
@@ -22,7 +22,7 @@ from bertjax.model.attention.shard_map import shard_over_mesh, tpu_kernel
 from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
 from bertjax.model.partitioning import device_kind
 
-# Lanes of a vector register. Along the hidden size, a block has a multiple of this width, or the full width.
+# Lanes of a vector register. The width of a block must be a multiple of this number, or the full width.
 _LANES = 128
 # Minimum tokens per program. With fewer tokens, the cost of starting programs would dominate.
 _MIN_TOKENS = 512
@@ -143,7 +143,7 @@ def _call_kernel(
         grid=(rows // program_rows, options.heads // options.program_heads),
         in_specs=[
             pl.BlockSpec((program_rows, 1, seeds.shape[-1]), lambda row, head: (row, 0, 0), memory_space=pltpu.SMEM),
-            # The sequence ids of queries are a column, those of keys are a row.
+            # The sequence ids of queries form a column, and the sequence ids of keys form a row.
             pl.BlockSpec((program_rows, length, 1), lambda row, head: (row, 0, 0)),
             pl.BlockSpec((program_rows, 1, length), lambda row, head: (row, 0, 0)),
             *[block] * len(states),
@@ -217,7 +217,7 @@ def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, wri
 
 
 def _dropout_mask(length: int, first_seed: jax.Array, second_seed: jax.Array, rate: float) -> jax.Array:
-    """Returns the mask [L, L] of the elements of a head's probabilities that `dropout` keeps."""
+    """Returns a bool mask [L, L], True for the elements of a head's probabilities that `dropout` keeps."""
     half = -(-length // 2)
     shape = length, half
     row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))

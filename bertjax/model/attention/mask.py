@@ -15,7 +15,7 @@ class AttentionMask:
     """Attention mask: positions attend to positions of the same sequence, in one or both directions.
 
     Attributes:
-      direction: `both`; or `left` or `right` for the positions on this side and the position itself.
+      direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
       sequence_ids: int32 [B, L], sequence of each position, 0 for padding. Sequences are contiguous, and no token
         attends to padding. The output at padding positions may be any finite value.
     """
@@ -27,8 +27,8 @@ class AttentionMask:
 def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
     """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
-    Padding queries attend to all tokens of the row, so that the output for a row of one sequence equals that of
-    google-research/bert at every position, including padding.
+    Padding queries attend to all tokens of the row. So for rows of one sequence, the output equals google-research/bert
+    at every position, including padding.
 
     Args:
       direction: direction of an `AttentionMask`.

@@ -17,12 +17,12 @@ def shard_over_mesh(
     input_axes: Sequence[tuple[str | None, ...]],
     output_axes: tuple[str | None, ...],
 ) -> Callable[..., jax.Array]:
-    """Returns a function that runs `function` on each device's rows and heads, or `function` itself for one device.
+    """Returns a function that runs `function` on each device's rows and heads. Returns `function` for one device.
 
     Args:
       function: function from arrays to an array.
       mesh: current mesh.
-      sizes: global sizes of the logical axes `batch` and `heads`. An axis that the mesh does not divide is replicated.
+      sizes: global sizes of the logical axes `batch` and `heads`. Sizes that the mesh does not divide are replicated.
       input_axes: logical axis names of each input; None for replicated axes.
       output_axes: logical axis names of the output.
     """

@@ -15,7 +15,7 @@ _BLOCKS = (
     *("block_q", "block_kv", "block_kv_compute"),
     *("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"),
 )
-# Number of keys that a query attends to on its left and on its right (None: all keys).
+# Direction -> numbers of keys that a query attends to on its left and on its right (None: all keys).
 _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 

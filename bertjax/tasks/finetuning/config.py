@@ -26,25 +26,26 @@ def checkpoint_model() -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningData:
-    """Data and batches; each task adds fields.
+    """Data and batches of all fine-tuning tasks. Each task adds its own fields.
 
     Attributes:
       path: folder of the task's files.
-      eval_split: split to evaluate: `dev`, `test`, or `none`, which keeps the last checkpoint.
-      train_share: fraction of the training rows to train on, independent of the seed.
-      dev_share: fraction of the training rows (documents, passages) to hold out as dev set (default: 0, use the dev
+      eval_split: split to evaluate: `dev`, `test` or `none` (no evaluation; the last checkpoint is kept).
+      train_share: fraction of the training rows to train on. The selection does not depend on `seed`.
+      dev_share: fraction of the training rows, documents or questions to hold out as dev set (default: 0, use the dev
         file).
-      dev_seed: random seed of the held-out rows; separate from `seed`, so that runs of several seeds share one dev set.
+      dev_seed: random seed of the held-out rows. It is separate from `seed`, so that runs with different seeds share a
+        dev set.
       class_weights: class weights of the training loss: `balanced`, or JSON such as '{"rare": 5}' (default: 1 for each
         class).
-      vocabulary: vocabulary file (default: the checkpoint's).
-      labels: an output_layer.json with the labels (default: the labels of the training file).
+      vocabulary: vocabulary file (default: the vocabulary of the checkpoint).
+      labels: path of an `output_layer.json` with the labels (default: the labels of the training file).
       seq_len: maximum tokens per row, including special tokens.
       batch_size: examples per global batch.
       eval_batch_size: examples per evaluation batch.
-      bucket: rows are padded to a multiple of this number of tokens (default: 32; 0 pads to `seq_len`).
-      examples_per_row: maximum examples packed into a training row; each has its own positions and attends only to
-        itself. Batches contain the same examples in fewer rows. Divides `batch_size`; not for SQuAD and SWAG.
+      bucket: row lengths are padded to multiples of this number of tokens (default: 32; 0 pads to `seq_len`).
+      examples_per_row: maximum examples packed into a training row (default: 1, no packing). It must divide
+        `batch_size`. Each example has its own positions and attends only to itself. Not supported by SQuAD and SWAG.
     """
 
     path: str = ""
@@ -75,7 +76,7 @@ class FinetuningData:
             )
         if self.dev_share and self.eval_split == NO_SPLIT:
             raise UsageError(
-                f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none; unset one"
+                f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none; unset either"
             )
         _ = self.class_weight_map
 
@@ -103,7 +104,7 @@ class FinetuningConfig(RunConfig):
 
     Attributes:
       steps: optimizer steps of the run (default: 0, use `epochs`).
-      epochs: passes over the training rows.
+      epochs: number of passes over the training rows.
       eval_every: steps between evaluations (default: 0, once per epoch).
       checkpoint_every: steps between checkpoints (default: 0, once per epoch); the best checkpoint is always saved.
       keep_checkpoints: number of newest checkpoints to keep, in addition to the best one.
@@ -116,7 +117,7 @@ class FinetuningConfig(RunConfig):
     """
 
     zero_allowed: ClassVar[tuple[str, ...]] = ("steps", "eval_every", "checkpoint_every")
-    # The value -1 warms up for a tenth of the steps, as google-research/bert does.
+    # The value -1 means a warmup over a tenth of the steps, as in google-research/bert.
     least_warmup: ClassVar[int] = -1
 
     steps: int = 0
@@ -150,19 +151,19 @@ class FinetuningConfig(RunConfig):
             self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
             if self.feature_head.is_used or self.model["encoder"] == LSTM:
                 raise UsageError(
-                    f"config.data.examples_per_row={self.data.examples_per_row} does not work with LSTMs or a feature "
-                    "head, which read a row word by word; use 1"
+                    f"config.data.examples_per_row={self.data.examples_per_row} is not supported with LSTMs or a "
+                    "feature head; use 1"
                 )
         if self.model["hidden_size"]:
             self.check_rows(self.data.seq_len, packed)
             self.model_config(self.model["vocab_size"] or 1)
 
     def reject(self, reason: str, *fields: str) -> None:
-        """Raises a UsageError if one of these fields, which have no effect on the task, is set.
+        """Raises a UsageError if a field that has no effect on the task is set.
 
         Args:
           reason: reason why the fields have no effect, for the message.
-          fields: names out of `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
+          fields: fields to check: `label_smoothing`, `data.class_weights` or `data.examples_per_row`.
         """
         values = {
             "label_smoothing": (self.label_smoothing, 0.0),
@@ -176,5 +177,5 @@ class FinetuningConfig(RunConfig):
 
     @property
     def has_data(self) -> bool:
-        """True if the config names data. Without data, a task has only synthetic batches."""
+        """True if data files are configured. Without data, a task has only synthetic batches."""
         return bool(self.data.path)

@@ -1,4 +1,4 @@
-"""GLUE's tasks: files, columns, labels and metrics, and readers of GLUE's original files and of TFDS."""
+"""Specifications of the GLUE tasks, and readers of GLUE's original files and of TFDS datasets."""
 
 import contextlib
 import dataclasses
@@ -25,10 +25,10 @@ class GlueSpec:
       texts: columns of the one or two sentences.
       label: column of the label.
       labels: names of the classes by id; () for regression.
-      metrics: functions of `bertjax.metrics.classification`; the first one selects the best checkpoint.
-      submission: file name for the GLUE server by suffix of the evaluation set.
-      eval_sets: suffix of file names after `dev` or `test`, by suffix of the metrics on an evaluation set.
-      header: column names of train and dev files, if the files have no header.
+      metrics: names of functions in `bertjax.metrics.classification`; the first metric selects the best checkpoint.
+      submission: file name for the GLUE server, by metric suffix of the evaluation set.
+      eval_sets: file-name suffix (after `dev` or `test`) of each evaluation set, by metric suffix of the set.
+      header: column names of train and dev files without a header line (default: (), files have a header line).
     """
 
     folder: str
@@ -82,7 +82,7 @@ _TFDS_TEXTS = {
 }
 # Range of STS-B's scores; the server rejects scores outside it.
 SCORE_RANGE = (0.0, 5.0)
-# Row id for submissions: a column of the files, and a feature of TFDS, which does not keep the order of rows.
+# Column and TFDS feature with the row id for submissions. TFDS does not keep the order of rows.
 _INDEX, _TFDS_INDEX = "index", "idx"
 
 
@@ -163,7 +163,7 @@ def _file_rows(
 
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Reads columns of all rows of a split; the columns of a TFDS dataset are its features."""
+    """Reads columns of all rows of a split. For TFDS datasets, the columns are features."""
     if path.startswith(PREFIX):
         dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
@@ -173,7 +173,7 @@ def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str])
 
 
 def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple[ReadStats, Iterator[Row]]:
-    """Reads a TFDS dataset, whose names of MNLI's texts and of numbered classes differ from GLUE's files."""
+    """Reads a TFDS dataset with the column names and labels of GLUE's files."""
     features = _TFDS_TEXTS.get(_task_name(spec), spec.texts)
     columns = dict(zip(spec.texts, features, strict=True)) | ({spec.label: "label"} if has_labels else {})
     dataset, split = _dataset(name, spec, split)
@@ -200,7 +200,7 @@ def _file_name(spec: GlueSpec, split: str) -> str:
 
 
 def find_file(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Returns GLUE's file of a split, in the archive's folder or in `folder` itself, or None."""
+    """Finds the file of a split in the task's subfolder or in `folder` itself. Returns None if there is no file."""
     name = _file_name(spec, split)
     # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
     folders = [folder / spec.folder, *([folder / "AX"] if spec.folder == _DIAGNOSTIC else []), folder]

@@ -10,19 +10,19 @@ from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json
 
 OUTPUT_LAYER = "output_layer.json"
-# One of several classes (regression if there are no labels), any number of labels, scores of choices, tags of words,
-# and start and end of spans.
+# Kinds of output layers: one class (or, without labels, a number), any number of labels, one of several choices, a tag
+# for each word, and start and end of an answer span.
 CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "choices", "tags", "spans")
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputLayer:
-    """Layer on top of a fine-tuned encoder.
+    """Description of the output layer of a fine-tuned model.
 
     Attributes:
       kind: one of KINDS.
       labels: names of classes, labels or tags by id; () for regression, choices and spans.
-      output: task that trained the layer, such as `glue/mnli`; "" if it was converted from another format.
+      output: task that trained the layer, such as `glue/mnli`; "" for converted checkpoints.
       texts: number of texts per row, 1 or 2 (default: 0, either number).
       feature_head: layers between encoder and output layer.
     """
@@ -39,7 +39,7 @@ class OutputLayer:
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
-    """Reads the output layer of a workdir; returns None if the model is only pre-trained.
+    """Reads the output layer of a workdir. Returns None for pre-trained models, which have no output layer.
 
     Raises:
       UsageError: the file is not valid.

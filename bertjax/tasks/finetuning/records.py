@@ -1,4 +1,4 @@
-"""Predictions of examples as JSON objects with probabilities."""
+"""Prediction records: JSON objects with the prediction and the probabilities of an example."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from bertjax.data.finetuning.tables import Row
 Record = dict[str, Any]
 # Predictions file of a task with a single input file.
 RECORDS_FILE = "predictions.jsonl"
-# Names of record fields, which cannot be names of copied columns.
+# Names of record fields. Input columns with these names cannot be copied to the records.
 FIELDS = ("line", "prediction", "probabilities", "logits", "words")
 _DIGITS = 6
 
@@ -22,7 +22,7 @@ class PredictionRecords:
 
     Attributes:
       file_name: name of the JSON Lines file to write.
-      make: function (outputs of the evaluation batches, include logits) -> a record per example, in order.
+      make: function (outputs of all evaluation batches, include logits) -> one record per example, in input order.
       lines: line number of each example in the input file, ascending; () if examples have no line numbers.
       read_columns: function from column names to all rows of the input file; None if the file has no columns.
     """
@@ -59,7 +59,7 @@ def number_record(value: np.ndarray) -> Record:
 
 
 def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of a choice, given by its index; logits are float32 [choices]."""
+    """Returns the record of a choice, whose prediction is an index; logits are float32 [choices]."""
     record = {"prediction": int(logits.argmax()), "probabilities": [round_digits(p) for p in softmax(logits)]}
     return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
 

@@ -1,4 +1,4 @@
-"""Answers to questions, from the logits of windows: n-best spans and the null (no-answer) score."""
+"""Answers to questions from the logits of passage windows: n-best spans and the null (no-answer) score."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ class Answer:
     Attributes:
       nbest: spans, best first; may be empty.
       null_odds: null score minus the score of the best span.
-      null_score: score of the null answer, whose start and end are [CLS]; the minimum over the windows.
+      null_score: score of the null answer (start and end at [CLS]); minimum over the windows.
     """
 
     nbest: tuple[Candidate, ...]
@@ -47,10 +47,10 @@ class Answer:
 def best_answers(
     data: "SquadData", questions: list[Question], windows: Windows, outputs: list[dict[str, np.ndarray]]
 ) -> list[Answer]:
-    """Returns the answer to each question, from the best spans of all windows of the question.
+    """Returns the answer to each question from the best spans of its windows.
 
     Args:
-      data: data config, of which `n_best` and `max_answer_len` are used.
+      data: data config; only `n_best` and `max_answer_len` are used.
       questions: questions with their passages.
       windows: encoded windows of the passages.
       outputs: `start` and `end` logits of the evaluation batches.
@@ -102,11 +102,11 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
-    """Returns an answer as a JSON object; the null answer is "".
+    """Returns an answer as a JSON object. The text of the null answer is "".
 
     Args:
       answer: the prediction.
-      null_threshold: null odds above which the answer is null (None: no question has a null answer).
+      null_threshold: null odds above which the answer is null (None: never).
       include_score: whether to add the score of the prediction.
     """
     has_null = null_threshold is not None

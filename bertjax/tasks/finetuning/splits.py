@@ -1,4 +1,4 @@
-"""Training and evaluation data of a fine-tuning run."""
+"""Division of fine-tuning data into training and evaluation splits."""
 
 from collections.abc import Sequence
 
@@ -35,10 +35,10 @@ def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
     Args:
       data: data config. `train_share` is a fraction of the rows that `dev_share` does not hold out.
       examples: examples of the training file; examples with the same first text stay together.
-      read_stats: row counts; the last entry is that of the training file, and an entry for the dev set is appended.
+      read_stats: row counts. The last entry counts the training file; an entry for the dev set is appended.
 
     Returns:
-      Training examples, and dev examples or None.
+      Training examples, and dev examples (None if `dev_share` is 0).
     """
     dev_mask = dev_rows(data, first_segments(examples), read_stats) if data.dev_share else np.zeros(len(examples), bool)
     rest = np.flatnonzero(~dev_mask)
@@ -53,8 +53,8 @@ def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[R
     mask = select_dev_rows(contents, data.dev_share, data.dev_seed)
     if mask.all():
         raise UsageError(
-            f"config.data.dev_share={data.dev_share} leaves no training rows of {read_stats[-1].file}, which has "
-            f"{len(set(contents)):,} different texts or documents; set --config.data.dev_file instead"
+            f"config.data.dev_share={data.dev_share} leaves no training rows: {read_stats[-1].file} contains only "
+            f"{len(set(contents)):,} different texts or documents; use a dev file instead"
         )
     return mask
 

@@ -30,7 +30,7 @@ from bertjax.utils.io import write_atomic
 
 @dataclasses.dataclass(frozen=True)
 class TagObjective(Objective):
-    """Cross-entropy and accuracy over words; a word's prediction is that of its first piece.
+    """Objective with cross-entropy and accuracy over words. The first piece of each word predicts its tag.
 
     Attributes:
       weighting: class weights and label smoothing.
@@ -68,8 +68,8 @@ class TaggingTask(FinetuningTask):
     """Base class of token tagging tasks. Subclasses define `read_words` and `output_name`.
 
     Attributes:
-      output_name: name of the output layer.
-      by_document: whether a row contains as much of a document as fits rather than a sentence.
+      output_name: task name stored with the output layer, such as `ner`.
+      by_document: whether a row contains as much of a document as fits (default: one sentence).
     """
 
     has_class_reports = True
@@ -81,11 +81,11 @@ class TaggingTask(FinetuningTask):
         raise NotImplementedError
 
     def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]] | None:
-        """Returns a function from column names to the rows of the evaluated file, or None if it has no columns."""
+        """Returns a function from column names to rows of the evaluated file, or None for files without columns."""
         return None
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        # Only `predict` uses the logits of all tags; in training, collecting them would fill the memory.
+        # Only `predict` uses the logits of all tags. Collecting them in training would fill the memory.
         predicts = self.config.has_data and self.train_examples is None
         return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), self.class_weighting(), predicts)
 
@@ -99,7 +99,7 @@ class TaggingTask(FinetuningTask):
         self._words: TaggedText | None = None
         if train or labels is None or self.split == splits.HELD_OUT:
             words = self.read_words("train")
-            # Collect the tags of the entire file, so that the label set does not depend on the fraction used.
+            # Use the tags of the entire file, so that the label set does not depend on `train_share` and `dev_share`.
             labels = labels or _sorted_tags(words)
             self._train_words, self._words = self._divide(words)
         self.labels = labels
@@ -120,7 +120,7 @@ class TaggingTask(FinetuningTask):
         return self._entity_scores(self._predicted_tags(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of predicting each word's most frequent training tag, the baseline of CoNLL-2003."""
+        """Returns the baseline scores of predicting the most frequent training tag of each word."""
         if self._train_words is None or not self._words.has_tags:
             return {}
         predicted = _most_frequent_tags(self._train_words, self._words)
@@ -164,7 +164,7 @@ class TaggingTask(FinetuningTask):
         return encode_tagged(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
 
     def _divide(self, words: TaggedText) -> tuple[TaggedText, TaggedText | None]:
-        """Splits the training words into train and dev, by document if there are several documents."""
+        """Splits the training words into train and dev. Documents stay together if there are several documents."""
         data, train, dev = self.config.data, words, None
         if data.dev_share:
             ends = unit_ends(words, documents=True)
@@ -207,7 +207,7 @@ def _sorted_tags(words: TaggedText) -> list[str]:
 
 
 def _most_frequent_tags(train: TaggedText, words: TaggedText) -> list[str]:
-    """Returns each word's most frequent training tag; for unseen words, the most frequent tag of all words."""
+    """Predicts the most frequent training tag of each word, or for unseen words the most frequent tag overall."""
     counts: dict[str, Counter[str]] = {}
     for word, tag in zip(train.words, train.tags, strict=True):
         counts.setdefault(word, Counter())[tag] += 1

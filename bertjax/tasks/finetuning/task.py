@@ -39,7 +39,7 @@ _MAX_LOGGED_CLASSES = 20
 
 
 class FinetuningTask(task.Task):
-    """Task on labeled examples. Without data, the task has only synthetic batches.
+    """Base class of tasks on labeled examples. Without data, a task has only synthetic batches.
 
     Subclasses define `missing_data`, `default_metric`, `make_objective`, `read_examples` (or `load`) and `score`, and
     usually `baseline`, `output_layer`, `write_predictions` and `prediction_records`.
@@ -47,13 +47,13 @@ class FinetuningTask(task.Task):
     Attributes:
       missing_data: error message for training without data.
       default_metric: evaluation metric that selects the best checkpoint unless `select_by` is set.
-      sequences_per_example: number of sequences encoded per example, such as the choices of SWAG.
+      sequences_per_example: number of encoded sequences per example, such as the choices of SWAG (default: 1).
       labels: names of the classes or tags by id.
       vocabulary, tokenizer: vocabulary of the checkpoint or the config, and its tokenizer.
       split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
-      read_stats: row counts of each file.
+      read_stats: row counts of each input file.
       train_examples: training examples; None for evaluation only.
-      eval_examples: evaluation examples; None if there is no evaluation, so that the last checkpoint is kept.
+      eval_examples: evaluation examples; None without evaluation.
     """
 
     missing_data: ClassVar[str]
@@ -69,7 +69,7 @@ class FinetuningTask(task.Task):
 
         Args:
           config: config of the run.
-          train: whether to read training data, which must then exist.
+          train: whether to read training data; requires data in the config.
         """
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
@@ -109,15 +109,15 @@ class FinetuningTask(task.Task):
             self.eval_examples = self.read_examples(self.split)
 
     def output_layer(self) -> OutputLayer | None:
-        """Returns the description of the output layer for `predict`, `evaluate` and `convert`; None if unsupported."""
+        """Returns the description of the output layer for inference and conversion. Returns None if unsupported."""
         return None
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Returns the metrics of the outputs of all evaluation batches; {} without labels."""
+        """Computes metrics from the outputs of all evaluation batches. Returns {} without labels."""
         return {}
 
     def class_weighting(self) -> ClassWeighting:
-        """Returns the class weights and label smoothing of training; evaluation uses neither."""
+        """Returns the class weights and label smoothing, which apply only to the training loss."""
         examples = self.train_examples
         if not self.labels or examples is None:
             return UNWEIGHTED
@@ -130,16 +130,16 @@ class FinetuningTask(task.Task):
         return ()
 
     def is_labeled(self) -> bool:
-        """True if any evaluation example has a label, or if the task has no array of labels."""
+        """Returns whether any evaluation example has a label. Returns True if examples contain no array `labels`."""
         labels = self.eval_examples.rows.get("labels")
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> Sequence[str]:
-        """Names of the metrics that `score` returns but `baseline` does not."""
+        """Returns the names of metrics that `score` returns but `baseline` does not."""
         return ()
 
     def hashed_answers(self) -> Any:
-        """JSON value of gold answers that are not part of the examples, to be included in the data hash."""
+        """Returns gold answers that are not part of the examples, as a JSON value for the data hash."""
         return None
 
     # Interface of `Task`.
@@ -194,7 +194,8 @@ class FinetuningTask(task.Task):
         """Returns a task whose batches contain hidden states of the frozen encoder.
 
         Args:
-          compute: function from examples to the hidden states of the feature head's layers, float32 [tokens, C, D].
+          compute: function from examples to hidden states of the C layers that the feature head reads, float32
+            [tokens, C, D].
           fingerprint: fingerprint of the encoder's parameters.
         """
         cached = copy.copy(self)
@@ -256,7 +257,7 @@ class FinetuningTask(task.Task):
         if evaluated:
             self.num_eval_batches = -(-len(self.eval_examples) // self.config.data.eval_batch_size)
             self.unlabeled_source = "" if self.is_labeled() else self.evaluated_on()
-        not_evaluated = "nothing: the checkpoint is the last one"
+        not_evaluated = "no data; the last checkpoint is kept"
         self.results = {
             "evaluated_on": self.evaluated_on() if evaluated else not_evaluated,
             "files": [vars(stats) for stats in self.read_stats],
@@ -270,7 +271,7 @@ class FinetuningTask(task.Task):
         self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
 
     def evaluated_on(self) -> str:
-        """Names the source of the evaluation examples."""
+        """Returns the source of the evaluation examples, such as a file, for messages and results."""
         return self.read_stats[-1].file
 
     def _check_examples(self) -> None:
@@ -278,7 +279,7 @@ class FinetuningTask(task.Task):
         for part in parts:
             if part.sequences_per_example != self.sequences_per_example:
                 raise ValueError(
-                    f"examples have {part.sequences_per_example} sequences, but the task {self.sequences_per_example}"
+                    f"examples have {part.sequences_per_example} sequences; the task needs {self.sequences_per_example}"
                 )
         segments = 1 + max(int(part.tokens["segment_ids"].max(initial=0)) for part in parts)
         if segments > self.config.model["type_vocab_size"]:
@@ -331,7 +332,7 @@ class FinetuningTask(task.Task):
 def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
     if not config.data.vocabulary or not config.model["hidden_size"]:
         raise UsageError(
-            "no initial checkpoint; give --init_from CKPT or, to start from random parameters, set a size, such as "
+            "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "
             "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
         )
     return open_vocabulary(config.data.vocabulary)

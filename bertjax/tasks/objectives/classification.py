@@ -22,7 +22,7 @@ BALANCED = "balanced"
 class ClassWeighting:
     """Class weights and label smoothing of the training loss.
 
-    Evaluation uses neither, so that evaluation metrics are comparable between settings.
+    Evaluation ignores both, so that evaluation metrics are comparable between settings.
 
     Attributes:
       weights: weight of each class by id (default: (), 1 for each class). The loss is sum(weight * loss) / sum(weight)
@@ -56,8 +56,8 @@ def make_class_weighting(
     """Builds the class weighting of a run.
 
     Args:
-      class_weights: weights by class name, or "balanced": N / (number of classes that occur * rows of the class), like
-        scikit-learn's `compute_class_weight`, and 1 for a class that does not occur.
+      class_weights: weights by class name, or "balanced". Balanced weights are N / (number of classes that occur * rows
+        of the class) for N rows, as in scikit-learn's `compute_class_weight`, and 1 for classes that do not occur.
       smoothing: label smoothing.
       names: names of the classes by id.
       labels: label of each training row or word, -1 if unlabeled.
@@ -83,7 +83,7 @@ class Classification(Objective):
 
     Attributes:
       weighting: class weights and label smoothing.
-      sequences: arrays of the encoded sequences of a row.
+      sequences: batch arrays of the encoded sequences.
     """
 
     weighting: ClassWeighting = UNWEIGHTED
@@ -114,7 +114,7 @@ class Classification(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabel(Objective):
-    """Objective with any number of K labels per example. Batches have `labels` int32 [B, K], 0 or 1, -1 if unknown.
+    """Objective with any subset of K labels per example. Batches have `labels` int32 [B, K], 0 or 1, -1 if unknown.
 
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
@@ -144,7 +144,7 @@ class MultiLabel(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Objective):
-    """Objective with a number per example. Batches have `labels` float32 [B], NaN if unknown."""
+    """Objective with one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class Regression(Objective):
 def sequence_objective(
     names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
 ) -> Classification | Regression:
-    """Returns the objective for classes with the given names, or for regression if `names` is empty."""
+    """Builds the objective for classes with the given names, or for regression if `names` is empty."""
     if names:
         return Classification(SequenceModel(model, len(names)), weighting)
     return Regression(SequenceModel(model, 1))
@@ -181,7 +181,7 @@ def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns the weight of each label, float32 with the shape of `labels`; unknown labels have weight 0.
 
     Args:
-      labels: class ids or 0/1, -1 if unknown; or numbers, NaN if unknown.
+      labels: class ids or 0/1 (-1 if unknown), or numbers (NaN if unknown).
       weights: weight of each row or example, with the leading axes of `labels`.
     """
     known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
@@ -189,7 +189,7 @@ def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def class_denominator(labels: jax.Array, weights: jax.Array, weighting: ClassWeighting) -> jax.Array:
-    """Returns the total weight of the known labels of a batch; 1 if no label is known."""
+    """Returns the total weight of the known labels of a batch, or 1 if no label is known."""
     total = jnp.sum(weighting.label_weights(jnp.maximum(labels, 0), label_mask(labels, weights)))
     return jnp.where(total > 0, total, 1.0)
 

@@ -1,4 +1,4 @@
-"""Config of pre-training, and its objectives by name."""
+"""Config of pre-training, and pre-training objectives by name."""
 
 import dataclasses
 from typing import Any
@@ -26,19 +26,18 @@ class PretrainingData:
 
     Attributes:
       corpus: folder of a prepared corpus.
-      seq_len: tokens per row, special tokens included.
+      seq_len: tokens per row, including special tokens.
       batch_size: rows of the global batch.
-      max_predictions: most masked positions of a row, or of each pair of a packed row (default: 0, `masking.rate` times
-        `seq_len`, rounded up: 20 at 128, 77 at 512).
-      objective: `nsp`, masked LM and next-sentence prediction; `pairs`, masked LM alone on the same rows (No NSP of
-        Table 5); `none`, masked LM on rows of running text; `lm`, language modeling for models that see one side of a
-        token: `model.attention_direction=left` (LTR & No NSP of Table 5) or `right`, or `model.encoder=lstm`, which
-        does both.
-      dupe_factor: number of different passes over the corpus from which sentence pairs are made, as in
+      max_predictions: maximum masked positions per row, or per sentence pair if rows are packed (default: 0,
+        `masking.rate` times `seq_len`, rounded up: 20 at length 128, 77 at length 512).
+      objective: `nsp` (masked LM and next-sentence prediction), `pairs` (only masked LM, on the same rows; No NSP in
+        Table 5), `none` (masked LM on rows of contiguous text) or `lm` (unidirectional language modeling). `lm` needs
+        `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or `model.encoder=lstm` (both sides).
+      dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
-      packing: put several sentence pairs into a training row, each [CLS] A [SEP] B [SEP] with its own positions,
-        attention and next-sentence label, so that rows are full; evaluation rows hold one pair.
-      eval_rows: held-out rows of an evaluation (default: 0, all).
+      packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
+        [CLS] A [SEP] B [SEP] with its own positions, attention and next-sentence label. Evaluation rows are not packed.
+      eval_rows: number of held-out rows per evaluation (default: 0, all).
       masking: see `Masking`.
     """
 
@@ -67,11 +66,11 @@ class LongPhase:
     """Last phase of training on longer rows; the paper trains the last 10 % of the steps at length 512 (A.2).
 
     Attributes:
-      share: fraction of the steps (default: 0, no such phase).
+      share: fraction of the training steps (default: 0, no long phase).
       seq_len: tokens per row.
-      max_predictions: as in `data`.
-      keep_tokens_per_batch: keep the tokens of a batch, with fewer rows, instead of the rows; the paper's batch can be
-        read as 131,072 tokens at both lengths or as 256 sequences at both.
+      max_predictions: same as `data.max_predictions`, for the long rows.
+      keep_tokens_per_batch: whether long batches have as many tokens as `data` batches and fewer rows (default: true).
+        If false, they have as many rows. The paper's batch can be read as 131,072 tokens or as 256 sequences.
     """
 
     share: float = 0.0
@@ -87,10 +86,10 @@ class LongPhase:
 
 @dataclasses.dataclass(frozen=True)
 class Config(RunConfig):
-    """Config of a pre-training.
+    """Config of a pre-training run.
 
     Attributes:
-      model: fields of `ModelConfig`; `vocab_size` 0 takes that of the corpus.
+      model: fields of `ModelConfig`; if `vocab_size` is 0, the corpus determines the size.
       data: see `PretrainingData`.
       long_phase: see `LongPhase`.
     """
@@ -116,17 +115,17 @@ class Config(RunConfig):
 
     @property
     def has_data(self) -> bool:
-        """True if the config names a corpus."""
+        """True if a corpus is configured."""
         return bool(self.data.corpus)
 
     @property
     def objective_class(self) -> type[PretrainingObjective]:
-        """Class of the objective."""
+        """Class of the configured objective."""
         return OBJECTIVES[self.data.objective]
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of training, each with one batch shape; `long_phase` adds a second one."""
+        """Training phases, each with one batch shape. `long_phase` adds a second phase."""
         data, long = self.data, self.long_phase
         boundary = self.steps - round(self.steps * long.share)
         first = self._phase(data.seq_len, data.batch_size, data.max_predictions, 0, boundary)
@@ -136,7 +135,7 @@ class Config(RunConfig):
         if long.keep_tokens_per_batch:
             rows = max(1, data.batch_size * data.seq_len // long.seq_len)
         second = self._phase(long.seq_len, rows, long.max_predictions, boundary, self.steps)
-        # With few steps, `round` may give all of them to the long phase.
+        # With few steps, rounding may assign all steps to the long phase.
         return (first, second) if boundary else (second,)
 
     def _phase(self, seq_len: int, batch_size: int, max_predictions: int, start: int, stop: int) -> Phase:

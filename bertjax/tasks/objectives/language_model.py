@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.source import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# Metric prefix, and offset of the predicted position, by the side of the context that a hidden state has seen.
+# Metric prefix, and offset of the predicted position, by the side of the context that the model reads.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
@@ -77,10 +77,10 @@ class LanguageModeling(PretrainingObjective):
         return dict.fromkeys(self.losses, total)
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of predicting the frequencies of training tokens."""
+        """Returns the metrics of predicting the token frequencies of the training data at every position."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
-        # All tokens of a row but its first and last, [CLS] and [SEP].
+        # Exclude the first and the last token of each row, [CLS] and [SEP].
         predicted = (batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0] for batch in batches)
         values = token_frequency_baseline(corpus, predicted)
         prefixes = [loss.removesuffix("_loss") for loss in self.losses]
@@ -88,7 +88,7 @@ class LanguageModeling(PretrainingObjective):
         return {**metrics, "heldout_entropy": values["heldout_entropy"]}
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums. [CLS] and [SEP] are not predicted, as in masked LM."""
+        """Returns the metric sums. [CLS] and [SEP] are not predicted, as in masked LM."""
         sums = {}
         for direction, logits in self.apply(params, batch, dropout_key).items():
             # Positions that wrap around are special tokens or padding, which have weight 0.
@@ -102,6 +102,6 @@ class LanguageModeling(PretrainingObjective):
 
 
 def text_weights(input_mask: jax.Array) -> jax.Array:
-    """Returns float32 [B, L]: 1 for a row's tokens except the first and the last, [CLS] and [SEP]; else 0."""
+    """Returns float32 [B, L]: 0 at [CLS], [SEP] (first and last token) and padding, and 1 at all other tokens."""
     inner = jnp.pad(input_mask[:, 1:], ((0, 0), (0, 1))) * jnp.pad(input_mask[:, :-1], ((0, 0), (1, 0)))
     return inner.astype(jnp.float32)

@@ -24,7 +24,7 @@ class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
     Subclasses also define the abstract members of `Objective`. The head of each objective has its own top-level
-    parameter name, so that no checkpoint of a different objective or task fits by accident.
+    parameter name, so that a checkpoint of a different objective or task cannot be loaded by accident.
 
     Attributes:
       packing: whether several sentence pairs share a training row.
@@ -46,7 +46,7 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns the maximum number of predictions per row, which is the size of the prediction arrays of a batch.
+        """Returns the maximum number of predictions per row, the size of the prediction arrays in a batch.
 
         Args:
           seq_len: tokens per row.
@@ -64,7 +64,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def synthetic_batch(self, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns a batch of random rows with the batch size and row length of a phase, for benchmarks."""
+        """Returns a batch of random rows with the shape of a training phase, for benchmarks."""
         config = self.model.config
         return synthetic_batch(
             self.schema,
@@ -79,7 +79,7 @@ class PretrainingObjective(Objective):
         )
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of the best guess that ignores the input (default: {}, unknown).
+        """Returns the metrics of the best input-independent prediction (default: {}, unknown).
 
         Args:
           corpus: corpus of the run.
@@ -90,8 +90,8 @@ class PretrainingObjective(Objective):
     def flops_per_token(self, phase: Phase) -> float:
         """Returns the FLOPs per token of a training step.
 
-        By default, the head computes all vocabulary logits for `max_predictions` positions per row. A different head
-        adds `TRAINING_FACTOR` times its forward FLOPs to `flops_per_token` without predictions.
+        By default, the head computes all vocabulary logits for `max_predictions` positions per row. Overrides for
+        other heads add `TRAINING_FACTOR` times the head's forward FLOPs to `flops_per_token` without predictions.
         """
         return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
 

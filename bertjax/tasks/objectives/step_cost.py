@@ -1,4 +1,4 @@
-"""Cost of training steps: rows, positions and FLOPs, and the fractions of them that are spent on tokens."""
+"""Cost of training steps (rows, positions, FLOPs), and the fractions of positions and attention without padding."""
 
 import dataclasses
 import operator
@@ -14,13 +14,13 @@ TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """Size of a number of steps, computed from the config without reading batches.
+    """Cost of a number of training steps, computed without reading batches.
 
     Attributes:
       rows: rows of all batches.
-      positions: tokens of all rows, padding included.
+      positions: positions of all rows, including padding.
       flops: model FLOPs if every position were a token that attends to its whole row.
-      attention_flops: the part of `flops` that is attention's.
+      attention_flops: FLOPs of the attention products, which are included in `flops`.
     """
 
     rows: int = 0
@@ -35,19 +35,19 @@ class StepCost:
         return StepCost(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def token_flops(self, token_fraction: float, attention_fraction: float) -> float:
-        """Returns the FLOPs spent on tokens, given the fractions of `batch_fractions`."""
+        """Returns the FLOPs without padding, given the two fractions of `batch_fractions`."""
         return token_fraction * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
 
 
 def batch_fractions(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the metric sums of two fractions of a batch.
 
-    TOKEN_FRACTION is the fraction of positions that are tokens. ATTENTION_FRACTION is the fraction of position pairs
-    that are in the same sequence, which is the fraction of attention's work that is not padding.
+    TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of position
+    pairs within one sequence, which is the fraction of attention FLOPs that is not wasted on padding.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
     position = batch.get("position_ids", jnp.arange(length))
-    # Token i of a sequence adds 2 i + 1 pairs, so that n tokens have n * n.
+    # Token i of a sequence adds 2 i + 1 pairs, so n tokens add n * n pairs.
     fractions = {TOKEN_FRACTION: tokens, ATTENTION_FRACTION: tokens * (2 * position + 1) / length}
     return {name: jnp.stack([jnp.sum(values), jnp.float32(tokens.size)]) for name, values in fractions.items()}

@@ -65,7 +65,7 @@ def test_corpus_in_a_bucket_equals_local_corpus(bucket, tmp_path, vocabulary):
 def test_corpus_in_a_bucket_is_replaced_with_overwrite(bucket, vocabulary, monkeypatch):
     prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/a.txt")
     before = {file.name: file.read_bytes() for file in (bucket / "corpus").iterdir()}
-    with pytest.raises(UsageError, match="gs://bucket/corpus exists; give --overwrite"):
+    with pytest.raises(UsageError, match="gs://bucket/corpus exists; use --overwrite"):
         prepare_corpus("gs://bucket/corpus", vocabulary, "text:gs://bucket/text/**")
     with pytest.raises(UsageError, match="is not a corpus"):
         prepare_corpus("gs://bucket/text", vocabulary, "text:gs://bucket/text/**", overwrite=True)
