@@ -19,9 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax.convert.convert import BERTJAX, detect_format, read_vocabulary
+from bertjax.convert.convert import read_vocabulary
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import open_vocabulary, workdir_vocabulary
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference import fill_mask
@@ -33,7 +32,6 @@ from bertjax.model.config import Architecture, ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.pooling import Pooler, pool_cls
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
-from bertjax.training.checkpoint import find_checkpoint, workdir_of
 
 
 class Encoded(NamedTuple):
@@ -229,7 +227,8 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
     """Loads a checkpoint in one of the three formats.
 
     Args:
-      path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, or TensorFlow checkpoint or its folder.
+      path: bertjax workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
+        `hf:ORG/NAME[@REVISION]` for a model of the Hugging Face Hub.
       mesh: device mesh with the axes `data`, `fsdp` and `tensor` (default: all devices, with replicated parameters).
 
     Raises:
@@ -245,7 +244,7 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads the tokenizer of a checkpoint in any format, or of a `vocab.txt` or SentencePiece `.model` file.
+    """Loads the tokenizer of a checkpoint as in `load`, or of a `vocab.txt` or SentencePiece `.model` file.
 
     >>> tokenizer = bertjax.load_tokenizer(CHECKPOINT)
     >>> tokenizer.decode(tokenizer.encode("Bad cab"))
@@ -254,9 +253,4 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
       UsageError: there is no tokenizer at `path`.
     """
-    local = Path(path).expanduser()
-    if local.is_file():
-        return Tokenizer(open_vocabulary(local))
-    if detect_format(str(path)) != BERTJAX:
-        return Tokenizer(read_vocabulary(local))
-    return Tokenizer(workdir_vocabulary(workdir_of(find_checkpoint(path))))
+    return Tokenizer(read_vocabulary(path))

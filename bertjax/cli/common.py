@@ -73,7 +73,7 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
-    from bertjax.training.workdir import CONVERTED
+    from bertjax.training.workdir import CONVERTED, pinned_address
 
     if not args.init_from:
         yield None
@@ -82,7 +82,8 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
     parse_config(load_config_dict(args))
     keep = not distributed and "://" not in args.workdir
     with bertjax_checkpoint(
-        args.init_from, Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None
+        pinned_address(args.init_from, args.workdir),
+        Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None,
     ) as path:
         yield path
 

@@ -4,6 +4,8 @@ import argparse
 from typing import Any
 
 from bertjax.cli.parser import CHECKPOINT_HELP, add_command
+from bertjax.errors import UsageError
+from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
 
 
@@ -14,17 +16,28 @@ def add_parser(commands: Any) -> None:
         "convert",
         convert,
         "Converts a checkpoint between the formats of bertjax, Hugging Face and TensorFlow 1.",
-        "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased",
+        "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased\n  bertjax convert runs/topic hf:ORG/topic",
     )
     parser.add_argument("source", metavar="SRC", help=CHECKPOINT_HELP)
-    parser.add_argument("destination", metavar="DST", help="destination directory; must not exist without --overwrite")
-    parser.add_argument("--format", default="bertjax", help="format of DST: bertjax, huggingface or tensorflow")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion")
+    parser.add_argument(
+        "destination", metavar="DST", help="destination directory, which must not exist, or hf:ORG/NAME to upload"
+    )
+    parser.add_argument(
+        "--format",
+        help="format of DST: bertjax, huggingface or tensorflow (default: bertjax, or huggingface for an upload)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion or upload")
 
 
 def convert(args: argparse.Namespace) -> None:
     """Runs `bertjax convert`."""
+    from bertjax.convert.convert import BERTJAX, HUGGINGFACE, upload
     from bertjax.convert.convert import convert as run
 
-    run(args.source, args.destination, args.format, args.overwrite)
+    if is_hub(args.destination):
+        if args.format not in (None, HUGGINGFACE):
+            raise UsageError(f"--format {args.format} cannot be uploaded; omit the option")
+        show(upload(args.source, args.destination, args.overwrite))
+        return
+    run(args.source, args.destination, args.format or BERTJAX, args.overwrite)
     show(args.destination)

@@ -10,7 +10,9 @@ from bertjax.utils.logging import LOG_LEVELS
 
 # Metavars of options whose values are paths. Such options reject empty values.
 PATH_METAVARS = ("DIR", "FILE", "CKPT", "SRC", "DST")
-CHECKPOINT_HELP = "workdir, checkpoint in a workdir, Hugging Face folder or TensorFlow 1 checkpoint"
+CHECKPOINT_HELP = (
+    "workdir, checkpoint in a workdir, hf:ORG/NAME[@REVISION], Hugging Face folder or TensorFlow 1 checkpoint"
+)
 _CONFIG_HELP = "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS"
 _MAX_INTEGER = 2**31 - 1
 

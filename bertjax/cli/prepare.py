@@ -1,10 +1,13 @@
 """`bertjax prepare`: creation of a tokenized corpus from text."""
 
 import argparse
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import add_command
 from bertjax.errors import UsageError
+from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
 
 # Default size of a new vocabulary, equal to the uncased vocabulary of google-research/bert.
@@ -35,7 +38,10 @@ def add_parser(commands: Any) -> None:
         help="directory of the corpus; must not exist unless --overwrite is set",
     )
     parser.add_argument(
-        "--vocab", metavar="FILE", help="vocab.txt or SentencePiece .model (default: train a vocabulary)"
+        "--vocab",
+        metavar="FILE",
+        help="vocab.txt, SentencePiece .model, or a checkpoint such as hf:google-bert/bert-base-uncased (default: "
+        "train a vocabulary)",
     )
     parser.add_argument(
         "--vocab_kind", default="wordpiece", help="kind of vocabulary to train: wordpiece or sentencepiece"
@@ -76,13 +82,14 @@ def prepare(args: argparse.Namespace) -> None:
         raise UsageError("--cased and --uncased are both set; set only one")
     if args.vocab and args.vocab_size is not None:
         raise UsageError("--vocab_size has no effect with --vocab; omit one of them")
+    lower_case = False if args.cased else True if args.uncased else None
     manifest = run(
         args.input,
         args.output,
-        vocabulary=args.vocab,
+        vocabulary=_checkpoint_vocabulary(args.vocab, lower_case) if _is_checkpoint(args.vocab) else args.vocab,
         vocabulary_kind=args.vocab_kind,
         vocabulary_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
-        lower_case=False if args.cased else True if args.uncased else None,
+        lower_case=lower_case,
         heldout_fraction=args.heldout,
         workers=args.workers,
         runner=args.runner,
@@ -91,3 +98,15 @@ def prepare(args: argparse.Namespace) -> None:
         overwrite=args.overwrite,
     )
     show(summary(args.output, manifest))
+
+
+def _is_checkpoint(vocabulary: str | None) -> bool:
+    return bool(vocabulary) and (is_hub(vocabulary) or Path(vocabulary).expanduser().is_dir())
+
+
+def _checkpoint_vocabulary(checkpoint: str, lower_case: bool | None) -> Any:
+    """Returns the vocabulary of a checkpoint; `lower_case` replaces the setting of its tokenizer."""
+    from bertjax.convert.convert import read_vocabulary
+
+    vocabulary = read_vocabulary(checkpoint)
+    return vocabulary if lower_case is None else dataclasses.replace(vocabulary, lower_case=lower_case)

@@ -12,14 +12,16 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, names, workdir
+from bertjax.convert import huggingface, model_card, names, workdir
 from bertjax.convert import tensorflow1 as tensorflow
+from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
 from bertjax.convert.portable import PortableCheckpoint
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path
-from bertjax.training.workdir import is_converted
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
+from bertjax.training.workdir import CONFIG, is_converted, read_origin
+from bertjax.utils import hub
 from bertjax.utils.atomic_directory import atomic_directory, recover_directory
 from bertjax.utils.io import check_free_space
 from bertjax.utils.process_pool import process_pool
@@ -29,6 +31,22 @@ logger = logging.getLogger(__name__)
 BERTJAX, HUGGINGFACE, TENSORFLOW = "bertjax", names.HUGGINGFACE, names.TENSORFLOW
 FORMATS = (BERTJAX, HUGGINGFACE, TENSORFLOW)
 _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_SENTENCE: "next-sentence head"}
+
+
+def local_checkpoint(path: str | os.PathLike) -> str:
+    """Returns the path of a checkpoint; the model of an address `hf:ORG/NAME[@REVISION]` is downloaded."""
+    if not hub.is_hub(path):
+        return str(path)
+    address = str(path)
+    folder = hub.download(address, huggingface.READ_FILES)
+    if not huggingface.has_weights(folder):
+        pickles = [name for name in hub.file_names(address) if name in huggingface.PICKLES]
+        if not pickles:
+            raise UsageError(f"{address} contains no {huggingface.WEIGHTS}; use a repository of a BERT model")
+        name = hub.parse(address)[0]
+        architecture = "BertForPreTraining"
+        raise huggingface.pickle_error(name, pickles[0], architecture, name.split("/")[-1])
+    return str(folder)
 
 
 def detect_format(path: str | epath.Path) -> str:
@@ -51,7 +69,7 @@ def detect_format(path: str | epath.Path) -> str:
         return BERTJAX
     if not local.exists():
         raise UsageError(
-            f"no file or folder at {path}; use a local folder (Hugging Face Hub models are not downloaded)"
+            f"no file or folder at {path}; use a local path, or hf:ORG/NAME for a model of the Hugging Face Hub"
         )
     if local.is_file():
         raise UsageError(f"{path} is a file; use the folder that contains it")
@@ -74,12 +92,23 @@ def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
     return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser())
 
 
-def read_vocabulary(path: Path) -> Vocabulary:
-    """Reads the vocabulary of a foreign checkpoint without its arrays."""
-    prefix = tensorflow.find_prefix(path)
-    vocabulary = read_tokenizer(path if prefix is None else prefix.parent)[0]
+def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
+    """Reads the vocabulary of a checkpoint in any format or on the hub, or a vocabulary file."""
+    if hub.is_hub(path):
+        return _foreign_vocabulary(hub.download(str(path), TOKENIZER_FILES), str(path))
+    local = Path(path).expanduser()
+    if local.is_file():
+        return open_vocabulary(local)
+    if detect_format(str(path)) == BERTJAX:
+        return workdir_vocabulary(workdir_of(find_checkpoint(path)))
+    return _foreign_vocabulary(local, str(path))
+
+
+def _foreign_vocabulary(folder: Path, name: str) -> Vocabulary:
+    prefix = tensorflow.find_prefix(folder)
+    vocabulary = read_tokenizer(folder if prefix is None else prefix.parent)[0]
     if vocabulary is None:
-        raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
+        raise UsageError(f"{name} lacks vocab.txt; copy the model's vocabulary to this folder")
     return vocabulary
 
 
@@ -87,7 +116,7 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     """Converts a checkpoint to a different format. The destination appears only when it is complete.
 
     Args:
-      source: checkpoint of any format.
+      source: checkpoint of any format, or its address on the hub.
       destination: folder to write.
       fmt: format to write, one of `FORMATS`.
       overwrite: whether to replace an existing checkpoint at `destination`.
@@ -102,11 +131,13 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
         raise UsageError(f"{destination} is not a local folder; convert to a local folder, then copy the result")
     # os.path.realpath resolves links and `..`. Unlike Path.resolve, it accepts a link to itself.
     target, origin = (Path(os.path.realpath(Path(path).expanduser())) for path in (destination, source))
-    if "://" not in source and (target == origin or target in origin.parents or origin in target.parents):
+    is_local = "://" not in source and not hub.is_hub(source)
+    if is_local and (target == origin or target in origin.parents or origin in target.parents):
         raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
-    source_fmt = detect_format(source)
+    path = local_checkpoint(source)
+    source_fmt = detect_format(path)
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
-        checkpoint = read_checkpoint(source)
+        checkpoint = read_checkpoint(path)
         num_bytes = sum(array.nbytes for array in checkpoint.params.values())
         check_free_space(target, num_bytes, f"the checkpoint {target}")
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
@@ -120,8 +151,32 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
         for note in notes:
             logger.info(note)
         if fmt == BERTJAX:
-            workdir.write_origin(folder, _origin_of(source))
+            workdir.write_origin(folder, _origin_of(source, path))
     logger.info(f"wrote {target}: {fmt}")
+
+
+def upload(source: str, address: str, overwrite: bool) -> str:
+    """Uploads a checkpoint to the hub in Hugging Face's format, with a model card, and returns the URL.
+
+    Args:
+      source: checkpoint of any format.
+      address: `hf:ORG/NAME[@BRANCH]`.
+      overwrite: whether to add a commit to a repository that contains a model.
+    """
+    path = local_checkpoint(source)
+    is_run = detect_format(path) == BERTJAX
+    run = workdir_of(find_checkpoint(path)) if is_run else None
+    if run is not None and is_converted(run):
+        run = None
+    with tempfile.TemporaryDirectory(prefix="bertjax-") as parent:
+        folder = Path(parent, "model")
+        convert(path, str(folder), HUGGINGFACE, overwrite=False)
+        checkpoint = read_checkpoint(path)
+        card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, _size(checkpoint))
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        if run is not None:
+            (folder / model_card.CONFIG_FILE).write_bytes((run / CONFIG).read_bytes())
+        return hub.upload(folder, address, overwrite, f"Upload {source.rstrip('/').split('/')[-1]} with bertjax")
 
 
 @contextlib.contextmanager
@@ -129,20 +184,25 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
     """Yields the path of a bertjax checkpoint. Foreign checkpoints are converted first.
 
     Args:
-      path: checkpoint of any format.
+      path: checkpoint of any format, or its address on the hub.
       cache_dir: workdir for the converted checkpoint, reused if the source has not changed (default: None, a temporary
         folder).
     """
     if cache_dir:
         recover_directory(cache_dir)
-    cached_origin = workdir.read_origin(cache_dir) if cache_dir else {}
+    cached_origin = read_origin(epath.Path(cache_dir)) if cache_dir else {}
+    if hub.is_hub(path) and path in (cached_origin.get("address"), cached_origin.get("source")):
+        # The run continues with the commit that it started from.
+        logger.info(f"using {cache_dir}, the conversion of {cached_origin['source']}")
+        yield str(cache_dir)
+        return
     if cache_dir and cached_origin.get("source") == _origin_of(path)["source"] and not Path(path).expanduser().exists():
         logger.info(f"{path} no longer exists; using its conversion {cache_dir}")
         yield str(cache_dir)
-    elif detect_format(path) == BERTJAX:
+    elif not hub.is_hub(path) and detect_format(path) == BERTJAX:
         yield path
     elif cache_dir:
-        if cached_origin != _origin_of(path):
+        if hub.is_hub(path) or cached_origin != _origin_of(path):
             convert(path, str(cache_dir), BERTJAX, overwrite=bool(cached_origin))
         yield str(cache_dir)
     else:
@@ -175,8 +235,19 @@ def _use_cpu() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _origin_of(path: str) -> dict[str, Any]:
-    """Identifies a checkpoint by its path and the names, sizes and modification times of its files."""
+def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
+    """Returns the origin of a conversion.
+
+    Args:
+      path: path of the checkpoint, or its address on the hub.
+      folder: downloaded folder of an address, whose name is the commit.
+
+    Returns:
+      A checkpoint's path, and the names, sizes and modification times of its files. For the hub, `source` is the
+      address with the commit, and `address` the address as given.
+    """
+    if hub.is_hub(path):
+        return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}
     source = Path(path).expanduser().absolute()
     folder = source if source.is_dir() else source.parent
     files = sorted(file for file in folder.glob("*") if file.is_file())
@@ -200,6 +271,11 @@ def _holds_only_a_checkpoint(path: Path) -> bool:
     return all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in entries)
 
 
+def _size(checkpoint: PortableCheckpoint) -> str:
+    config = checkpoint.config
+    return f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens"
+
+
 def _describe(checkpoint: PortableCheckpoint) -> str:
     config = checkpoint.config
     heads = [text for module, text in _HEADS.items() if module in checkpoint.modules]
@@ -207,6 +283,6 @@ def _describe(checkpoint: PortableCheckpoint) -> str:
     if checkpoint.output_kind:
         heads.append(f"output layer for {checkpoint.output_kind}")
     return (
-        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} tokens, "
-        f"{config.hidden_act}; heads: {', '.join(heads) or '(none)'}; missing: {', '.join(missing) or '(none)'}"
+        f"{_size(checkpoint)}, {config.hidden_act}; heads: {', '.join(heads) or '(none)'}; "
+        f"missing: {', '.join(missing) or '(none)'}"
     )

@@ -27,9 +27,11 @@ from bertjax.utils.io import read_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an export. A folder with other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
+# Files that a model of the hub is read from.
+READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 # Defaults of `BertConfig` in transformers.
@@ -290,6 +292,23 @@ def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, 
     return shapes, read_array
 
 
+def pickle_error(model: str, pickle: str, architecture: str, destination: str) -> UsageError:
+    """Returns the error for a model whose weights are a pickle.
+
+    Args:
+      model: folder of the model, or its name on the hub.
+      pickle: name of the file.
+      architecture: class name in transformers.
+      destination: folder for the converted model.
+    """
+    return UsageError(
+        f"{model} contains {pickle} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you trust "
+        f'the file, run: python -c "import sys; from transformers import {architecture} as M; '
+        f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(model)} '
+        f"{shlex.quote(destination)}, and copy {VOCABULARY} there"
+    )
+
+
 @contextlib.contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
     from safetensors import SafetensorError
@@ -315,11 +334,6 @@ def _weight_files(folder: Path, architecture: str) -> list[Path]:
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise UsageError(f"{folder} lacks files that {_INDEX} lists: {listed(missing)}; copy all shards")
         return [folder / name for name in names]
-    if pickles := [name for name in _PICKLES if (folder / name).is_file()]:
-        raise UsageError(
-            f"{folder} contains {pickles[0]} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If "
-            f'you trust the file, run: python -c "import sys; from transformers import {architecture} as M; '
-            f'M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {shlex.quote(str(folder))} '
-            f"{shlex.quote(f'{folder}-safetensors')}, and copy {VOCABULARY} there"
-        )
+    if pickles := [name for name in PICKLES if (folder / name).is_file()]:
+        raise pickle_error(str(folder), pickles[0], architecture, f"{folder}-safetensors")
     raise UsageError(f"{folder} contains neither {WEIGHTS} nor {_INDEX}; copy the weights to this folder")

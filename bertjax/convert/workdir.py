@@ -19,7 +19,6 @@ from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.parameters import load_params_on_host, save_params
 from bertjax.training.workdir import CONFIG, ORIGIN
-from bertjax.utils.io import read_json
 
 # Kinds of models that can be converted to foreign formats.
 _KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
@@ -74,11 +73,3 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 def write_origin(folder: Path, origin: dict[str, Any]) -> None:
     """Records the source of a conversion in its workdir."""
     (folder / ORIGIN).write_text(json.dumps(origin) + "\n")
-
-
-def read_origin(folder: Path) -> dict[str, Any]:
-    """Reads the source of a conversion; returns {} if `folder` is not a conversion."""
-    try:
-        return read_json(folder / ORIGIN)
-    except (OSError, ValueError):
-        return {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from bertjax.convert.convert import BERTJAX, detect_format, read_checkpoint
+from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.loaded_model import LoadedModel, load_workdir, put_on_mesh
 from bertjax.tasks.finetuning.output_layer import OutputLayer
@@ -18,7 +18,8 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
     Args:
-      path: workdir, checkpoint in a workdir, Hugging Face folder, or TensorFlow checkpoint or its folder.
+      path: workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
+        `hf:ORG/NAME[@REVISION]`.
       mesh: device mesh with the axes `MESH_AXES` (default: all devices, with replicated parameters).
 
     Raises:
@@ -27,9 +28,10 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     """
     if mesh is not None:
         mesh = _with_auto_axes(mesh)
-    if detect_format(str(path)) == BERTJAX:
-        return load_workdir(path, mesh)
-    checkpoint = read_checkpoint(str(path))
+    local = local_checkpoint(path)
+    if detect_format(local) == BERTJAX:
+        return load_workdir(local, mesh)
+    checkpoint = read_checkpoint(local)
     for note in checkpoint.notes:
         logger.info(note)
     if checkpoint.vocabulary is None:

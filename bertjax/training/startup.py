@@ -16,7 +16,7 @@ from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
-from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
 from bertjax.training.init_from import check_vocabulary
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
@@ -42,11 +42,12 @@ def open_workdir(
     Returns:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
     """
-    config, start = dataclasses.asdict(task.config), ""
+    config, start, origin = dataclasses.asdict(task.config), "", {}
     if init_from:
         checkpoint = find_checkpoint(init_from)
         check_vocabulary(task, checkpoint)
         start = saved_fingerprint(checkpoint)
+        origin = workdirs.read_origin(workdir_of(checkpoint))
     # Paths of the vocabulary and of labels may differ between hosts, their content may not.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
     model = task.objective.model
@@ -57,7 +58,7 @@ def open_workdir(
     stack.enter_context(workdirs.acquire_lock(workdir))
     workdirs.check_config(workdir, config, task.data_hash)
     workdirs.check_checkpoint_space(workdir, abstract)
-    workdirs.write_config(workdir, config, task.data_hash, start)
+    workdirs.write_config(workdir, config, task.data_hash, start, origin)
     check_owner = workdirs.take_ownership(workdir)
     workdirs.write_files(workdir, task.workdir_files)
     checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)

@@ -185,7 +185,9 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         )
 
 
-def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, init_fingerprint: str) -> None:
+def write_config(
+    workdir: epath.Path, config: dict[str, Any], data_hash: str, init_fingerprint: str, origin: dict[str, Any]
+) -> None:
     """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
 
     Args:
@@ -193,11 +195,13 @@ def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, in
       config: config of the run as nested dictionaries.
       data_hash: hash of the training data.
       init_fingerprint: fingerprint of the parameters of `--init_from` ("": random parameters).
+      origin: source of the parameters of `--init_from`, if they were converted; else {}.
     """
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
         if not (has_checkpoints(workdir) and (workdir / DATA).exists()):
-            data = {"sha256": data_hash, "started_from": init_fingerprint}
+            init_from = {name: origin[name] for name in ("source", "address") if name in origin}
+            data = {"sha256": data_hash, "started_from": init_fingerprint, "init_from": init_from}
             write_atomic(workdir / DATA, json.dumps(data) + "\n")
 
 
@@ -238,6 +242,25 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
     ignored = tuple(field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
     changes = [line for line in differences(old, new) if not line.startswith(ignored)]
     return "; ".join(changes[:_MAX_SHOWN_DIFFERENCES]) + ("; ..." if len(changes) > _MAX_SHOWN_DIFFERENCES else "")
+
+
+def read_origin(workdir: Path | epath.Path) -> dict[str, Any]:
+    """Reads the source of a converted checkpoint; returns {} if the workdir is not a conversion."""
+    try:
+        return read_json_object(workdir / ORIGIN)
+    except (OSError, ValueError):
+        return {}
+
+
+def pinned_address(address: str, path: str) -> str:
+    """Returns an address of the hub with the commit that the run of a workdir started from.
+
+    Args:
+      address: `hf:ORG/NAME[@REVISION]`, or the path of a checkpoint, which is returned unchanged.
+      path: workdir.
+    """
+    init_from = (_read_json(resolve(path) / DATA) or {}).get("init_from") or {}
+    return init_from["source"] if init_from.get("address") == address else address
 
 
 def is_converted(workdir: Path | epath.Path) -> bool:

@@ -46,7 +46,7 @@ def prepare(
     inputs: list[str],
     output: str | Path,
     *,
-    vocabulary: str | Path | None = None,
+    vocabulary: Vocabulary | str | Path | None = None,
     vocabulary_kind: str = WORDPIECE,
     vocabulary_size: int = 30522,
     lower_case: bool | None = None,
@@ -66,7 +66,8 @@ def prepare(
     Args:
       inputs: specs such as `wiki:dump/**/wiki_*`; see `readers`.
       output: directory to create, local or `gs://`.
-      vocabulary: `vocab.txt` or SentencePiece `.model` (default: None, train one on a sample of the text).
+      vocabulary: vocabulary, or path of a `vocab.txt` or SentencePiece `.model` (default: None, train one on a sample
+        of the text).
       vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
       vocabulary_size: number of pieces to train; a small text yields fewer pieces.
       lower_case: whether to lower-case text (default: None, detected from `vocabulary`, or True if one is trained).
@@ -98,7 +99,7 @@ def prepare(
     if not 1 <= workers <= _MAX_WORKERS:
         raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
     run = _runner(runner, runner_options, output, workers, progress)
-    loaded = load_vocabulary(vocabulary, lower_case) if vocabulary else None
+    loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_free_space(output.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {output}")

@@ -1,0 +1,86 @@
+"""Model card of an upload to the Hugging Face Hub, made of the run's `results.json` and `config.json`."""
+
+from typing import Any
+
+from etils import epath
+
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, SPANS, TAGS
+from bertjax.training.workdir import CONFIG, DATA, RESULTS
+from bertjax.utils import hub
+from bertjax.utils.io import read_json_object
+
+# Name of the run's config in the repository.
+CONFIG_FILE = "bertjax_config.json"
+_PIPELINES = {
+    CLASSES: "text-classification",
+    MULTILABEL: "text-classification",
+    TAGS: "token-classification",
+    SPANS: "question-answering",
+}
+# Fields of `config.data` that say which data a run used.
+_DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus", "eval_split")
+
+
+def model_card(repository: str, workdir: epath.Path | None, output_kind: str, size: str) -> str:
+    """Returns the card in Markdown.
+
+    Args:
+      repository: `ORG/NAME`.
+      workdir: workdir of the run (default: None, the checkpoint has no run).
+      output_kind: kind of output layer ("": only pre-trained).
+      size: size of the model, in words.
+    """
+    config, results, data = (_read(workdir, name) for name in (CONFIG, RESULTS, DATA))
+    source = (data.get("init_from") or {}).get("source", "")
+    header = [
+        "---",
+        "library_name: transformers",
+        f"pipeline_tag: {_PIPELINES.get(output_kind, 'fill-mask')}",
+        *([f"base_model: {hub.parse(source)[0]}"] if source else []),
+        "tags:",
+        "- bert",
+        "- bertjax",
+        "---",
+    ]
+    sections = [f"# {repository.split('/')[-1]}", f"BERT, {size}, trained with bertjax and converted to transformers."]
+    if config:
+        sections += ["## Task and data", _data_list(config, results)]
+    metrics = {name: value for name, value in results.items() if isinstance(value, float)}
+    if metrics:
+        sections += ["## Results", "Metrics of the evaluation data of the run:", _table(metrics, results["baseline"])]
+    name = repository.split("/")[-1]
+    sections += [
+        "## Use",
+        f"    bertjax predict --checkpoint {hub.PREFIX}{repository} ..." if output_kind else _load(repository),
+    ]
+    if config:
+        start = f" --init_from {source}" if source else ""
+        sections += [
+            "## Training",
+            f"    bertjax train --config {CONFIG_FILE}{start} --workdir runs/{name}",
+            f"`{CONFIG_FILE}` in this repository is the config of the run.",
+        ]
+    return "\n".join(header) + "\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _load(repository: str) -> str:
+    return f'    bert = bertjax.load("{hub.PREFIX}{repository}")'
+
+
+def _data_list(config: dict[str, Any], results: dict[str, Any]) -> str:
+    values = {"task": config["task"], **{f"data.{name}": config["data"].get(name) for name in _DATA_FIELDS}}
+    values["SHA-256 of the data"] = results.get("data_sha256")
+    values["steps"] = results.get("last_step")
+    return "\n".join(f"- {name}: `{value}`" for name, value in values.items() if value)
+
+
+def _table(metrics: dict[str, float], baseline: dict[str, float]) -> str:
+    rows = ["| metric | value | baseline |", "|---|---|---|"]
+    for name, value in metrics.items():
+        other = f"{baseline[name]:.4f}" if name in baseline else ""
+        rows.append(f"| {name} | {value:.4f} | {other} |")
+    return "\n".join(rows)
+
+
+def _read(workdir: epath.Path | None, name: str) -> dict[str, Any]:
+    return read_json_object(workdir / name) if workdir and (workdir / name).exists() else {}

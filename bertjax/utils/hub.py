@@ -1,0 +1,143 @@
+"""Files of the Hugging Face Hub, by address `hf:ORG/NAME[@REVISION]`.
+
+`huggingface_hub` downloads into its cache and reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. It locks each
+file, so that one process of a machine downloads it.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bertjax.errors import BertjaxError, UsageError, first_line
+
+PREFIX = "hf:"
+_BLOCK_BYTES = 1 << 20
+
+
+def is_hub(path: object) -> bool:
+    """Returns whether a path is an address of the hub."""
+    return str(path).startswith(PREFIX)
+
+
+def parse(address: str) -> tuple[str, str]:
+    """Splits an address into repository and revision (default: `main`)."""
+    repository, _, revision = address.removeprefix(PREFIX).partition("@")
+    return repository, revision or "main"
+
+
+def download(address: str, patterns: Sequence[str]) -> Path:
+    """Downloads files of a repository, unless they are in the cache.
+
+    Args:
+      address: `hf:ORG/NAME[@REVISION]`.
+      patterns: glob patterns of the files to download.
+
+    Returns:
+      The local folder. Its name is the commit that the revision resolves to.
+
+    Raises:
+      UsageError: the repository or the revision does not exist, or needs a token.
+      BertjaxError: the download failed, or a file does not match its hash.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, revision = parse(address)
+    with _one_line_errors(address):
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
+    for file in folder.rglob("*"):
+        if file.is_file():
+            _check_hash(file, address)
+    return folder
+
+
+def file_names(address: str) -> list[str]:
+    """Returns the names of all files of a repository."""
+    from huggingface_hub import HfApi
+
+    repository, revision = parse(address)
+    with _one_line_errors(address):
+        return HfApi().list_repo_files(repository, revision=revision)
+
+
+def upload(folder: Path, address: str, overwrite: bool, message: str) -> str:
+    """Uploads all files of a folder as one commit, and returns the URL of the repository.
+
+    Args:
+      folder: local folder.
+      address: `hf:ORG/NAME[@BRANCH]`; the repository is created if it does not exist.
+      overwrite: whether to add a commit to a repository that contains a model.
+      message: title of the commit.
+
+    Raises:
+      UsageError: the repository contains a model, or the token does not allow the upload.
+      BertjaxError: the upload failed; the repository then has no new commit.
+    """
+    from huggingface_hub import HfApi
+
+    repository, revision = parse(address)
+    api = HfApi()
+    with _one_line_errors(address):
+        url = api.create_repo(repository, exist_ok=True)
+        if not overwrite and "config.json" in api.list_repo_files(repository, revision=revision):
+            raise UsageError(f"{address} contains a model; use --overwrite to add a commit, or choose another name")
+        api.upload_folder(repo_id=repository, folder_path=folder, revision=revision, commit_message=message)
+    return str(url)
+
+
+@contextlib.contextmanager
+def _one_line_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except BertjaxError:
+        raise
+    # `huggingface_hub`, its HTTP client and its check of file sizes raise different exception types.
+    except Exception as error:
+        raise _explain(error, address) from error
+
+
+def _explain(error: BaseException, address: str) -> BertjaxError:
+    """Returns the error for the user."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
+        # The request failed, and the cache does not have the files.
+        return _explain(error.__cause__, address)
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return UsageError(f"{address} is not in the cache; unset HF_HUB_OFFLINE to download it")
+    if isinstance(error, errors.GatedRepoError):
+        return UsageError(f"{address} is gated; accept its terms on its page, then set HF_TOKEN")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return UsageError(f"no repository {address}; check the name or, if it is private, set HF_TOKEN")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UsageError(f"no revision {parse(address)[1]!r} of {address}; use a branch, tag or commit")
+    if isinstance(error, errors.HFValidationError):
+        return UsageError(f"invalid address {address}; use hf:ORG/NAME or hf:ORG/NAME@REVISION")
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    if status in (401, 403):
+        return UsageError(f"no access to {address} (status {status}); set HF_TOKEN to a token with access")
+    if status == 429:
+        return BertjaxError(f"too many requests to the server of {address}; wait, or set HF_TOKEN for a higher limit")
+    return BertjaxError(f"cannot reach {address}: {first_line(error)}; run the same command again to resume")
+
+
+def _check_hash(file: Path, address: str) -> None:
+    """Raises if a file does not match its hash, by which the cache names it, and then removes it from the cache."""
+    blob = Path(os.path.realpath(file))
+    if len(blob.name) == 64:
+        digest = hashlib.sha256()
+    elif len(blob.name) == 40:
+        # Small files are named by their hash in git.
+        digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
+    else:
+        return
+    with open(blob, "rb") as content:
+        while block := content.read(_BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != blob.name:
+        file.unlink()
+        blob.unlink(missing_ok=True)
+        raise BertjaxError(
+            f"{file.name} of {address} does not match its hash; run the same command again to download it"
+        )

@@ -1,0 +1,230 @@
+"""Checkpoints on the hub: downloads, pinned commits and uploads, against a stand-in for its HTTP API."""
+
+import json
+import os
+import subprocess
+import sys
+
+import hub_server
+import huggingface_hub.constants
+import numpy as np
+import pytest
+from checkpoints import random_checkpoint
+from command_runs import MODEL
+
+import bertjax
+from bertjax.cli import main as cli
+from bertjax.convert import huggingface
+from bertjax.errors import BertjaxError, UsageError
+from bertjax.training.workdir import pinned_address
+from bertjax.utils import hub
+
+ADDRESS = "hf:org/bert"
+
+
+@pytest.fixture(scope="module")
+def pretrained(letters, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    huggingface.write(random_checkpoint(letters), folder)
+    return folder
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    with hub_server.serve(monkeypatch, tmp_path / "cache") as server:
+        yield server
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def write_table(path):
+    path.write_text("text\tlabel\n" + "zu ba\tgood\npa ke\tbad\n" * 8)
+    return path
+
+
+def train(workdir, table, *arguments):
+    fields = {name: value for name, value in MODEL.items() if not name.startswith("model")}
+    cli.main(
+        [
+            "train",
+            f"--config=text:train={table},dev={table},quick=true",
+            *(f"--config.{name}={value}" for name, value in fields.items()),
+            "--config.steps=2",
+            "--config.eval_every=2",
+            "--config.checkpoint_every=1",
+            f"--workdir={workdir}",
+            *arguments,
+        ]
+    )
+
+
+def test_checkpoint_and_tokenizer_by_name(server, pretrained, tmp_path):
+    files = files_of(pretrained)
+    server.push("org/bert", {**files, "pytorch_model.bin": b"x" * 5000, "onnx/model.onnx": b"y"})
+    by_name, local = bertjax.load(ADDRESS), bertjax.load(pretrained)
+    np.testing.assert_array_equal(by_name.encode(["ab c"]).pooled, local.encode(["ab c"]).pooled)
+    assert bertjax.load_tokenizer(ADDRESS).encode("ab c") == local.tokenizer.encode("ab c")
+    assert not any("pytorch_model.bin" in request or "onnx" in request for request in server.requests)
+    # Weights are not needed for a tokenizer.
+    server.push("org/other", files)
+    bertjax.load_tokenizer("hf:org/other")
+    assert not any("/org/other/" in request and "safetensors" in request for request in server.requests)
+
+
+def test_commands_take_an_address(server, pretrained, tmp_path, capsys):
+    server.push("org/bert", files_of(pretrained))
+    cli.main(["fill_mask", f"--checkpoint={ADDRESS}", "a [MASK] c"])
+    cli.main(["features", f"--checkpoint={ADDRESS}", "a b", f"--output={tmp_path / 'features'}"])
+    cli.main(["convert", f"{ADDRESS}@main", str(tmp_path / "converted")])
+    (tmp_path / "text.txt").write_text("a b c.\nd e f.\n\ng h.\ni j.\n")
+    corpus = ["prepare", f"--input=text:{tmp_path / 'text.txt'}", f"--vocab={ADDRESS}", "--heldout=0"]
+    cli.main([*corpus, f"--output={tmp_path / 'corpus'}"])
+    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == (pretrained / "vocab.txt").read_bytes()
+    manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
+    assert manifest["vocabulary"]["lower_case"] is True
+
+
+def test_run_keeps_the_commit_that_it_started_from(server, pretrained, letters, tmp_path):
+    table = write_table(tmp_path / "t.tsv")
+    commit = server.push("org/bert", files_of(pretrained))
+    train(tmp_path / "run", table, f"--init_from={ADDRESS}")
+    data = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert data["init_from"] == {"source": f"{ADDRESS}@{commit}", "address": ADDRESS}
+    # The branch moves on, and the server fails.
+    (tmp_path / "new").mkdir()
+    huggingface.write(random_checkpoint(letters, initializer_range=0.1), tmp_path / "new")
+    assert server.push("org/bert", files_of(tmp_path / "new")) != commit
+    server.requests.clear()
+    server.status = 500
+    (tmp_path / "run" / "results.json").unlink()
+    train(tmp_path / "run", table, f"--init_from={ADDRESS}")
+    assert not server.requests
+    # Without the kept conversion, as with a workdir at gs://, the commit is read from data.json.
+    assert pinned_address(ADDRESS, str(tmp_path / "run")) == f"{ADDRESS}@{commit}"
+    assert pinned_address("hf:org/other", str(tmp_path / "run")) == "hf:org/other"
+    assert pinned_address(ADDRESS, str(tmp_path / "none")) == ADDRESS
+
+
+def test_broken_transfer_is_resumed(server, tmp_path):
+    data = bytes(range(256)) * 50_000
+    server.push("org/bert", {"model.safetensors": data})
+    server.broken = 2
+    assert (hub.download(ADDRESS, ["*"]) / "model.safetensors").read_bytes() == data
+    assert server.broken == 0
+    sizes = [request for request in server.requests if request.startswith("GET /cdn/")]
+    assert len(sizes) == 3
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_file_that_does_not_match_its_hash_is_removed(name, server):
+    server.push("org/bert", {name: b"{}" * 3000})
+    server.corrupt = True
+    with pytest.raises(BertjaxError, match=f"^{name} of {ADDRESS} does not match its hash; run the same command again"):
+        hub.download(ADDRESS, ["*"])
+    server.corrupt = False
+    assert (hub.download(ADDRESS, ["*"]) / name).read_bytes() == b"{}" * 3000
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (401, UsageError, "no access to hf:org/bert .status 401.; set HF_TOKEN"),
+        (403, UsageError, "no access to hf:org/bert .status 403.; set HF_TOKEN"),
+        (429, BertjaxError, "too many requests to the server of hf:org/bert; wait"),
+        (500, BertjaxError, "cannot reach hf:org/bert: .*500.*; run the same command again"),
+    ],
+)
+def test_http_errors(status, error, message, server, monkeypatch):
+    # The library retries busy servers for minutes.
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    server.push("org/bert", {"config.json": b"{}"})
+    server.status = status
+    with pytest.raises(error, match=message) as raised:
+        hub.download(ADDRESS, ["*"])
+    assert type(raised.value) is error and "\n" not in str(raised.value)
+
+
+def test_wrong_addresses(server, pretrained):
+    server.push("org/bert", files_of(pretrained))
+    for address, message in (
+        ("hf:org/none", "no repository hf:org/none; check the name or, if it is private, set HF_TOKEN"),
+        (f"{ADDRESS}@v9", "no revision 'v9' of hf:org/bert@v9"),
+        ("hf:a/b/c", "invalid address hf:a/b/c; use hf:ORG/NAME"),
+        ("hf:", "invalid address hf:"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            hub.download(address, ["*"])
+    server.token = "secret"
+    with pytest.raises(UsageError, match="no repository hf:org/bert; .*set HF_TOKEN"):
+        hub.download(ADDRESS, ["*"])
+
+
+def test_repository_without_safetensors(server, pretrained):
+    config = (pretrained / "config.json").read_bytes()
+    server.push("org/pickle", {"config.json": config, "pytorch_model.bin": b"x"})
+    with pytest.raises(
+        UsageError, match=r"org/pickle contains pytorch_model.bin but no .* pickles.* org/pickle pickle,"
+    ):
+        bertjax.load("hf:org/pickle")
+    server.push("org/empty", {"config.json": config})
+    with pytest.raises(UsageError, match="hf:org/empty contains no model.safetensors"):
+        bertjax.load("hf:org/empty")
+
+
+def test_offline(server, pretrained, monkeypatch):
+    server.push("org/bert", files_of(pretrained))
+    bertjax.load_tokenizer(ADDRESS)
+    bertjax.load(ADDRESS)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    bertjax.load(ADDRESS)
+    with pytest.raises(UsageError, match="hf:org/new is not in the cache; unset HF_HUB_OFFLINE"):
+        bertjax.load("hf:org/new")
+
+
+def test_processes_download_once(server, pretrained, tmp_path):
+    server.push("org/bert", files_of(pretrained))
+    code = f"from bertjax.utils import hub; print(hub.download({ADDRESS!r}, ['*']))"
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = {process.communicate()[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0] and len(outputs) == 1
+    assert sum(request.startswith("GET /cdn/") for request in server.requests) == 1
+
+
+def test_upload_of_a_run(server, pretrained, tmp_path, capsys):
+    table = write_table(tmp_path / "t.tsv")
+    commit = server.push("org/bert", files_of(pretrained))
+    train(tmp_path / "run", table, f"--init_from={ADDRESS}")
+    capsys.readouterr()
+    cli.main(["convert", str(tmp_path / "run"), "hf:me/topic"])
+    assert capsys.readouterr().out.endswith("/me/topic\n")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    card = (hub.download("hf:me/topic", ["*"]) / "README.md").read_text()
+    for text in (
+        "pipeline_tag: text-classification",
+        "base_model: org/bert",
+        f"| accuracy | {results['accuracy']:.4f} | {results['baseline']['accuracy']:.4f} |",
+        f"--init_from {ADDRESS}@{commit} ",
+        str(table),
+    ):
+        assert text in card
+    uploaded = hub.download("hf:me/topic", ["*"])
+    assert (uploaded / "bertjax_config.json").read_bytes() == (tmp_path / "run" / "config.json").read_bytes()
+    texts = ["zu", "pa ke"]
+    assert bertjax.load("hf:me/topic").predict(texts)[1]["prediction"] in ("good", "bad")
+    with pytest.raises(SystemExit):
+        cli.main(["convert", str(tmp_path / "run"), "hf:me/topic"])
+    assert "hf:me/topic contains a model; use --overwrite" in capsys.readouterr().err
+    cli.main(["convert", str(tmp_path / "run"), "hf:me/topic", "--overwrite"])
+
+
+def test_failed_upload_adds_no_commit(server, pretrained, tmp_path, capsys):
+    server.push("org/bert", {"README.md": b"old"})
+    server.token = "secret"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["convert", str(pretrained), "hf:org/bert"])
+    assert end.value.code == 2 and "set HF_TOKEN" in capsys.readouterr().err.splitlines()[-1]
+    assert list(server.commits) == [("org/bert", server.branches["org/bert", "main"])]
