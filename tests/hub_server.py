@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import huggingface_hub.constants
 import pytest
@@ -20,7 +20,7 @@ class Hub:
     """Repositories of a stand-in hub.
 
     Attributes:
-      commits: (repository, commit) -> files.
+      commits: (repository, commit) -> files. Names of datasets begin with `datasets/`.
       branches: (repository, branch) -> commit.
       requests: `METHOD PATH` of all requests.
       status: HTTP status with which every request fails (default: 0, none).
@@ -102,9 +102,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, {"errors": [], "warnings": []})
         if found := re.fullmatch(r"/(.+)\.git/info/lfs/objects/batch", path):
             return self._lfs_batch(json.loads(body))
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree|preupload|commit)/([^/]+).*", path):
+        path = path.replace("/api/datasets/", "/api/models/datasets/")
+        name = r"((?:datasets/)?[^/]+/[^/]+)"
+        if found := re.fullmatch(f"/api/models/{name}", path):
+            repository, what, revision = found[1], "revision", "main"
+        elif found := re.fullmatch(f"/api/models/{name}/(revision|tree|paths-info|preupload|commit)/([^/]+).*", path):
             repository, what, revision = found.groups()
-        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        elif found := re.fullmatch(f"/{name}/resolve/([^/]+)/(.+)", path):
             repository, revision, what = found.groups()
         else:
             return self._error(404, "RepoNotFound")
@@ -117,6 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
         if what == "revision":
             siblings = [{"rfilename": name} for name in files]
             return self._send(200, {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings})
+        if what == "paths-info":
+            paths = parse_qs(body.decode()).get("paths", []) or json.loads(body)["paths"]
+            return self._send(200, [_tree_entry(path, files[path]) for path in paths if path in files])
         if what == "tree":
             return self._send(200, [_tree_entry(name, data) for name, data in files.items()])
         if what == "preupload":

@@ -4,6 +4,7 @@
     prose:GLOB              running text; `layouts.prose` finds the documents
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
     tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
+    hf:NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
     docs:                   docstrings of the standard library and of the installed distributions
 
 GLOB may be a directory (all files in it) or a gs:// address, may contain `**`, and may match .gz and .xz files.
@@ -23,13 +24,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from bertjax.data.corpus import datasets, docstrings, layouts
+from bertjax.data.corpus import datasets, docstrings, hub_datasets, layouts
 from bertjax.data.corpus.layouts import Text
 from bertjax.data.corpus.sentences import LINES, PARAGRAPHS
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import reject_utf16
 
-KINDS = ("text", "prose", "wiki", "tfds", "docs")
+KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
+# Kinds whose names are not paths of files.
+NAMED_KINDS = ("docs", "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
@@ -45,6 +48,7 @@ class Source:
       name: path of a file or name of a dataset.
       size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
       split: split of a dataset.
+      column: column of a dataset on the hub (default: "", the only column of text).
       data_dir: directory of TFDS datasets (default: None, TFDS's default).
     """
 
@@ -52,6 +56,7 @@ class Source:
     name: str
     size_bytes: int | None
     split: str = ""
+    column: str = ""
     data_dir: str | None = None
 
 
@@ -73,19 +78,23 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
     for spec in specs:
         kind, colon, rest = spec.partition(":")
         if kind not in KINDS or not colon or bool(rest) == (kind == "docs"):
-            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT or docs:"
+            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:NAME/CONFIG:SPLIT#COLUMN or docs:"
             raise UsageError(f"unknown input {spec!r}; use {kinds}")
         if kind == "docs":
             spec_sources = [Source(kind, "docs:", None)]
         elif kind == "tfds":
             name, split = datasets.parse(spec, rest)
-            spec_sources = [Source(kind, name, datasets.size_bytes(name, split, data_dir), split, data_dir)]
+            spec_sources = [Source(kind, name, datasets.size_bytes(name, split, data_dir), split, "", data_dir)]
+        elif kind == "hf":
+            name, split, column = hub_datasets.parse(spec, rest)
+            hub_datasets.check(name, split, column)
+            spec_sources = [Source(kind, name, None, split, column)]
         else:
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
         for source in spec_sources:
             # Read a file once, even if links list it under several paths.
-            name = os.path.realpath(source.name) if kind not in ("docs", "tfds") and "://" not in rest else source.name
-            key = (source.kind, name, source.split)
+            name = os.path.realpath(source.name) if kind not in NAMED_KINDS and "://" not in rest else source.name
+            key = (source.kind, name, f"{source.split}#{source.column}")
             duplicates += key in sources
             sources.setdefault(key, source)
     return list(sources.values()), duplicates
@@ -175,6 +184,9 @@ def read(
         return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))
     if source.kind == "tfds":
         texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
+        return (Text(text, PARAGRAPHS) for text in texts)
+    if source.kind == "hf":
+        texts = hub_datasets.texts(source.name, source.split, source.column, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
     if source.kind == "texts":
         return _read_texts(source)

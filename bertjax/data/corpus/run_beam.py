@@ -136,7 +136,7 @@ def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, worker
 
 
 def _absolute(source: Source) -> Source:
-    if source.kind == "tfds" or is_remote(source.name):
+    if source.kind in ("tfds", "hf") or is_remote(source.name):
         return source
     return dataclasses.replace(source, name=os.path.abspath(source.name))
 

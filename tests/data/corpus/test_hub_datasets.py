@@ -1,0 +1,73 @@
+"""Text of datasets on the hub, read by `datasets` from a stand-in for the hub's HTTP API."""
+
+import json
+import sys
+from collections import Counter
+
+import datasets.config
+import hub_server
+import pytest
+
+from bertjax.data.corpus import readers
+from bertjax.data.corpus.prepare import prepare
+from bertjax.errors import BertjaxError, UsageError
+
+STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with hub_server.serve(monkeypatch, tmp_path / "cache") as hub:
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", datasets.config.os.environ["HF_ENDPOINT"])
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+        hub.push("datasets/org/stories", {"train.jsonl": lines(*({"id": "x", "text": text} for text in STORIES))})
+        yield hub
+
+
+def test_rows_are_documents_in_order(hub, letters, tmp_path):
+    (source,), _ = readers.find_sources(["hf:org/stories:train"])
+    read_bytes = []
+    assert [document.text for document in readers.read(source, Counter(), read_bytes.append)] == STORIES
+    assert sum(read_bytes) == len("".join(STORIES).encode())
+    options = {"vocabulary": letters, "heldout_fraction": 0.0, "workers": 2, "progress": False}
+    manifest = prepare(["hf:org/stories:train"], tmp_path / "corpus", **options)
+    assert manifest["splits"]["train"]["documents"] == 3 and manifest["splits"]["train"]["sentences"] == 5
+    assert manifest["problems"]["nul_characters"] == 1
+
+
+def test_column_and_config(hub):
+    card = "---\nconfigs:\n- config_name: en\n  data_files: en.jsonl\n- config_name: de\n  data_files: de.jsonl\n---\n"
+    files = {"README.md": card.encode(), "en.jsonl": lines({"title": "a", "body": "b"}), "de.jsonl": lines({"t": "c"})}
+    hub.push("datasets/org/news", files)
+    for spec, text in (("hf:org/news/en:train#body", "b"), ("hf:org/news/de:train", "c")):
+        (source,), _ = readers.find_sources([spec])
+        assert [document.text for document in readers.read(source, Counter())] == [text]
+    for spec, message in (
+        ("hf:org/news/en:train", "has 2 text columns; append #COLUMN to choose one of title, body"),
+        ("hf:org/news/en:train#none", "has no text column 'none'; use one of title, body"),
+        ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
+        ("hf:org/news/fr:train", "dataset 'org/news/fr'"),
+        ("hf:org/none:train", "no dataset 'org/none' on the hub; check the name, or set HF_TOKEN"),
+        ("hf:org/news", "has no split; write hf:NAME"),
+    ):
+        with pytest.raises(UsageError, match=message) as raised:
+            readers.find_sources([spec])
+        assert "\n" not in str(raised.value)
+
+
+def test_unreachable_hub(hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.status = 500
+    with pytest.raises(BertjaxError) as raised:
+        readers.find_sources(["hf:org/stories:train"])
+    assert "\n" not in str(raised.value) and "org/stories" in str(raised.value)
+
+
+def test_missing_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r"cannot import datasets: .*; pip install 'bertjax\[datasets\]'"):
+        readers.find_sources(["hf:org/stories:train"])
