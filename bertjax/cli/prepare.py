@@ -29,7 +29,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         required=True,
         metavar="SPEC",
-        help="one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:NAME/CONFIG:SPLIT#COLUMN and docs:",
+        help="one or more of text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT, hf:NAME/CONFIG:SPLIT#COLUMN "
+        "and docs:",
     )
     parser.add_argument(
         "--output",

@@ -1,11 +1,11 @@
-"""Two scales of the tables' runs: the paper's scale, and a small scale for one machine."""
+"""Scales of the tables' runs: the paper's scale, and two scales for one machine."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from bertjax.errors import UsageError
 
-PAPER, SMALL = "paper", "small"
+PAPER, SMALL, MEDIUM = "paper", "small", "medium"
 _FLOAT32 = "--config.model.dtype=float32"
 
 
@@ -37,7 +37,7 @@ class Scale:
     """Model sizes, row lengths and settings of all runs.
 
     Attributes:
-      name: `paper` or `small`.
+      name: `paper`, `small` or `medium`.
       description: description for the notes of a table.
       base, large: model sizes of BASE and LARGE.
       pretraining: `FILE:ARGUMENTS` of pre-training, without size and corpus.
@@ -204,6 +204,16 @@ _SCALES = {
         feature_epochs=3,
     ),
 }
+# Pre-trains on 102 million tokens, of which the plateau of masked LM takes a small part.
+_SCALES[MEDIUM] = dataclasses.replace(
+    _SCALES[SMALL],
+    name=MEDIUM,
+    description=_SCALES[SMALL].description.replace("12.3 million", "102.4 million"),
+    pretraining="pretrain_cpu:steps=100000",
+    phases=((50_000 * 1024, 32), (50_000 * 1024, 128)),
+    figure5_steps=tuple(range(12_500, 100_001, 12_500)),
+    figure5_overrides=("--config.checkpoint_every=12500", "--config.keep_checkpoints=8"),
+)
 
 
 def get_scale(name: str) -> Scale:
