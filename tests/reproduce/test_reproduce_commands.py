@@ -224,7 +224,7 @@ def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
     command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
     assert message in refused(capfd, *command)
     assert "takes no --config overrides: --config.seed=3" in refused(capfd, *command, "--config.seed=3")
-    assert "use one of paper, small" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
+    assert "use one of paper, small, medium" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
     assert "unknown table '9'; use one of 1, 2" in refused(capfd, "table", "9", command[-1])
 
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/tables").glob("*.py"))
 SMALL_RESULTS = ROOT / "experiments/tables/small.json"
 DATA = {name: f"/data/{name}" for name in ("corpus", "glue", "squad", "squad2", "swag", "ner", "triviaqa")}
-every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL])
+every_scale = pytest.mark.parametrize("scale", [scales.PAPER, scales.SMALL, scales.MEDIUM])
 
 
 def table(file: Path, scale: str):
@@ -184,7 +184,7 @@ def test_missing_data_is_described(tmp_path, monkeypatch):
     assert all("set with corpus=" in missing_data([run]) for run in without if "sst2" in run.name)
 
 
-@pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL])
+@pytest.mark.parametrize("name", [scales.PAPER, scales.SMALL, scales.MEDIUM])
 def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(name):
     scale = scales.get_scale(name)
     every, keep = (int(override.partition("=")[2]) for override in scale.figure5_overrides)
