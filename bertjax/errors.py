@@ -1,7 +1,7 @@
 """Exceptions, exit codes and the formatting of values in one-line error messages.
 
-A scheduler should restart commands that exit with `STOPPED`, `LOST` or 134, but not after exit codes 1 and 2. JAX's
-coordination service aborts a process with 134 if it is the first to detect a lost host.
+A scheduler should restart a command that exits with `STOPPED`, `LOST` or 134, but not one that exits with 1 or 2. Code
+134 comes from JAX's coordination service, which aborts the first process that detects a lost host.
 """
 
 import re

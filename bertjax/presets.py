@@ -27,12 +27,12 @@ _PARSER = "parsed_arguments"
 
 
 def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]], Callable[[str | None], ConfigDict]]:
-    """Decorates `get_config(args)` so that it can be called with the text after the colon of `--config FILE:size=base`.
+    """Decorates `get_config(args)` to parse the text after the colon of `--config FILE:size=base` into `args`.
 
-    If an argument is called `grid`, `bertjax sweep` runs the trials of `named_grid`.
+    If an argument is named `grid`, `bertjax sweep` runs the trials of `named_grid(args.grid)`.
 
     Args:
-      **defaults: defaults of all arguments, which also determine the arguments' types.
+      **defaults: default of each argument, which also determines its type.
     """
 
     def decorate(get_config: Callable[[ConfigDict], ConfigDict]) -> Callable[[str | None], ConfigDict]:
@@ -79,8 +79,8 @@ def named_grid(name: str) -> list[dict[str, Any]]:
     """Returns the trials of a named grid, each as a dict from config field to value.
 
     Args:
-      name: name of the grid: `one` (a single trial without changes), `glue` (learning rates of section 4.1), `a3` (grid
-        of section A.3) or `small` (grid for the small models of google-research/bert).
+      name: `one` (a single trial without changes), `glue` (section 4.1), `a3` (section A.3) or `small` (the small
+        models of google-research/bert).
     """
     learning_rates = {"glue": (5e-5, 4e-5, 3e-5, 2e-5), "a3": (5e-5, 3e-5, 2e-5), "small": (3e-4, 1e-4, 5e-5, 3e-5)}
     batch_sizes = {"a3": (16, 32), "small": (8, 16, 32, 64, 128)}
@@ -101,7 +101,7 @@ def trials_of(get_config: Callable[..., ConfigDict], text: str) -> list[dict[str
     """Returns the trials selected by an experiment's argument `grid`. Returns None without this argument.
 
     Args:
-      get_config: function of the experiment, decorated by `arguments` or not.
+      get_config: function of the experiment, with or without the decorator `arguments`.
       text: arguments after the colon of `--config`.
     """
     parse = getattr(get_config, _PARSER, None)

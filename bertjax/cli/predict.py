@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="archive to write")
     parser.add_argument(
-        "--own_wnli", action="store_true", help="include the directory's WNLI.tsv instead of the majority class"
+        "--own_wnli", action="store_true", help="use WNLI.tsv from the predictions directory, not the majority class"
     )
     parser.add_argument(
         "--partial", action="store_true", help="allow missing tasks, although the server rejects incomplete archives"

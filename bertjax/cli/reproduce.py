@@ -46,8 +46,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         required=True,
         metavar="DIR",
-        help="directory of `bertjax reproduce` or a file written by --keep; repeat the option to look up missing runs "
-        "in more directories",
+        help="directory of `bertjax reproduce` or a file written by --keep; repeat the option for several directories, "
+        "which are searched in order",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown instead of aligned columns")
     parser.add_argument("--plot", metavar="FILE", help="plot figure5 to this PNG file")

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         metavar="FIELD=VALUE,VALUE",
         help="values of a config field, separated by commas. Repeat the option for more fields, to run all "
-        "combinations (default: trials of the experiment's sweep())",
+        "combinations (default: trials of the experiment's function `sweep` or argument `grid`)",
     )
 
 

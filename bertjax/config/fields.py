@@ -91,7 +91,7 @@ def _convert(field: dataclasses.Field, value: Any, path: str) -> Any:
 
 def _check_section(values: Any, known: dict[str, Any], path: str) -> None:
     if not isinstance(values, ConfigDict):
-        raise UsageError(f"{path} is {shortened(repr(values))}; it must be a section of fields")
+        raise UsageError(f"{path} is {shortened(repr(values))}; it must be a ConfigDict")
     if unknown := sorted({*values} - {*known}):
         raise UsageError(f"{path} contains unknown fields: {', '.join(unknown)}; use one of {', '.join(sorted(known))}")
 
@@ -105,7 +105,7 @@ def _check_type(default: Any, value: Any, path: str, max_integer: int = _MAX_INT
 
 
 def check_value_text(field_type: type, path: str, text: str) -> None:
-    """Raises a UsageError if an override's text is not valid for its boolean, integer or float field."""
+    """Raises a UsageError if the text of an override is not a valid boolean, integer or float."""
     try:
         is_valid = text.lower() in ("true", "false", "1", "0") if field_type is bool else field_type(text) is not None
     except ValueError:

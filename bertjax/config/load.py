@@ -134,7 +134,7 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
     flag, has_value, text = item.partition("=")
     names = flag.removeprefix("--config.").split(".")
     if names == ["task"]:
-        raise UsageError(f"config.task={text!r} cannot be overridden; choose an experiment of this task")
+        raise UsageError(f"config.task={text!r} cannot be overridden; set --config to an experiment of that task")
     node: Any = config_dict
     field_type: type = ConfigDict
     for depth, name in enumerate(names):
@@ -148,6 +148,6 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
             raise UsageError(f"unknown field {'.'.join(names)!r}: {section} does not contain {name!r}; {remedy}")
         field_type, node = node.get_type(name), node[name]
     if isinstance(node, ConfigDict):
-        raise UsageError(f"{flag} is a section of fields; set one of its fields: {', '.join(sorted(node))}")
+        raise UsageError(f"{flag} is a section, not a field; set one of its fields: {', '.join(sorted(node))}")
     if field_type in (bool, int, float) and has_value:
         check_value_text(field_type, flag, text)

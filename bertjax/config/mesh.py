@@ -14,7 +14,7 @@ class MeshConfig:
       data: number of devices for data parallelism with replicated parameters (default: -1, all remaining devices).
       fsdp: number of devices for data parallelism with parameters sharded along the hidden size (default: 1).
       tensor: number of devices for tensor parallelism along heads, feed-forward width and vocabulary (default: 1).
-      slices: number of TPU slices in the data-center network (default: -1, all). Only the `data` axis spans slices.
+      slices: number of TPU slices (default: -1, all). Only the `data` axis spans slices.
     """
 
     data: int = -1
@@ -37,8 +37,8 @@ class ClusterConfig:
     """Settings of distributed runs. They do not affect runs of a single process.
 
     Attributes:
-      coordinator_port: port of process 0 if JAX detects the cluster (default: 0, automatic). The automatic port depends
-        on the job ID on Slurm; elsewhere it is 8476, which Google Cloud's default firewall rules allow.
+      coordinator_port: port of process 0 if JAX detects the cluster (default: 0, automatic). On Slurm, the automatic
+        port depends on the job ID. Elsewhere, it is 8476, which Google Cloud's default firewall rules allow.
       initialization_timeout_seconds: maximum seconds until all processes have connected (default: 1800, because the
         hosts of a large pod start minutes apart).
       heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as lost (default: 100).

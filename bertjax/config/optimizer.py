@@ -15,8 +15,8 @@ class OptimizerConfig:
     Attributes:
       name: optimizer: `bert_adam`, `adamw` or `lamb`.
       learning_rate: peak learning rate, reached at the end of warmup.
-      warmup_steps: number of linear warmup steps (-1: a tenth of all steps, only in fine-tuning).
-      weight_decay: decoupled weight decay; LayerNorm parameters and biases are not decayed.
+      warmup_steps: number of linear warmup steps. In fine-tuning, -1 means a tenth of all steps.
+      weight_decay: decoupled weight decay, which does not apply to LayerNorm parameters and biases.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       eps: constant added to the denominator of the update.

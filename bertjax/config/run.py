@@ -31,19 +31,18 @@ class RunConfig:
       log_every: steps between lines of training metrics.
       eval_every: steps between evaluations.
       checkpoint_every: steps between checkpoints.
-      keep_checkpoints: number of checkpoints to keep: the newest one, and the newest earlier ones at multiples of
-        `checkpoint_every` steps.
+      keep_checkpoints: number of newest checkpoints to keep. Fine-tuning also keeps the best checkpoint.
       grad_accum_steps: number of micro-batches per step.
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
-      divergence_factor: maximum ratio of a logged loss to the first logged loss; the run stops if a loss exceeds it.
-      model: fields of `ModelConfig`; a `vocab_size` of 0 means the size of the data's vocabulary.
+      divergence_factor: maximum ratio of a logged loss to the first logged loss. A run that exceeds it fails.
+      model: fields of `ModelConfig`. If `vocab_size` is 0, it is the size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.
       mesh: fields of `MeshConfig`.
       cluster: fields of `ClusterConfig`.
     """
 
-    # Names of integer fields that may be 0, and minimum of `optimizer.warmup_steps`.
+    # Limits of a task: names of integer fields that may be 0, and minimum of `optimizer.warmup_steps`.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
 
@@ -97,7 +96,8 @@ class RunConfig:
         max_positions = model.max_position_embeddings
         if seq_len > max_positions:
             raise UsageError(
-                f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; use fewer"
+                f"rows of {seq_len} tokens exceed config.model.max_position_embeddings={max_positions}; use shorter "
+                "rows"
             )
         check_attention(model, seq_len, several_sequences)
 

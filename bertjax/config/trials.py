@@ -20,8 +20,8 @@ def load_trials(
 
     Args:
       config: `FILE[:ARGUMENTS]`.
-      grid_trials: function for experiments without `sweep()`. It takes `get_config` and the arguments, and returns the
-        trials of the argument `grid`, or None if the experiment does not define this argument.
+      grid_trials: function for experiments without `sweep()`. It returns the trials of the argument `grid`, or None if
+        the experiment does not define this argument.
     """
     name, _, arguments = config.partition(":")
     file = experiment_file(name)

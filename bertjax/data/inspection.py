@@ -29,8 +29,8 @@ def paragraph(head: str, text: str) -> list[str]:
 def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path) -> None:
     """Writes the batches of consecutive steps to one `.npz` file, atomically.
 
-    Batches are stacked into arrays [N, ...]. If batch shapes change, as between phases of pre-training, array names
-    have a prefix: `phase_0/input_ids`, `phase_1/input_ids` and so on.
+    The arrays of N batches are stacked to [N, ...]. If the batch shape changes, as between pre-training phases, each
+    shape gets its own arrays: `phase_0/input_ids`, `phase_1/input_ids` and so on.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -52,7 +52,7 @@ _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_i
 
 
 def format_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a fine-tuning batch: the word pieces of each sequence by segment, then the labels.
+    """Formats a row of a fine-tuning batch as text: the word pieces of each segment, then the labels.
 
     Args:
       batch: a batch of `train_batches` or `eval_batches`.

@@ -1,4 +1,4 @@
-"""Batch schemas, which describe the arrays of a batch. Abstract, synthetic and padded batches are built from them."""
+"""Batch schemas, which describe the arrays of a batch by name, axes and dtype."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      bound: name of the size that bounds random synthetic values, exclusive (default: "", all values are 1).
-      ascending: whether synthetic values are 0, 1, 2, ... along the last axis.
+      bound: name of the size below which `synthetic_batch` draws integers (default: "", all values are 1).
+      ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """
 
@@ -65,7 +65,7 @@ def padding_values(schema: Schema) -> dict[str, int]:
 
 
 def sequences(*axes: str) -> Schema:
-    """Returns the schema of an encoder's inputs; the last axis is the sequence."""
+    """Returns the schema of an encoder's inputs. The last of `axes` is the sequence."""
     return (
         ArraySpec("input_ids", axes, bound="pieces"),
         ArraySpec("input_mask", axes),
@@ -73,7 +73,7 @@ def sequences(*axes: str) -> Schema:
     )
 
 
-# Encoder inputs: one sequence per example, or several sequences per example that are encoded independently.
+# Encoder inputs with one sequence per example, and with several independent sequences per example.
 SEQUENCE = sequences("length")
 MULTI_SEQUENCE = sequences("sequences_per_example", "length")
 # Index of each fine-tuning example, and weight of each example in the loss (0 in padding rows).

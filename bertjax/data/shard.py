@@ -9,9 +9,10 @@ from bertjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class DataShard:
-    """Parts of every global batch that one process produces; parts are contiguous and equally large.
+    """Share of every global batch that one process produces.
 
-    If devices of several processes need the same part, as in tensor parallelism, each process produces it.
+    A global batch is divided into `count` equal parts of consecutive rows. With tensor parallelism, several processes
+    may produce the same part.
 
     Attributes:
       parts: indices of this process's parts, ascending.

@@ -27,7 +27,7 @@ class CompilerError(BertjaxError):
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"([\d.]+)([KMG]?)"
-# Two compiler messages for a program that exceeds the memory. Both messages state the total, not only "temporaries".
+# Two compiler messages for a program that exceeds the memory. Both contain the total size, including arguments.
 _NEEDED = re.compile(rf"[Uu]sed {_SIZE} of|HLO temporaries \({_SIZE}\) exceeds")
 
 

@@ -188,7 +188,7 @@ def plan_run(
 
 
 def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[str, float]:
-    """Returns the seconds of communication per step: `ici` within slices, and `dcn` between slices if published."""
+    """Returns the communication time per step in seconds: `ici` within slices and, if known, `dcn` between slices."""
     within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
     between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
     seconds = {"ici": chip.cores * within / chip.ici_bytes_per_second}

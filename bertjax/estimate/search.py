@@ -44,7 +44,7 @@ class Candidate:
 
 
 def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidate]:
-    """Returns a candidate for each remat policy that fits into memory, from least to most recomputation.
+    """Returns the largest batch that fits into memory for each remat policy, from least to most recomputation.
 
     Args:
       config_with: function from overrides to the config of the run.
@@ -91,7 +91,7 @@ def _fsdp(state_bytes: int, limit: float, devices: int) -> int:
 
 
 def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidate | None:
-    """Returns the largest candidate that fits, or None. Two compilations predict it, as memory is linear in rows."""
+    """Returns the largest candidate that fits, or None. Memory is linear in rows, so few compilations are enough."""
     tried: list[Candidate] = []
     rows = _ROW_STEP
     while rows and len(tried) < _MAX_COMPILATIONS and rows not in [each.rows for each in tried]:

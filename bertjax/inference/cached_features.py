@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 def build_training_task(config: RunConfig, init_from: str | None) -> Task:
     """Builds a task for training. If `feature_head.features` is set, batches contain cached features.
 
-    With several processes or without an initial checkpoint, each step computes the frozen encoder instead.
+    With several processes or without an initial checkpoint, each train step runs the frozen encoder instead.
 
     Args:
       config: config of the run.
@@ -58,7 +58,7 @@ def build_training_task(config: RunConfig, init_from: str | None) -> Task:
 
 
 def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> np.ndarray:
-    """Returns memory-mapped features of the examples' tokens, float32 [tokens, C, D]; computes them if necessary."""
+    """Returns memory-mapped features of the examples' tokens, float32 [tokens, C, D]. Computes missing features."""
     checkpoint = find_checkpoint(init_from)
     # Use the dtype of the run, so that cached features equal features computed inside the training step.
     model = resolve_layout(dataclasses.replace(checkpoint_model(checkpoint), dtype=config.model["dtype"]))

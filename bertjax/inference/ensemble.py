@@ -38,10 +38,10 @@ def ensemble(
     The ensemble averages logits rather than probabilities, so that the scores of a question's windows stay comparable.
 
     Args:
-      checkpoints: checkpoints of the members. Task and vocabulary must be equal; model sizes may differ.
+      checkpoints: checkpoints of the members, with the same task and vocabulary. Model sizes may differ.
       read_config: function that returns the prediction config of a checkpoint.
-      folder: output folder for the predictions and `results.json`, which contains the returned metrics, the first
-        member's config, and the hash of the data.
+      folder: output folder for the predictions and `results.json`. This file contains the returned metrics, the first
+        member's config and the hash of the data.
 
     Returns:
       Metrics of the ensemble, and the metrics of each member in `members`. Without labels, there are no metrics.
@@ -120,7 +120,7 @@ def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the running mean with the outputs of member `count`. Unlike a sum, it does not overflow at padding."""
+    """Updates the running mean with the outputs of member `count`. A sum would overflow at padding positions."""
     return [
         {
             # `example` is the index of each row's example, not a logit.

@@ -1,4 +1,4 @@
-"""Folders of feature shards. Shards are written atomically, so an interrupted command resumes after the last shard."""
+"""Folders of feature shards (.npz files). An interrupted command resumes after the last complete shard."""
 
 import contextlib
 import fcntl
@@ -28,11 +28,11 @@ def write_shards(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Writes `00000.npz`, `00001.npz`, ... and finally the numbers of texts and shards to `features.json`.
 
-    Existing shards are kept; `texts` must begin with the texts of these shards.
+    Keeps existing shards. `texts` must begin with the texts of the existing shards.
 
     Args:
       folder: output folder, new or from an interrupted command.
-      metadata: JSON object that identifies all settings that determine the features, except the texts.
+      metadata: JSON object of all settings that determine the features, except the texts.
       make_shards: deterministic function from texts to shards.
       texts: texts of all shards.
 
@@ -78,7 +78,7 @@ def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
-    """Creates the folder, or checks the metadata of an existing one, and locks it for this process."""
+    """Creates and locks the folder. Checks the metadata of an existing folder."""
     existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

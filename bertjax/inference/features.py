@@ -30,9 +30,9 @@ class FeatureExtractor:
 
     Attributes:
       model: model that computes the features.
-      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative indices count from the last
-        layer.
-      seq_len: maximum tokens per text, with [CLS] and [SEP]; longer texts are truncated.
+      layers: indices of C layers. 0 is the output of the embeddings, N is the last of N layers, and negative indices
+        count from the last layer.
+      seq_len: maximum tokens per text, with [CLS] and [SEP]. Longer texts are truncated.
     """
 
     model: LoadedModel
@@ -65,7 +65,7 @@ class FeatureExtractor:
         }
 
     def shards(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yields hidden states of texts, shard by shard. Memory is bounded by one shard, and shards are deterministic.
+        """Yields deterministic shards of hidden states, with only one shard in memory.
 
         Args:
           texts: texts, or pairs as `FIRST ||| SECOND`.
@@ -116,7 +116,7 @@ class FeatureExtractor:
             yield rows, texts_hash.hexdigest()
 
     def _encode(self, text: str) -> dict[str, list[int]]:
-        """Returns one text or pair as a dict from array name to a list of values per token."""
+        """Encodes a text or pair as lists with one value per token."""
         vocabulary = self.model.vocabulary
         parts = text.split(PAIR_SEPARATOR, 1)
         if len(parts) > 1 and self.model.config.type_vocab_size < 2:
@@ -152,8 +152,8 @@ def make_hidden_states_fn(
 
     Args:
       model: model that computes the hidden states.
-      layers: indices of C layers: 0 for the embeddings, 1 to N for the layers; negative indices count from the last
-        layer.
+      layers: indices of C layers. 0 is the output of the embeddings, N is the last of N layers, and negative indices
+        count from the last layer.
       seq_len: maximum tokens per sequence.
 
     Returns:

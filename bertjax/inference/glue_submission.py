@@ -32,9 +32,9 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
 
     Args:
       folder: folder of predictions written by `bertjax predict`.
-      output: archive to write; replaced if it exists.
-      wnli_by_majority: whether to predict the majority class for all examples of WNLI, as in the paper, instead of
-        using the folder's file.
+      output: archive to write. An existing archive is replaced.
+      wnli_by_majority: whether to predict the majority class for WNLI, as in the paper. If false, the folder's file is
+        used.
       partial: whether to write the archive even if files or rows are missing.
 
     Returns:

@@ -13,7 +13,7 @@ from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL
 from bertjax.utils.io import reject_utf16
 
-# A text or the texts of a pair; a beginning and its endings; the words of a text; a question.
+# Texts of one example, such as a question, a pair of texts, or a beginning and its endings.
 Texts = tuple[str, ...]
 
 STDIN = "-"
@@ -34,7 +34,7 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
     compiles once per length. The last batch may have fewer rows, rounded up to a power of two.
 
     Yields:
-      A batch; `example` [B] is the index of each row's example, or -1 for padding rows.
+      A batch. Its array `example` [B] contains the index of each row's example, or -1 for padding rows.
     """
     batching = Batching(1, min(_BUCKET, seq_len), seq_len)
     order = np.argsort(-examples.lengths, kind="stable")
@@ -49,12 +49,12 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
 
 
 def split_line(line: str, kind: str) -> Texts:
-    """Splits a line at ` ||| ` into the texts that an output layer of this kind takes."""
+    """Splits a line at ` ||| ` into the texts for an output layer of this kind."""
     return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, or of standard input for `-`, with one line in memory at a time."""
+    """Yields the lines of a UTF-8 file. The path `-` means standard input. Only one line is in memory."""
     name = "standard input" if path == STDIN else path
     try:
         file = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")

@@ -41,7 +41,7 @@ class InferenceDefaults:
     Attributes:
       seq_len: maximum tokens per row (default: 0, the model's maximum).
       texts: number of texts per row, 1 or 2 (default: 0, either).
-      doc_stride, max_query_len, n_best, max_answer_len: fields of `SquadData`.
+      doc_stride, max_query_len, n_best, max_answer_len: see `SquadData`.
       threshold: minimum probability of a predicted label in multi-label classification.
       null_threshold: null odds above which a question is unanswerable (default: None, every question has an answer).
     """
@@ -57,7 +57,7 @@ class InferenceDefaults:
 
 
 def read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
-    """Reads the settings from the config and results in the checkpoint's workdir."""
+    """Reads the inference settings from `config.json` and `results.json` in the checkpoint's workdir."""
     workdir = workdir_of(checkpoint)
     output_layer = read_output_layer(workdir)
     if output_layer is None or is_converted(workdir):
@@ -84,7 +84,7 @@ class LoadedModel:
       config: architecture and layout.
       params: float32 parameters of `model` on the mesh, and possibly of heads that `model` does not use.
       vocabulary: WordPiece or SentencePiece vocabulary.
-      output_layer: kind and labels of the output layer, or None for pre-trained models.
+      output_layer: kind and labels of the output layer, or None for a pre-trained model.
       model_kind: description of the Flax module, see `bertjax.model.heads.model_kind`.
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.

@@ -1,4 +1,4 @@
-"""Predictions of fine-tuned models for texts, and for a task's data as official files and JSON Lines."""
+"""Predictions of fine-tuned models for texts, and prediction files for the data of a task."""
 
 import contextlib
 import itertools
@@ -32,7 +32,7 @@ def check_model(model: LoadedModel, context: str | None) -> None:
     if model.output_layer is None:
         kind = model.model_kind["kind"]
         if kind in (SequenceModel.KIND, TokenModel.KIND):
-            raise UsageError(f"{model.path} is fine-tuned but has no {OUTPUT_LAYER}; restore this file of its workdir")
+            raise UsageError(f"{model.path} is fine-tuned but lacks {OUTPUT_LAYER}; restore this file in its workdir")
         fill_mask = ", or predict masked words with fill_mask" if kind == PretrainingModel.KIND else ""
         raise UsageError(
             f"{model.path} has no output layer for predictions (its model is {kind!r}); fine-tune it with `bertjax "
@@ -40,7 +40,7 @@ def check_model(model: LoadedModel, context: str | None) -> None:
         )
     kind = model.output_layer.kind
     if kind == SPANS and not context:
-        raise UsageError(f"{model.path} answers questions about a passage; give the passage as context")
+        raise UsageError(f"{model.path} answers questions about a passage; set the passage as context")
     if kind != SPANS and context:
         raise UsageError(f"context has no effect, because {model.path} predicts {kind} and not answers; leave it out")
 
@@ -48,14 +48,14 @@ def check_model(model: LoadedModel, context: str | None) -> None:
 def predict_texts(
     model: LoadedModel, inputs: Iterable[Texts], *, context: str = "", seq_len: int | None = None, logits: bool = False
 ) -> Iterator[Record]:
-    """Yields one record per input, in order, with a few hundred inputs in memory at a time.
+    """Yields one prediction record per input, in order. At most a few hundred inputs are in memory.
 
     Args:
       model: fine-tuned model.
-      inputs: tuples of texts. Their meaning depends on the output layer: a text or a pair (classes, labels,
-        regression), a beginning and its endings (choices), a text or its words (tags), or a question (spans).
+      inputs: tuple of texts for each example. Models for choices take a beginning and its endings. Models for spans
+        take a question, and models for tags take a text or its words. All other models take one text or a pair.
       context: passage that contains the answers, for spans.
-      seq_len: maximum tokens per row (default: None, the value in training, or else the model's maximum).
+      seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
 
     Raises:
@@ -112,7 +112,7 @@ def write_predictions(
       config: config of the task.
       task: task built from `config`.
       checkpoint: checkpoint trained on the task.
-      folder: output folder; created if necessary.
+      folder: output folder. Created if necessary.
       logits: whether to add logits to the records.
       columns: columns of the data file to copy into the records.
 
@@ -120,20 +120,20 @@ def write_predictions(
       Paths of the files.
     """
     mesh, params = mesh_and_params(task, checkpoint)
-    # Last of the checks, since it creates the folder.
+    # Check the output last, because this creates the folder.
     check_output(task, config.task, folder, columns)
     return write_outputs(task, predict(task, mesh, params)[1], folder, logits, columns)
 
 
 def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str] = ()) -> None:
-    """Creates the folder, and raises before any prediction if `write_outputs` would fail."""
+    """Creates the output folder. Raises an error early if `write_outputs` would fail."""
     if not task.writes_predictions:
         raise UsageError(f"the task {task_name} has no prediction files; use `bertjax evaluate`")
     for file_records in task.prediction_records():
         _check_columns(file_records, columns)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        # A killed command leaves a temporary file.
+        # Remove the temporary files of a killed command.
         remove_temporaries(Path(folder))
     except OSError as error:
         raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
@@ -142,7 +142,7 @@ def check_output(task: Task, task_name: str, folder: str, columns: Sequence[str]
 def write_outputs(
     task: Task, outputs: list[dict[str, np.ndarray]], folder: str, logits: bool = False, columns: Sequence[str] = ()
 ) -> list[Path]:
-    """Writes the prediction files from model outputs; see `write_predictions`."""
+    """Writes the prediction files from model outputs. See `write_predictions` for the arguments."""
     paths = task.write_predictions(outputs, Path(folder))
     for file_records in task.prediction_records():
         path = Path(folder) / file_records.file_name
@@ -169,7 +169,7 @@ def _check_columns(file_records: PredictionRecords, columns: Sequence[str]) -> N
 def _add_columns(
     file_records: PredictionRecords, records: Iterable[Record], columns: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields records with their line numbers and columns, which are read from the data file again."""
+    """Yields records with line numbers and columns. Reads the columns from the data file again."""
     if not file_records.lines:
         yield from records
         return

@@ -65,15 +65,15 @@ class TextPredictor:
     def _check_pair(self, texts: Texts) -> None:
         if self.model.defaults.texts == 2 and len(texts) < 2:
             raise UsageError(
-                f"{texts[0][:60]!r} is a single text, but the model takes pairs; give two texts (on the command line, "
+                f"{texts[0][:60]!r} is a single text, but the model takes pairs; use two texts (on the command line, "
                 f"FIRST{PAIR_SEPARATOR}SECOND)"
             )
         if len(texts) > 1 and (self.model.defaults.texts == 1 or self.model.config.type_vocab_size < 2):
-            raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; give one text")
+            raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; use one text")
 
 
 def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
-    """Predicts one class for each text or pair, or a number if the model is a regression."""
+    """Predicts one class for each text or pair. A regression model predicts a number."""
     logits = predictor.sequence_logits(inputs)
     if not predictor.labels:
         return [records.number_record(row[0]) for row in logits]
@@ -94,8 +94,8 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
     for beginning, *endings in inputs:
         if len(endings) < 2:
             raise UsageError(
-                f"{beginning[:60]!r} has {len(endings)} endings, but the model chooses between several; give a "
-                "beginning and two or more endings (on the command line, BEGINNING"
+                f"too few endings for {beginning[:60]!r}: {len(endings)}; use a beginning and at least two endings (on "
+                "the command line, BEGINNING"
                 f"{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING)"
             )
     sequences = [predictor.encode((beginning, ending)) for beginning, *endings in inputs for ending in endings]
@@ -107,7 +107,7 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
 
 
 def predict_tags(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
-    """Predicts a tag for each word of each text. Words are separated by spaces, or given as several texts."""
+    """Predicts a tag for each word of each text. Words are separated by spaces, or are separate texts."""
     sentences = [[word for text in texts for word in text.split()] for texts in inputs]
     words = list(itertools.chain.from_iterable(sentences))
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
@@ -126,7 +126,7 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Reco
 
 
 def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
-    """Predicts an answer from the context for each question."""
+    """Predicts the answer to each question, a span of the context."""
     defaults, seq_len = predictor.model.defaults, predictor.seq_len
     questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
     windows = make_windows(

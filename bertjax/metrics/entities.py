@@ -14,10 +14,10 @@ _SCHEMES = ("BI", "BIES", "BILU")
 
 
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
-    """Returns the entities of one sentence as (first word, end word (exclusive), type).
+    """Returns the entities of one sentence as tuples of first word, end word (exclusive) and type.
 
-    An entity starts at B or S, or at an I or E after O, after a different type, or after E or S. It continues with I
-    tags of its type and ends at E. Every tag sequence is valid, as in `conlleval` and `seqeval`.
+    B and S start an entity. I and E start an entity after O, E or S, or after a tag of a different type. The entity
+    continues with I tags of its type and ends at E. Every tag sequence is valid, as in `conlleval` and `seqeval`.
     """
     entities = set()
     start, current_type = 0, ""
@@ -37,7 +37,7 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns whether a tag set marks entities: it contains O and at least one tag of IOB, BIOES or BILOU."""
+    """Returns whether a tag set marks entities, that is, all tags except O belong to IOB, BIOES or BILOU."""
     inside = {tag for tag in tags if tag != "O"}
     prefixes = {tag: prefix for tag in inside for prefix, _, type_ in [tag.partition("-")] if type_}
     if inside and len(prefixes) == len(inside) and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES):
@@ -59,7 +59,7 @@ def has_entities(tags: Iterable[str]) -> bool:
 def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
     """Returns precision, recall and F1 of all entities, and F1 of each entity type, in percent.
 
-    A predicted entity is correct if its start, end and type are equal to those of a labeled entity.
+    A predicted entity is correct if a labeled entity has the same start, end and type.
 
     Args:
       labels: tags of each sentence's words, such as `I-PER` or `O`.

@@ -60,7 +60,7 @@ class ClassReport:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a JSON object: scores in `per_class`, nonzero counts by label and prediction in `confusion`."""
+        """Returns a JSON object with the scores in `per_class` and the nonzero confusion counts in `confusion`."""
         content: dict[str, Any] = {"per_class": self.scores()}
         if self.confusion is not None:
             names = self.confusion_names

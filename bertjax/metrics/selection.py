@@ -6,7 +6,7 @@ from typing import Any
 
 from bertjax.errors import UsageError
 
-# Suffixes of metrics for which lower is better, except `f1_TYPE`, because an entity type may end with such a word.
+# Suffixes of metrics for which lower is better. They do not apply to `f1_TYPE`, whose entity type may be any word.
 _LOWER_IS_BETTER = ("loss", "error", "entropy")
 _SET_SUFFIXES = ("_matched", "_mismatched")
 
@@ -19,7 +19,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def score(metric: str, value: Any) -> float | None:
-    """Returns the value, negated if lower is better. Returns None if the value is not a number."""
+    """Returns a metric's value, negated if lower is better. Returns None if the value is not a number."""
     if not isinstance(value, (int, float)) or value != value:
         return None
     return -float(value) if lower_is_better(metric) else float(value)
@@ -33,7 +33,7 @@ def check_metric(select_by: str, metrics: Iterable[str]) -> None:
 
 
 def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
-    """Returns True if none of the last `patience` scores exceeds the best earlier score (`patience` 0: never)."""
+    """Returns True if the last `patience` scores do not exceed the best earlier score. A patience of 0 is unlimited."""
     if not patience or len(scores) <= patience:
         return False
     numbers = [float("-inf") if value is None else value for value in scores]
@@ -45,8 +45,8 @@ class EvaluationHistory:
     """Evaluations of a run in order, which determine the best checkpoint and early stopping.
 
     Attributes:
-      metric: metric that selects the best checkpoint ("": none).
-      patience: evaluations without improvement after which a run stops (0: no limit).
+      metric: metric that selects the best checkpoint (default: "", no selection).
+      patience: number of evaluations without improvement after which a run stops (default: 0, no limit).
       evaluations: step and metrics of each evaluation.
     """
 
@@ -60,24 +60,24 @@ class EvaluationHistory:
 
     @property
     def first(self) -> dict[str, float]:
-        """Metrics of the first evaluation ({}: none)."""
+        """Metrics of the first evaluation, or {} without evaluations."""
         return self.evaluations[0][1] if self.evaluations else {}
 
     @property
     def last(self) -> dict[str, float]:
-        """Metrics of the last evaluation ({}: none)."""
+        """Metrics of the last evaluation, or {} without evaluations."""
         return self.evaluations[-1][1] if self.evaluations else {}
 
     def at(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the last evaluation after `step` ({}: none)."""
+        """Returns the metrics of the last evaluation at `step`, or {} without an evaluation."""
         return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
 
     def score_at(self, step: int) -> float | None:
-        """Returns the score of the evaluation after `step` (higher is better). Returns None without an evaluation."""
+        """Returns the score of the last evaluation at `step` (higher is better), or None without an evaluation."""
         return score(self.metric, self.at(step).get(self.metric))
 
     def is_best_at(self, step: int) -> bool:
-        """Returns whether the last evaluation is after `step` and better than all earlier ones."""
+        """Returns whether the last evaluation is at `step` and better than all earlier evaluations."""
         if not self.evaluations or self.evaluations[-1][0] != step or self.score_at(step) is None:
             return False
         *earlier, last = self._scores()

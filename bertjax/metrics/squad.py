@@ -1,7 +1,7 @@
 """Exact match and F1, as computed by the official SQuAD scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`.
 
-The versions differ in two cases. If an answer is empty after normalization, F1 is 0 in 1.1; in 2.0, F1 is 1 if the
-prediction is also empty. A question without a prediction scores 0 in 1.1 and is excluded from the mean in 2.0.
+The versions differ in two cases. If prediction and answer are empty after normalization, F1 is 0 in 1.1 and 1 in 2.0.
+A question without a prediction scores 0 in 1.1 and is excluded from the mean in 2.0.
 """
 
 import re
@@ -35,7 +35,7 @@ def f1_v1(prediction: str, answer: str) -> float:
 
 
 def f1_v2(prediction: str, answer: str) -> float:
-    """Returns the F1 score over words. If one text is empty, F1 is 0; if both texts are empty, F1 is 1."""
+    """Returns the F1 score over words. F1 is 1 if both texts are empty, and 0 if only one is empty."""
     predicted_text, answer_text = normalize_answer(prediction), normalize_answer(answer)
     return f1_v1(prediction, answer) if predicted_text and answer_text else float(predicted_text == answer_text)
 
@@ -65,8 +65,8 @@ def question_scores_v2(
     """Returns exact match and F1, each from 0 to 1, of each question that has a prediction.
 
     Args:
-      answers: reference answers by question id; empty for an unanswerable question.
-      predictions: predicted texts by question id; "" for a question predicted as unanswerable.
+      answers: reference answers by question id. Unanswerable questions have no reference answers.
+      predictions: predicted texts by question id. The text "" means that a question is unanswerable.
     """
     exact, f1 = {}, {}
     for question, references in answers.items():
@@ -106,7 +106,7 @@ def best_threshold(
     evaluate-v2.0.py returns 0, which is correct only for probabilities. This function returns a value below all odds.
 
     Args:
-      answers: reference answers by question id; empty for an unanswerable question.
+      answers: reference answers by question id. Unanswerable questions have no reference answers.
       scores: exact match or F1 of the predictions by question id.
       predictions: best nonempty answers by question id.
       null_odds: score of "unanswerable" minus the score of the best answer, by question id.

@@ -1,4 +1,4 @@
-"""Model configuration: architecture, which checkpoints store, and layout, which any run may change."""
+"""Model configuration. Checkpoints store the architecture. Any run may change the other fields."""
 
 import dataclasses
 import math
@@ -42,21 +42,21 @@ class Architecture:
     """Fields that define the network. Every checkpoint stores them next to the parameters.
 
     Attributes:
-      encoder: `transformer` or `lstm`. The latter concatenates the states of two independent LSTM stacks, one per
-        direction, as in ELMo (Figure 3 of the paper). It uses no positions, segments or attention heads.
+      encoder: `transformer` or `lstm`. An LSTM encoder concatenates the states of two independent stacks of layers, one
+        per direction, as in ELMo (Figure 3 of the paper). It ignores positions, segments and attention heads.
       vocab_size: number of word pieces in the vocabulary.
       hidden_size: width of the hidden states, D (for LSTMs, the sum over both directions).
       num_hidden_layers: number of Transformer layers, or of LSTM layers per direction.
       num_attention_heads: number of attention heads, H; must divide `hidden_size`.
       intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
-      max_position_embeddings: number of learned position embeddings, which is the maximum row length in tokens.
+      max_position_embeddings: number of learned position embeddings, and maximum row length in tokens.
       type_vocab_size: number of segment embeddings.
       hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf` or `relu`.
       layer_norm_eps: epsilon added to the variance in LayerNorm.
-      attention_direction: tokens that a position attends to: `both` (all tokens, as in BERT), `left` or `right` (itself
-        and the tokens on that side).
-      pad_vocab_to_multiple_of: the token embedding table is padded to a multiple of this many rows, for the matrix
-        unit. Padding rows get probability 0.
+      attention_direction: side that a token attends to: `both` (as in BERT), `left` or `right`. Every token
+        also attends to itself.
+      pad_vocab_to_multiple_of: multiple to which the number of token embeddings is padded, for faster matmuls. Padding
+        gets probability 0.
     """
 
     encoder: str = TRANSFORMER
@@ -96,7 +96,7 @@ class Architecture:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Context direction (`both`, `left` or `right`) of each equal slice of the hidden state (LSTMs: two)."""
+        """Context direction of each slice of the hidden state. LSTM encoders have two equal slices, others have one."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
@@ -120,15 +120,16 @@ class Layout:
     Attributes:
       dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
         Parameters, softmax and LayerNorm statistics are always float32.
-      scan_layers: loop over the layers: `true` compiles one layer and scans, `false` unrolls all layers, and `auto`
+      scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
         unrolls on CPU, where that is faster, and scans elsewhere. The parameters do not depend on it.
-      remat: activations that the backward pass recomputes to save memory, from few to many: `none` (only cheap
-        elementwise operations), `attention` (also attention scores), `elementwise` (all but large matrix products),
-        `projections` (also the products for queries, keys and values), `full` (whole layers).
-      attention: attention implementation: `plain` (XLA), `fused` (TPU kernel with dropout, rows of up to 512 tokens),
-        `splash` (JAX's TPU kernel, no dropout, rows of a multiple of 128 tokens), `cudnn` (GPU, bfloat16, no dropout),
-        or `package.module.function` (your own `AttentionFn`). `auto` selects the fastest of `fused`, `splash` and
-        `plain` that supports model and devices. All built-in implementations give the same values and dropout masks.
+      remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
+        `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
+        `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
+      attention: attention implementation. `plain` uses XLA. `fused` is a TPU kernel with dropout for rows of up to 512
+        tokens. `splash` is JAX's TPU kernel, without dropout, for rows of a multiple of 128 tokens. `cudnn` runs on GPU
+        in bfloat16, without dropout. `package.module.function` is your own `AttentionFn`. `auto` selects the fastest of
+        `fused`, `splash` and `plain` that supports model and devices. All built-in implementations give the same values
+        and dropout masks.
     """
 
     dtype: str = AUTO
@@ -168,7 +169,7 @@ class ModelConfig(Architecture, Layout):
         return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})
 
     def resolve(self, platform: str) -> "ModelConfig":
-        """Returns the config with `auto` in `dtype` and `scan_layers` resolved for a platform.
+        """Returns the config, with `auto` in `dtype` and `scan_layers` replaced by the value for a platform.
 
         Args:
           platform: `cpu`, `gpu` or `tpu`.
@@ -186,11 +187,11 @@ def _check_choices(config: Architecture | Layout, **choices: tuple[str, ...]) ->
 
 
 def size_fields(size: str) -> dict[str, int]:
-    """Returns the config fields of a named size: numbers of layers and heads, hidden size and feed-forward width.
+    """Returns the config fields for a named size of the model.
 
     Args:
-      size: `tiny`, `mini`, `small`, `medium`, `base` or `large`; `L4_H512` with H / 64 heads (the 24 small models of
-        google-research/bert); or `L6_H768_A3` with an explicit number of heads (Table 6 of the paper).
+      size: `tiny`, `mini`, `small`, `medium`, `base` or `large`, or a form such as `L6_H768_A3` (6 layers, hidden size
+        768, 3 heads). Without `_A3`, a head has 64 units, as in the small models of google-research/bert.
     """
     if size in _NAMED_SIZES:
         num_layers, hidden_size = _NAMED_SIZES[size]

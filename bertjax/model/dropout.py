@@ -47,7 +47,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def dropout_threshold(rate: float) -> np.uint32:
-    """Returns the threshold: an element is dropped if its 16 random bits are below it."""
+    """Returns the threshold: elements whose 16 random bits are below it are dropped."""
     return np.uint32(round(rate * 2**BITS))
 
 
@@ -57,7 +57,7 @@ def dropout_scale(rate: float) -> float:
 
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns two uint32 arrays of the given shape: two seeds for each index of the leading axes."""
+    """Returns two seeds for each index of the leading axes, as two uint32 arrays of the given shape."""
     first, second = jax.random.key_data(key).reshape(-1)[:2].astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

@@ -5,8 +5,8 @@ Axis letters in shape comments of this package:
     B batch    L row length    D hidden size    H heads    K head size    F feed-forward size
     V vocabulary (padded)    P masked positions per row    N layers
 
-A row holds one sequence or several. `sequence_ids` numbers the sequence of each token, 0 for padding; `position_ids`
-counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input mask.
+A row contains one or several sequences. `sequence_ids` contains the number of each token's sequence, or 0 for padding.
+`position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input mask.
 
 Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`): `batch` is sharded over `data` and `fsdp`,
 `shared_batch` over `data` only; `embed_part` is D, sharded over `fsdp`.
@@ -28,7 +28,7 @@ from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 class Embeddings(nn.Module):
     """Sum of token, segment and position embeddings, then LayerNorm and dropout (paper, Figure 2).
 
-    `nn.Embed` would nest each table one level deeper, and checkpoints store `embeddings/token`.
+    The tables are plain parameters, because checkpoints store `embeddings/token`. `nn.Embed` would nest them deeper.
     """
 
     config: ModelConfig
@@ -42,14 +42,14 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # Keeping only the float32 input would save no memory: it is as large as what the gradient needs.
+        # Recomputation would save no memory, because the float32 input is as large as the intermediate values.
         self.norm = layer_norm(config, recompute=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
         # All-gather the ids over `fsdp` instead of the large token table, which stays sharded along D. The sum of the
-        # embeddings is sharded along D too, and then resharded to rows.
+        # embeddings is first sharded along D, and then along the batch.
         input_ids, segment_ids, position_ids = (
             with_logical_constraint(ids, ("shared_batch", "length")) for ids in (input_ids, segment_ids, position_ids)
         )
@@ -66,9 +66,9 @@ class Embeddings(nn.Module):
 class Encoder(nn.Module):
     """Embeddings and a stack of Transformer or LSTM layers.
 
-    Parameters of all layers are stacked on a leading axis N, whether layers are scanned or unrolled, so a checkpoint
-    loads with either setting. With `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack
-    (`Frozen.model_params`), so that the backward pass stops above them.
+    Parameters of all layers are stacked on a leading axis N. Scanned and unrolled layers use the same parameters. With
+    `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack (`Frozen.model_params`). The
+    backward pass then stops above them.
     """
 
     config: ModelConfig
@@ -81,7 +81,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Float32 token embeddings for tied output layers: one [V, D], or [V, D / 2] per direction of an LSTM."""
+        """Float32 token embeddings for tied output layers: [V, D], or one [V, D / 2] for each direction of an LSTM."""
         if self.config.encoder == LSTM:
             return self.left.embeddings.token_table, self.right.embeddings.token_table
         return (self.embeddings.token_table,)
@@ -102,15 +102,15 @@ class Encoder(nn.Module):
         Args:
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
-          sequence_ids: [B, L] int32, the sequence each token belongs to; 0 is padding.
-          position_ids: [B, L] int32, position within the sequence; given if rows hold several sequences (default: 0, 1,
-            2, ...).
-          deterministic: disables dropout; otherwise a `dropout` rng is required.
-          collect_layers: also returns the output of the embeddings and of every layer.
+          sequence_ids: [B, L] int32, sequence of each token, 0 for padding.
+          position_ids: [B, L] int32, position of each token in its sequence. Required for packed rows of several
+            sequences (default: None, positions 0, 1, 2, ...).
+          deterministic: whether to disable dropout. If False, a `dropout` rng is required.
+          collect_layers: whether to also return the output of the embeddings and of every layer.
 
         Returns:
-          Hidden states [B, L, D] of the last layer, and [N + 1, B, L, D] of all layers or None, in the config's dtype.
-          The last of all layers is equal to the first result.
+          Hidden states of the last layer, [B, L, D], in the config's dtype.
+          Hidden states of the embeddings and all layers, [N + 1, B, L, D]. None without `collect_layers`.
         """
         config = self.config
         if config.encoder == LSTM:

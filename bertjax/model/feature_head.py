@@ -21,7 +21,7 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
 # Names of Flax modules.
 ENCODER, _MIX = "encoder", "mix"
-# Name in a batch of the precomputed states of a frozen encoder, see `token_representations`.
+# Key of a batch for precomputed states of a frozen encoder, see `token_representations`.
 CACHED_FEATURES = "features"
 
 
@@ -30,9 +30,9 @@ class FeatureHead:
     """Layers between the encoder and the output layer.
 
     Attributes:
-      features: states of a frozen encoder to use as input (section 5.3, Table 7): `embeddings`, `second_to_last`,
+      features: states of a frozen encoder to use as input, as in Table 7 of the paper: `embeddings`, `second_to_last`,
         `last`, `sum_last_four`, `concat_last_four` or `sum_all` (all layers without the embeddings). Sums have learned
-        softmax weights and a learned scale. The default, empty, fine-tunes the encoder.
+        softmax weights and a learned scale. By default, the encoder is fine-tuned instead.
       lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0; Table 7 uses 2).
       lstm_size: number of BiLSTM units per direction.
     """
@@ -93,14 +93,13 @@ def token_representations(
     Args:
       config: model config.
       feature_head: layers on top of the encoder.
-      batch: arrays described in `heads.py`. With `feature_head.features`, the batch may contain CACHED_FEATURES: the
-        states of `feature_head.layers`, float32 [B, L, C, D], which replace the encoder. Feature heads do not support
-        packed rows.
+      batch: arrays described in `heads.py`. If it contains CACHED_FEATURES, they replace the encoder's output. They are
+        the states of `feature_head.layers`, float32 [B, L, C, D]. Feature heads do not support packed rows.
       deterministic: whether to disable dropout.
       dropout_key: function that returns a new key for each dropout.
 
     Returns:
-      [B, L, `feature_head.width`], in the config's dtype.
+      States [B, L, `feature_head.width`], in the config's dtype.
     """
     if "sequence_ids" in batch:
         inputs = (batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids"))
@@ -125,7 +124,7 @@ def token_representations(
 
 
 class _Mix(nn.Module):
-    """Combination of states [B, L, C, D] to one vector per token: a learned weighted sum, or a concatenation."""
+    """Layer that combines the C states of each token, by a learned weighted sum or by concatenation."""
 
     config: ModelConfig
     feature_head: FeatureHead

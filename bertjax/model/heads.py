@@ -36,7 +36,7 @@ class MaskedLmHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array, token_table: jax.Array) -> jax.Array:
-        """Returns float32 logits [B, P, V] for [B, P, D] and [V, D]; padding rows of the table get probability 0."""
+        """Returns float32 logits [B, P, V] for states [B, P, D] and a table [V, D]. Padding rows get probability 0."""
         config = self.config
         x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
         x = layer_norm(config, "norm")(activation(config)(x))
@@ -98,8 +98,7 @@ class PretrainingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns masked-LM logits [B, P, V] and next-sentence logits [B, 2].
 
-        Packed rows of up to S sequences have next-sentence logits [B, S, 2]; S is the width of their
-        `next_sentence_labels`.
+        For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
         """
         encoder = Encoder(self.config, name="encoder")
         is_packed = "sequence_ids" in batch
@@ -125,7 +124,7 @@ class PretrainingModel(nn.Module):
 class LanguageModel(nn.Module):
     """Encoder with one language-model head per context direction.
 
-    With Transformer layers, it is the left-to-right model in Table 5 of the paper; with LSTMs, it is like ELMo (Figure
+    With Transformer layers, it is the left-to-right model in Table 5 of the paper. With LSTMs, it is like ELMo (Figure
     3).
     """
 
@@ -135,7 +134,10 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns float32 logits [B, L, V] by direction: `left` predicts the next token, `right` the previous token."""
+        """Returns float32 logits [B, L, V] by context direction.
+
+        Logits from `left` context predict the next token. Logits from `right` context predict the previous token.
+        """
         reads = self.config.reads
         encoder = Encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
@@ -150,7 +152,7 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Encoder, optional feature head, and one dense layer per sequence (paper, Figure 4 a and b).
+    """Encoder, optional feature head, and a dense layer on each sequence's state (paper, Figure 4 a and b).
 
     Without a feature head, a pooler precedes the dense layer. Three input forms are supported:
 
@@ -167,7 +169,7 @@ class SequenceModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
-        """Returns float32 logits in the form for the input, see the class docstring."""
+        """Returns float32 logits. The class docstring lists their shapes."""
         *leading, _ = batch["input_ids"].shape
         make_rng = partial(self.make_rng, "dropout")
         state = sequence_states(self.config, self.feature_head, batch, deterministic, make_rng)
@@ -207,10 +209,10 @@ def sequence_states(
 
 
 class TokenModel(nn.Module):
-    """Encoder, optional feature head, and one dense layer per token for spans or tags (paper, Figure 4 c and d).
+    """Encoder, optional feature head, and a dense layer on each token's state (paper, Figure 4 c and d).
 
     Attributes:
-      head_dropout: whether to apply dropout before the dense layer: True for tags; False for spans, as in
+      head_dropout: whether to apply dropout before the dense layer. Tagging applies it. Span prediction does not, as in
         google-research/bert `run_squad.py`.
     """
 
@@ -240,9 +242,9 @@ def model_kind(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
-      `kind`: the `KIND` of the module's class, by default its name.
-      `num_outputs`: width of the output layer, or None for kinds without one.
-      `feature_head`: fields of the `FeatureHead`, or None for kinds without one.
+      `kind`: `KIND` of the module's class, or the name of a class without `KIND`.
+      `num_outputs`: width of the output layer, or None.
+      `feature_head`: fields of the `FeatureHead`, or None.
       Other fields of the module except its config, such as `head_dropout`.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}

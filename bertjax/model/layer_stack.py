@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from bertjax.model.partitioning import scans_layers
 
-# LAYERS is the parameter stack of all layers, and the logical name of a stack's leading axis. If the lowest layers are
+# LAYERS is the module name of the stacked layers, and the logical name of their leading axis. If the lowest layers are
 # frozen, the train step passes them as a second stack, FROZEN_LAYERS.
 LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
 
@@ -30,16 +30,17 @@ def run_layers(
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
-      layer: module class that maps (x, *inputs) to (x, x or None).
+      layer: module class that maps (x, *inputs) to (output, output), or to (output, None) without `collect`.
       arguments: constructor arguments of the layer; `collect` is appended.
       saved_names: remat policy -> `checkpoint_name`s of the activations to save. The backward pass recomputes all other
         activations. Policies that are missing here do not rematerialize layers.
       x: [B, L, ...] input of the lowest layer.
       *inputs: further inputs, the same for every layer, such as `sequence_ids`.
-      collect: whether to return the input and the outputs of all layers as well.
+      collect: whether to return the outputs of all layers as well.
 
     Returns:
-      The last layer's output, and, with `collect`, the input and the outputs of all layers [N + 1, B, L, ...].
+      The output of the last layer.
+      The input `x` and the outputs of all layers, [N + 1, B, L, ...]. None without `collect`.
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]

@@ -42,16 +42,16 @@ def constant_init(value: float, axes: tuple[str | None, ...]) -> nn.initializers
 
 
 class Dense(nn.Module):
-    """`x @ kernel + bias` over the trailing axes of `x`, in the config's dtype from float32 parameters.
+    """`x @ kernel + bias` over the trailing axes of `x`, in the config's dtype.
 
     `nn.DenseGeneral` fails on a mesh: its initializer sees a matrix, which has fewer axes than logical names. It also
-    has no `flat`, without which the four-layer step at 128 tokens moves 1.6 % more bytes.
+    lacks `flat`. Without `flat`, a step of four layers at 128 tokens moves 1.6 % more bytes.
 
     Attributes:
       features: output axes of the kernel.
       axes: logical names of all kernel axes, input axes first. Only the first output axis may be sharded, since on CPU
         `dot` merges the output axes.
-      flat: merges the output axes into one; a TPU pads a short last axis such as K to its 128 lanes.
+      flat: whether to merge the output axes into one, because a TPU pads a short last axis to 128 lanes.
       initializer: initializer of the kernel (default: `kernel_init` with `axes`).
     """
 
@@ -77,17 +77,16 @@ class Dense(nn.Module):
                 kernel = kernel.reshape(*shape[:num_inputs], -1)
             return dot(x.astype(dtype), kernel, num_inputs)
 
-        # Saves `x` and the float32 kernel; the backward pass casts and gathers the kernel again. The matmul is not
-        # repeated, since no gradient needs its output.
+        # Save `x` and the float32 kernel, so that the backward pass casts and gathers the kernel again. It does not
+        # repeat the matmul, because no gradient needs its output.
         return save_inputs_only(project, self.config)(x, kernel) + (bias.reshape(-1) if self.flat else bias)
 
 
 def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) -> Callable[..., jax.Array]:
-    """Saves only the inputs of a cheap function for the backward pass, which recomputes its intermediate values.
+    """Wraps a cheap function so that the backward pass recomputes its intermediate values from its inputs.
 
-    It applies under every `model.remat`, which is about whole layers and attention. Without it a GELU saves six arrays
-    of width F and a LayerNorm float32 copies of its input. One policy over the layer (`nn.remat` with saved names for
-    `remat=none`) takes 6 % more CPU time per step (3 layers of width 768).
+    Otherwise, a GELU would save six arrays of width F, and a LayerNorm would save float32 copies of its input. A remat
+    policy for the whole layer would take 6 % more CPU time per step (3 layers of width 768).
     """
     return jax.checkpoint(function, prevent_cse=not scans_layers(config))
 
@@ -98,8 +97,7 @@ def layer_norm(config: ModelConfig, name: str | None = None, recompute: bool = T
     Args:
       config: model config.
       name: module name.
-      recompute: recompute intermediate values in the backward pass from the input, which alone is saved. False where
-        that saves no memory.
+      recompute: whether to save only the input, and recompute intermediate values in the backward pass.
     """
     layout = resolve_layout(config)
     module = nn.remat(nn.LayerNorm, prevent_cse=not scans_layers(config)) if recompute else nn.LayerNorm
@@ -114,7 +112,7 @@ def layer_norm(config: ModelConfig, name: str | None = None, recompute: bool = T
 
 
 def activation(config: ModelConfig, recompute: bool = True) -> Callable[[jax.Array], jax.Array]:
-    """Returns the activation function that the config names; `recompute` as in `layer_norm`."""
+    """Returns the activation function of the config. `recompute` has the same effect as in `layer_norm`."""
     function = {
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "gelu_erf": partial(jax.nn.gelu, approximate=False),
@@ -158,7 +156,7 @@ def attention_flops(config: ModelConfig) -> int:
 
 
 def attention_score_flops(config: ModelConfig, context: float) -> float:
-    """Returns forward FLOPs per token of the attention itself, if a token attends to `context` tokens."""
+    """Returns forward FLOPs per token of the two attention products, if a token attends to `context` tokens."""
     return 2 * 2 * config.hidden_size * context
 
 

@@ -35,7 +35,7 @@ class LstmReader(nn.Module):
     def __call__(
         self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns states [B, L, D / 2], and, with `collect_layers`, the states of all layers [N + 1, B, L, D / 2]."""
+        """Returns the states of the last layer, [B, L, D / 2], and of all layers, [N + 1, B, L, D / 2] or None."""
         x = self.embeddings(input_ids, deterministic)
         arguments = (self.config, self.direction, deterministic)
         return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)

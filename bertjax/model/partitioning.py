@@ -18,7 +18,7 @@ ACTIVATION_AXES = ("batch", "length", "embed")
 def platform() -> str:
     """Returns `cpu`, `gpu` or `tpu`: the platform of the current mesh, or of this machine if no mesh is set.
 
-    The mesh may describe devices that this machine does not have, as in `bertjax plan`.
+    The mesh may describe devices that this machine lacks, as in `bertjax plan`.
     """
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return device.platform if device else jax.default_backend()
@@ -31,12 +31,12 @@ def device_kind() -> str:
 
 
 def resolve_layout(config: ModelConfig) -> ModelConfig:
-    """Returns the config with `auto` in `dtype` and `scan_layers` resolved for the current platform."""
+    """Returns the config, with `auto` in `dtype` and `scan_layers` replaced by the current platform's value."""
     return config.resolve(platform())
 
 
 def scans_layers(config: ModelConfig) -> bool:
-    """Returns whether layers run in a `lax.scan`, in which XLA does not merge recomputations with the original."""
+    """Returns whether layers run in a `lax.scan`, where `jax.checkpoint` does not need `prevent_cse`."""
     return resolve_layout(config).scan_layers == "true"
 
 

@@ -29,7 +29,7 @@ class CellValue:
 
     @property
     def text(self) -> str:
-        """Mean, with the standard deviation if there are several values; `-` without values."""
+        """Mean as text, with the standard deviation if there are several values. `-` if there are no values."""
         if not self.values:
             return EMPTY
         deviation = f" ±{statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
@@ -113,7 +113,7 @@ def _missing(table: Table, results: Results) -> tuple[list[Run], list[str]]:
         if data := missing_data([run for run in cell.runs if run.name not in done], done):
             columns.setdefault(data, {})[cell.column] = None
     runs = run_order([run for cell in table.cells for run in cell.runs], done)
-    return runs, [f"no data: {', '.join(names)}: needs {data}" for data, names in columns.items()]
+    return runs, [f"no data for {', '.join(names)}: needs {data}" for data, names in columns.items()]
 
 
 def _label(name: str) -> str:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Tables that are included in the package but are not in the paper.
 _EXTRA_TABLES = ("figure3",)
-# MFU assumed in time estimates until a run has finished.
+# Model-FLOPs utilization (MFU) that time estimates assume until a run has finished.
 _DEFAULT_MFU = 0.4
 
 
@@ -58,7 +58,7 @@ def load_table(config: str) -> Table:
     try:
         experiment = runpy.run_path(file)
         if "get_table" not in experiment:
-            raise UsageError(f"{file} has no function get_table; define one that returns a Table")
+            raise UsageError(f"{file} lacks the function get_table; define one that returns a Table")
         table = experiment["get_table"](arguments)
     except UsageError:
         raise
@@ -108,7 +108,7 @@ def plan_table(table: Table, results: Results) -> Plan:
 
 
 def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
-    """Returns the speed in FLOP/s of finished runs, or else a fraction of the device's peak, and its source as text."""
+    """Returns the training speed in FLOP/s and its source as text. Uses the speed of finished runs if there are any."""
     seconds = results.seconds
     timed = [run for run in runs if run.name in seconds and run.flops]
     if timed:
@@ -119,7 +119,7 @@ def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
 
 
 def describe_plan(plan: Plan, results: str) -> str:
-    """Returns a text with the runs, their state or estimated time, and the commands of unfinished runs.
+    """Formats the runs of a table as text: their state or estimated time, and the commands of unfinished runs.
 
     Args:
       plan: plan of a table.
@@ -146,7 +146,7 @@ def describe_plan(plan: Plan, results: str) -> str:
 
 
 def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[str, Any]:
-    """Executes the pending runs of a table. After a failure, runs that do not depend on the failed run continue.
+    """Executes the pending runs of a table. A failed run stops only the runs that depend on it.
 
     Args:
       config: `FILE:ARGUMENTS` of the table, stored in the results folder for `bertjax table`.
@@ -155,8 +155,8 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
       plan: plan of the table.
 
     Returns:
-      A dictionary of `done` (names of all finished runs), `failed` and `missing_data` (reasons by run name), and
-      `stopped` (whether a signal stopped the execution).
+      A dictionary. `done` lists all finished runs. `failed` and `missing_data` map run names to reasons. `stopped` is
+      True if a signal stopped the execution.
     """
     (source,) = results.sources
     done, failed, pending = set(plan.done), {}, plan.pending
@@ -201,7 +201,7 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Replaces the file in `config` by the name of a packaged experiment, or else by an absolute path."""
+    """Replaces the file in `config` by the name of a packaged table. Other files become absolute paths."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):

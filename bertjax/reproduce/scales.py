@@ -16,7 +16,7 @@ class FineTuning:
     Attributes:
       config: `FILE:ARGUMENTS` of the experiment, without `grid` and `path`.
       data: name of the table's argument that contains the path of the data, such as `glue`.
-      required_file: file or folder below this path; the data is missing without it (empty: not checked).
+      required_file: file or folder below this path that must exist ("": no check).
       tokens: approximate tokens per epoch, including padding.
       epochs: number of epochs.
       overrides: `--config.FIELD=VALUE` flags (default: none).
@@ -45,7 +45,7 @@ class Scale:
       sentence_pair_overrides: overrides of pre-training runs on sentence pairs.
       phases: number of tokens and row length of each pre-training phase, for FLOPs.
       vocab_size: approximate vocabulary size, for FLOPs.
-      figure5_steps: pre-training steps at which Figure 5 fine-tunes.
+      figure5_steps: steps of the pre-training checkpoints that Figure 5 fine-tunes.
       figure5_overrides: overrides that keep the checkpoints at `figure5_steps`.
       ensemble_size: number of members of an ensemble.
       pretraining_seeds: number of pre-training runs per row of Table 5.
@@ -157,7 +157,7 @@ _SCALES = {
             *("--config.optimizer.learning_rate=1e-3", "--config.data.seq_len=32", "--config.data.batch_size=32"),
             *("--config.long_phase.share=0.5", "--config.long_phase.seq_len=128"),
         ),
-        # Packing makes the number of tokens per step equal to that of runs without sentence pairs.
+        # With packing, a step contains as many tokens as in runs without sentence pairs.
         sentence_pair_overrides=("--config.data.packing=true",),
         phases=((6_000 * 1024, 32), (6_000 * 1024, 128)),
         vocab_size=4096,

@@ -117,7 +117,7 @@ def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
 
 
 def missing_data(runs: Sequence[Run], done: Set[str] = frozenset()) -> str:
-    """Returns a description of missing data of `runs` and their unfinished dependencies, or "" if none is missing."""
+    """Describes the missing data of `runs` and their unfinished dependencies. Returns "" if no data is missing."""
     return "; ".join(dict.fromkeys(run.missing_data for run in run_order(runs, done) if run.missing_data))
 
 

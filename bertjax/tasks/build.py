@@ -31,7 +31,7 @@ def parse_config(config_dict: ConfigDict) -> RunConfig:
       UsageError: the task is unknown, or a field is out of range.
     """
     if "task" not in config_dict:
-        raise UsageError("the config has no field `task`; start from the defaults in bertjax/presets.py")
+        raise UsageError("the config lacks the field `task`; start from the defaults in bertjax/presets.py")
     return from_config_dict(config_class(config_dict.task), config_dict)
 
 
@@ -40,7 +40,7 @@ def build_task(config: RunConfig, train: bool | None = False) -> Task:
 
     Args:
       config: config of the run.
-      train: whether to read training data (None: only if the config names data).
+      train: whether to read training data (default: False). None reads training data if the config names data.
     """
     return _module(config.task).Task(config, config.has_data if train is None else train)
 

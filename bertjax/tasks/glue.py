@@ -60,7 +60,7 @@ class Config(FinetuningConfig):
 
 
 class Task(FinetuningTask):
-    """One GLUE task. MNLI has two dev sets and two test sets. The diagnostic set is predicted with its test sets."""
+    """One GLUE task. MNLI has two dev sets and two test sets. The diagnostic set is predicted with MNLI's test sets."""
 
     config: Config
 
@@ -121,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the evaluated set's most frequent class or mean score."""
+        """Returns the metrics of predicting each set's most frequent class, or its mean score for regression."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)
@@ -140,7 +140,7 @@ class Task(FinetuningTask):
         return reports
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the files for the GLUE server: columns `index` and `prediction`, sorted by index."""
+        """Writes files for the GLUE server. They contain the columns `index` and `prediction`, sorted by index."""
         files = []
         for suffix, logits in self._logits_by_set(outputs).items():
             predictions = self._predictions(logits)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.source import RowSource
 
 _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
-# exp of more overflows float64.
+# exp of a larger value overflows float64.
 _MAX_LOG_PERPLEXITY = 700.0
 
 
 class Task(task.Task):
-    """Pre-training on a corpus; without one, synthetic batches only."""
+    """Pre-training on a corpus. Without a corpus, a task has only synthetic batches."""
 
     eval_first = True
     objective: PretrainingObjective
@@ -37,13 +37,13 @@ class Task(task.Task):
 
         Args:
           config: config of the run.
-          train: require a corpus.
+          train: whether to require a corpus.
         """
         super().__init__(config)
         self.config: Config
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:
-            # Raise before the workdir exists: it would store this config and reject the corrected command.
+            # Raise before the workdir is created, because a stored config would reject the corrected command.
             raise _no_corpus()
         self._vocabulary = self._corpus.vocabulary() if self._corpus else None
         vocab_size = self._vocabulary.size if self._vocabulary else config.model["vocab_size"] or DEFAULT_VOCAB_SIZE
@@ -58,7 +58,7 @@ class Task(task.Task):
         if self._corpus:
             self.workdir_files = vocabulary_files(self._vocabulary)
             self.data_hash = self._corpus.fingerprint
-        # A run evaluates the same rows many times, and TensorFlow takes seconds to trace them.
+        # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 
     @functools.cached_property
@@ -66,7 +66,7 @@ class Task(task.Task):
         return self.objective.row_source()
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        # TensorFlow is imported here, so that models can be described and timed without it.
+        # Import TensorFlow here, because describing and timing models does not need it.
         from bertjax.data.pretraining.batches import numpy_batches, train_dataset
 
         for phase in self.config.phases:
@@ -102,14 +102,14 @@ class Task(task.Task):
         return self._row_source.row_format.format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
-        """Adds the perplexity of the predicted tokens, over the mean of the directions if there are two."""
+        """Adds the perplexity of the predicted tokens. For two directions, it is based on the mean loss."""
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:
             return means
         return {**means, "perplexity": math.exp(min(sum(losses) / len(losses), _MAX_LOG_PERPLEXITY))}
 
     def baseline(self) -> dict[str, float]:
-        # The baseline may count the tokens of the whole corpus.
+        # Verify the whole corpus first, because the baseline may count all its tokens.
         self._require_corpus().checksums.wait()
         return self.objective.baseline(self._corpus, self.eval_batches(SINGLE_SHARD))
 
@@ -143,7 +143,7 @@ class Task(task.Task):
 
 def _no_corpus() -> UsageError:
     return UsageError(
-        "no corpus; name one with --config FILE:corpus=DIR (`bertjax prepare --input docs: --output DIR` makes one)"
+        "no corpus; create one with `bertjax prepare --input docs: --output DIR`, and set --config FILE:corpus=DIR"
     )
 
 

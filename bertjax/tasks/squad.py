@@ -43,16 +43,16 @@ class SquadData(FinetuningData):
     Attributes:
       version: `1.1`, `2.0` (questions may be unanswerable) or `triviaqa` (TriviaQA's Wikipedia documents with an answer
         in their first 400 words). The paper trains on TriviaQA before SQuAD 1.1.
-      train_file: training file (default: the file of this version in `path`: `train-v1.1*.json`, `train-v2.0*.json` or
-        `qa/wikipedia-train*.json`).
+      train_file: training file (default: the file in `path` named `train-v1.1*.json`, `train-v2.0*.json` or
+        `qa/wikipedia-train*.json`, depending on the version).
       eval_file: evaluation file (default: the file of the evaluated split in `path`, such as `dev-v1.1*.json`).
       doc_stride: tokens between the starts of consecutive windows of a passage.
       max_query_len: maximum tokens of a question.
       n_best: maximum number of answers per question in the n-best file.
       max_answer_len: maximum tokens of an answer.
       choose_null_threshold: for 2.0, whether to choose the null threshold with the best F1 on the evaluated questions.
-      null_threshold: for 2.0 without `choose_null_threshold`, threshold of the null odds (null score minus best span
-        score). Questions with higher null odds are predicted as unanswerable.
+      null_threshold: fixed null threshold, for 2.0 without `choose_null_threshold`. A question is predicted as
+        unanswerable if its null odds (null score minus best span score) exceed the threshold.
     """
 
     version: str = "1.1"
@@ -92,7 +92,7 @@ class Config(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """Objective of answer spans. The loss is the mean cross-entropy of the start and end positions within a row."""
+    """Objective of answer spans. The loss is the mean of the cross-entropies of start and end position."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class SpanObjective(Objective):
         return (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        # Divide by twice the number of rows, so that the sum of both losses is their mean.
+        # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.
         rows = 2.0 * jnp.maximum(jnp.sum(batch["weights"]), 1.0)
         return dict.fromkeys(self.losses, rows)
 
@@ -160,7 +160,7 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a baseline: the passage's first sentence for 1.1, and no answer for 2.0."""
+        """Returns the scores of predicting no answer (2.0), or the first sentence of the passage (other versions)."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -169,7 +169,7 @@ class Task(FinetuningTask):
         )
 
     def is_labeled(self) -> bool:
-        # In 2.0, a question without an answer is labeled too.
+        # In 2.0, a question without answers is labeled as unanswerable.
         return self.config.data.version == _V2 or any(question.answers for question in self._questions)
 
     def hashed_answers(self) -> Any:
@@ -214,7 +214,7 @@ class Task(FinetuningTask):
         return read_questions(file, stats, training, all_answerable=self.config.data.version == _V1)
 
     def _divide(self, questions: list[Question]) -> tuple[list[Question], list[Question]]:
-        """Splits the training questions into train and dev; questions about one passage stay together."""
+        """Splits the training questions into train and dev. Questions about one passage stay together."""
         data, dev_mask = self.config.data, np.zeros(len(questions), bool)
         if data.dev_share:
             contexts = [question.context.encode() for question in questions]
@@ -279,7 +279,7 @@ def _find_file(folder: Path, name: str, field: str) -> Path:
 
 
 def _round_up(threshold: float) -> float:
-    """Rounds up to seven digits, the precision of `results.json`, so that no question crosses the threshold."""
+    """Rounds a threshold up to seven digits, the precision of `results.json`. Rounding down could change an answer."""
     if not threshold:
         return threshold
     unit = 10.0 ** (math.floor(math.log10(abs(threshold))) - 6)

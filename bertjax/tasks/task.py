@@ -21,7 +21,7 @@ Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
 MetricSums = dict[str, jax.Array]
-# Per-row outputs of an evaluation batch, name -> [B, ...]; {} if the metric sums are all that is needed.
+# Name -> output of each row of an evaluation batch, [B, ...]; {} if metrics need only the metric sums.
 Outputs = dict[str, jax.Array]
 # Axis sizes of the dummy batch for `model.init`; parameter shapes do not depend on them.
 _INIT_SIZES = {"length": 8, "predictions": 1, "sequences_per_example": 2, "labels": 1, "pairs": 1}
@@ -29,14 +29,15 @@ _INIT_SIZES = {"length": 8, "predictions": 1, "sequences_per_example": 2, "label
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Model, loss and metrics of a step.
+    """Model, loss and metrics of a train step.
 
-    Equal by value, so that runs that differ only in data, seed or learning rate share one compiled step. A subclass
-    defines `metrics`, `losses`, `schema`, `denominators` and `compute`.
+    Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
+    step. A subclass defines `metrics`, `losses`, `schema`, `denominators` and `compute`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
-      splits_into_micro_batches: False if the loss of a row depends on other rows, as with in-batch negatives.
+      splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
+        loss of a row depends on other rows, as with in-batch negatives.
     """
 
     model: nn.Module
@@ -44,12 +45,12 @@ class Objective:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all entries of the metric sums. A run cannot resume with different ones.
+        """Names of the metrics in the metric sums. A run cannot resume with different names.
 
-        Names have a meaning:
+        The names determine how metrics are used:
           - `loss` is reserved for the sum of all losses.
           - Lower is better for names ending in `loss`, `error` or `entropy`.
-          - Curves show names ending in `_loss` or `_accuracy`; log lines show names that contain `accuracy`.
+          - Curves show names ending in `_loss` or `_accuracy`. Log lines show names that contain `accuracy`.
         """
         raise NotImplementedError
 
@@ -60,23 +61,23 @@ class Objective:
 
     @property
     def schema(self) -> Schema:
-        """Arrays of a batch."""
+        """Specifications of the arrays in a batch."""
         raise NotImplementedError
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the value by which the sum of each loss is divided in the training loss.
+        """Returns the divisor of each loss sum in the training loss.
 
-        It depends on the global batch alone, so that gradients of micro-batches add up to exactly the gradient of the
-        batch. Logged means divide by the weights of `compute` instead; for masked LM the two differ by 1e-5.
+        Divisors depend only on the global batch, so that the gradients of micro-batches add up to exactly the gradient
+        of the batch. Logged means are divided by the sum of weights from `compute`, which is 1e-5 less for masked LM.
         """
         raise NotImplementedError
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        """Returns metric sums and per-row outputs of a batch; without a key, dropout is off."""
+        """Returns metric sums and per-row outputs of a batch. Dropout is off if `dropout_key` is None."""
         raise NotImplementedError
 
     def apply(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> Any:
-        """Applies the model to a batch; without a key, dropout is off."""
+        """Applies the model to a batch. Dropout is off if `dropout_key` is None."""
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         return self.model.apply({"params": params}, batch, deterministic=dropout_key is None, rngs=rngs)
 
@@ -90,31 +91,32 @@ class Objective:
 
 
 class Task:
-    """An objective with its data and metrics; a subclass lives in `bertjax/tasks/NAME.py` as `Task`.
+    """Objective, data and evaluation of a run. Each task module `bertjax/tasks/NAME.py` defines a subclass `Task`.
 
-    The defaults fit a task that is evaluated by its metric sums alone and writes no predictions.
+    By default, the evaluation metrics are the means of the metric sums, and the task writes no predictions.
 
     Attributes:
       config: configuration of the run.
-      objective: what a step computes.
+      objective: loss and metrics of a train step.
       total_steps: optimizer steps of the run.
       warmup_steps: steps of linear learning-rate warm-up.
-      eval_every: steps between evaluations (0: no evaluation); the last step is always evaluated.
-      patience: evaluations without improvement of `best_metric` after which a run stops (default: 0, no limit).
-      checkpoint_every: steps between checkpoints; the last step is always saved.
-      eval_first: evaluate before the first step, too.
-      batch_sizes: rows of the global batches; each must split over the data shards.
-      phase_steps: steps of each phase, within which all batches have one shape.
-      num_eval_batches: batches of an evaluation (0: unknown).
-      best_metric: evaluation metric that selects the best checkpoint (default: "", the newest is kept).
-      unlabeled_source: name of the evaluation data if it has no labels.
+      eval_every: steps between evaluations (0: no evaluation). The last step is evaluated too.
+      patience: number of evaluations without a better `best_metric` after which a run stops (default: 0, no limit).
+      checkpoint_every: steps between checkpoints. The last step is always saved.
+      eval_first: whether to evaluate before the first step too.
+      batch_sizes: numbers of rows of the global batches. Each must be divisible by the number of data shards.
+      phase_steps: number of steps of each training phase. All batches of a phase have the same shape.
+      num_eval_batches: number of batches of an evaluation (default: 0, unknown).
+      best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
+      unlabeled_source: source of the evaluation data if it lacks labels (default: "", it contains labels).
       reinit_params: top-level parameters that are never restored from `--init_from`.
-      workdir_files: content of the files that the workdir keeps, so that its checkpoints work without the data.
-      results: entries for `results.json` about the data.
-      notes: lines about the data for the log.
-      data_hash: SHA-256 of the data ("": no data), so that no run resumes on other data at the same path.
-      has_class_reports: `class_reports` returns reports.
-      features_fingerprint: fingerprint of the checkpoint whose hidden states the batches hold ("": none).
+      workdir_files: content by name of files to store in the workdir, so that checkpoints can be used without the data.
+      results: entries about the data for `results.json`.
+      notes: log lines about the data.
+      data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
+      has_class_reports: whether `class_reports` returns reports.
+      features_fingerprint: fingerprint of the checkpoint that computed the batches' cached features (default: "", no
+        cached features).
     """
 
     phase_steps: tuple[int, ...] = ()
@@ -142,19 +144,19 @@ class Task:
         self.results: dict[str, Any] = {}
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the batch of `start_step` and of all later steps."""
+        """Yields the shard's rows of each training batch, starting at `start_step`."""
         raise UsageError("the task was built without training data; use the command `train`")
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the evaluation batches: every example exactly once, padding rows have weight 0."""
-        raise UsageError("the task has no evaluation data; name some in config.data")
+        """Yields the shard's rows of the evaluation batches. Each example occurs once. Padding rows have weight 0."""
+        raise UsageError("the task has no evaluation data; set a corpus or a folder in config.data")
 
     def cost_before(self, step: int) -> StepCost:
         """Returns the cost of all steps before `step`."""
         raise NotImplementedError
 
     def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
-        """Returns a batch for benchmarks with the shape of a phase's batches: random, or typical data."""
+        """Returns a batch for benchmarks, with the batch shape of a training phase. The data is random or typical."""
         raise NotImplementedError
 
     def typical_step(self) -> int:
@@ -162,27 +164,27 @@ class Task:
         return 0
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        """Formats a row as text."""
+        """Formats a row of a batch as text."""
         return str({name: values[row] for name, values in batch.items()})
 
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Returns all metrics of an evaluation.
 
         Args:
-          means: means of the metric sums.
-          outputs: outputs of the evaluation batches, in order.
+          means: mean of each metric over the evaluation data, computed from the metric sums.
+          outputs: outputs of each evaluation batch, in order.
         """
         return means
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of the best guess that does not look at the input."""
+        """Returns the metrics of a simple baseline without a model (default: {}, no baseline)."""
         return {}
 
     def check_data(self, wait: bool) -> None:
-        """Raises a BertjaxError if data that was verified so far is damaged; with `wait`, verifies all data first."""
+        """Raises a BertjaxError if a damaged data file was found. With `wait`, verifies all files first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        """Returns precision and recall of each class, by the suffix of the evaluation set ({}: no classes)."""
+        """Returns precision and recall of each class, by evaluation-set suffix (default: {}, no classes)."""
         return {}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

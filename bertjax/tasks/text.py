@@ -73,10 +73,10 @@ class TableData(FinetuningData):
         return file
 
     def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file.
+        """Reads the rows of a file with the named columns.
 
         Args:
-          file: one of the three files.
+          file: name of one of the three files.
           columns: names of the columns.
           keep_short: whether to keep rows with too few fields, so that every row of the file gets a prediction.
         """
@@ -88,7 +88,7 @@ class TableData(FinetuningData):
         return read_table(path, columns, stats, file_format=form, keep_short=keep_short), stats
 
     def read_evaluated_columns(self, columns: Sequence[str]) -> Iterator[Row]:
-        """Reads columns of all rows of the evaluated file."""
+        """Reads all rows of the evaluated file with the named columns."""
         files = {"dev": self.train_file if self.dev_share else self.dev_file, "test": self.test_file}
         return self.read_rows(files[self.eval_split], columns, keep_short=True)[0]
 
@@ -194,7 +194,7 @@ class Task(FinetuningTask):
         return self._metrics(self._predictions(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: the most frequent class, the majority labels, or the mean."""
+        """Returns the scores of a constant prediction: most frequent class, mean, or labels of most rows."""
         labels = self.eval_examples.rows["labels"]
         if self.config.data.kind == "multilabel":
             frequent = labels[known_labels(labels)].mean(axis=0) > 0.5
@@ -265,7 +265,7 @@ def _read_labels(data: TextData) -> list[str]:
     labels = sorted({read_label(row, data.label, stats) for row in rows} - {""})
     if len(labels) < 2:
         raise UsageError(
-            f"column {data.label!r} of {data.train_file} has {len(labels)} different labels, but classification needs "
-            "at least 2; for regression, use --config.data.kind=number"
+            f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels, but classification "
+            "needs at least 2; for regression, use --config.data.kind=number"
         )
     return labels

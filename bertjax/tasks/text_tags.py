@@ -24,7 +24,7 @@ class Config(FinetuningConfig):
 
 
 class Task(TaggingTask):
-    """Token tagging of files with one sentence per row, and words and tags in two columns."""
+    """Token tagging of files with one sentence per row. Two columns contain the words and the tags."""
 
     missing_data = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
     labels = ("O", "B-X")

@@ -1,4 +1,4 @@
-"""Benchmark of the train step on synthetic batches, without TensorFlow."""
+"""Benchmark of the train step on one fixed batch, without an input pipeline."""
 
 import logging
 import math
@@ -27,19 +27,19 @@ logger = logging.getLogger(__name__)
 
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
-    """Times train steps on a batch with the first shape that a run uses, after one step for compilation.
+    """Times train steps on one batch. The first step, which includes compilation, is timed separately.
 
     Args:
-      task: task to time.
+      task: task to time. Its `synthetic_batch` is the input of every step.
       steps: number of timed steps; `seconds_per_step` is their median.
       profile_steps: timed steps to profile, counted from 0.
       profile_dir: log directory of the profile (default: a new temporary folder).
 
     Returns:
-      Throughput: `tokens_per_second` and `mfu` exclude padding; `positions_per_second` includes padding.
-      Time: `seconds_to_first_step` (tracing, compilation, one step); median, minimum and maximum `seconds_per_step`.
-      Memory: `peak_memory_bytes` of one device, or of the process on CPU.
-      `losses`: mean metrics of all steps, None if not finite.
+      Throughput: `tokens_per_second` and `mfu` exclude padding. `positions_per_second` includes padding.
+      Time: `seconds_to_first_step` includes tracing and compilation. `seconds_per_step` is the median of later steps.
+      Memory: `peak_memory_bytes` is the peak of one device. On CPU, it is the peak of the process.
+      Metrics: `losses` contains the mean metrics of all steps. A metric that is not finite is None.
       Setup: device, batch shape, dtype, `token_fraction`, and peak FLOP/s with its source.
     """
     started = time.perf_counter()
@@ -58,7 +58,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
             seconds.append(time.perf_counter() - start)
             profiler.step_done(step + 1, state)
             logger.info(f"step {step + 1}: {seconds[-1]:.3f} s")
-    # Measure the peak after the steps, so that the processor is as warm as during the steps.
+    # Measure peak FLOP/s after the steps, because the speed of a CPU depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = compute_metrics(jax.device_get(state.sums))
     step = task.typical_step()
@@ -90,7 +90,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
 
 
 def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
-    """Returns the train step, an initial state, and the step's other inputs: batch, dropout key and schedule."""
+    """Returns the train step, an initial state, and the step's other arguments (batch, dropout key and schedule)."""
     config = task.config
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task, mesh, config.grad_accum_steps)

@@ -1,8 +1,8 @@
-"""Checkpoints: saved asynchronously and atomically, checked for damage when restored.
+"""Checkpoints, which are saved asynchronously and atomically, and checked for damage when restored.
 
-A checkpoint is the directory `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (everything else
-that a step changes) and `meta` (see `checkpoint_metadata.py`). Until a save is complete, a local directory has a
-temporary name, and a `gs://` directory lacks its commit file. Fingerprints (hashes of arrays) in `meta` detect damage.
+A checkpoint is the directory `WORKDIR/checkpoints/STEP` with three Orbax items: `params`, `training` (the rest of the
+train state) and `meta` (see `checkpoint_metadata.py`). `meta` contains fingerprints of the arrays, which detect damage.
+During a save, a local directory has a temporary name. A `gs://` directory lacks its commit file.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
-# Hosts with replicas of an array share its writing if each of them writes at least this many bytes.
+# Hosts with replicas of the same array each write one part of it, if the parts have at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # Characters refused in paths: TensorStore reads them as a glob pattern and would not find the checkpoint.
@@ -46,20 +46,20 @@ _GLOB_CHARACTERS = frozenset("[]*?\\")
 
 
 def _split(state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """Splits a state into its parameters and a dictionary of all other fields, the item `training`."""
+    """Splits a state into the items `params` and `training`. `training` is a dictionary of all other fields."""
     training = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return training.pop("params"), training
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepPeriodic(preservation_policy.PreservationPolicy):
-    """Policy that keeps the newest checkpoint and the `keep` - 1 newest earlier ones at multiples of `every` steps.
+    """Policy that keeps the newest checkpoint and the newest periodic checkpoints.
 
-    A checkpoint at another step, saved on a stop signal or for its score, is kept only while it is the newest.
+    Other checkpoints, such as those saved on a stop signal, are kept only while they are the newest.
 
     Attributes:
-      keep: number of checkpoints to keep, including the newest.
-      every: steps between periodic checkpoints.
+      keep: number of checkpoints to keep, including the newest one.
+      every: steps between periodic checkpoints. Their steps are multiples of this number.
     """
 
     keep: int
@@ -82,11 +82,11 @@ class Checkpoints:
         Args:
           workdir: directory of the run.
           keep: number of checkpoints to keep, in addition to the one with the best score.
-          model: Flax module of the saved parameters, described in the metadata.
+          model: Flax module of the run. The metadata of each checkpoint describes it.
           every: steps between periodic checkpoints, see `KeepPeriodic`.
 
         Raises:
-          UsageError: a file, not a directory, has a step number as its name.
+          UsageError: a file has the name of a checkpoint, such as `1000`.
           BertjaxError: the checkpoints cannot be listed.
         """
         self._workdir, self._model = workdir, model_metadata(model)
@@ -191,7 +191,7 @@ class Checkpoints:
         return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no earlier checkpoint exists"
 
     def restore_latest(self, abstract: TrainState) -> TrainState | None:
-        """Restores the newest undamaged checkpoint, and moves newer, damaged ones to `workdir/damaged_checkpoints`.
+        """Restores the newest undamaged checkpoint, after moving damaged ones to `workdir/damaged_checkpoints`.
 
         Args:
           abstract: shapes, dtypes and shardings of the state.
@@ -208,7 +208,7 @@ class Checkpoints:
             try:
                 changes = self._differences(step, abstract)
                 state = None if changes else self._restore(step, abstract)
-            except Exception as error:  # Damaged files may raise any exception of Orbax or its dependencies.
+            except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
                 raise_unless_damage(error, self.path(step))
                 aside = self._workdir / DAMAGED / str(step)
                 logger.info(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); moved to {aside}")
@@ -229,7 +229,7 @@ class Checkpoints:
         return None
 
     def _differences(self, step: int, abstract: TrainState) -> list[str]:
-        """Lists the differences in model and arrays between a saved step and this run, such as a new metric."""
+        """Lists how model and arrays of a saved step differ from this run, for example by an additional metric."""
         metadata = read_metadata(self.path(step))
         saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
         return differences(saved, {**self._model, "arrays": array_shapes(abstract)})
@@ -276,7 +276,7 @@ def resolve_checkpoint_path(path: str | Path) -> epath.Path:
     """Resolves the path of a workdir or checkpoint, and checks that Orbax supports it.
 
     Raises:
-      UsageError: Orbax does not support the address or a character of the path.
+      UsageError: Orbax does not support the path.
     """
     if is_remote(path) and not str(path).startswith("gs://"):
         raise UsageError(f"unsupported address of a checkpoint: {path}; use a local path or gs://")
@@ -323,7 +323,7 @@ def find_checkpoint(path: str | Path) -> epath.Path:
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
-    """Returns whether a step's save is complete. Local saves get the step's name only when complete."""
+    """Returns whether a checkpoint is complete. A local directory gets its final name only when it is complete."""
     return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
 
 

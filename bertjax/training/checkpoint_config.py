@@ -27,7 +27,7 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` arguments.
-      start: checkpoint that provides architecture and vocabulary (default: None, the experiment's own).
+      start: checkpoint whose architecture and vocabulary to use (default: None, those of the experiment).
 
     Raises:
       UsageError: the config is invalid, or the checkpoint does not exist.
@@ -68,7 +68,7 @@ def _is_set(name: str, overrides: Sequence[str]) -> bool:
 
 
 def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Sets `config.data.labels` to the label file of a checkpoint, if there is one, and returns the config."""
+    """Returns the config with `data.labels` set to the `output_layer.json` of a checkpoint, if it exists."""
     file = workdir_of(checkpoint) / OUTPUT_LAYER
     if "labels" in config.data and file.exists():
         config.data.labels = str(file)
@@ -76,7 +76,7 @@ def with_labels_of(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
 
 
 def choose_split(config: ConfigDict, split: str) -> ConfigDict:
-    """Sets the split to predict, and returns the config."""
+    """Returns the config with `data.eval_split` set to the split to predict."""
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
     if "eval_split" not in config.data:
@@ -86,9 +86,10 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
-    """Returns the model config of a checkpoint: the saved architecture, and other fields of the workdir's config.
+    """Returns the model config of a checkpoint.
 
-    The attention implementation is set to `auto`, since devices and row lengths may differ from training.
+    The architecture comes from the checkpoint, and other fields come from the workdir's config. The attention
+    implementation is `auto`, because devices and row lengths may differ from training.
     """
     config = checkpoint_config(checkpoint, [])
     try:

@@ -14,7 +14,7 @@ from bertjax.training.state import TrainState
 
 
 class DivergenceError(BertjaxError):
-    """Diverged loss, or loss or gradient that is not finite."""
+    """Failure of training, because the loss diverged or a value is not finite."""
 
     # All hosts raise this error, because loss and gradients are replicated.
     on_all_hosts = True
@@ -37,7 +37,7 @@ def name_last_checkpoint(checkpoints: Checkpoints) -> Iterator[None]:
 
 
 def check_step(state: TrainState) -> None:
-    """Waits for the steps in flight, and raises if a loss or gradient of any step was not finite."""
+    """Waits for all dispatched steps. Raises if the loss or gradient of any step was not finite."""
     bad_step = int(jax.device_get(state.bad_step))
     if bad_step >= 0:
         raise DivergenceError(f"the loss or gradient of step {bad_step:,} is not finite")
@@ -52,7 +52,7 @@ def check_evaluation(values: dict[str, float], step: int) -> None:
 def check_loss(loss: float, first_loss: float, step: int, factor: float) -> None:
     """Raises if the training loss exceeds `factor` times the first logged loss."""
     if loss > factor * first_loss:
-        raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g}, first logged {first_loss:.4g}")
+        raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
 
 
 def check_data(task: Task, *, wait: bool) -> None:

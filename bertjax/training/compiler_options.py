@@ -12,7 +12,7 @@ class Option:
     """Option of the TPU compiler.
 
     Attributes:
-      name, value: XLA's name of the option, and its value.
+      name, value: name and value of the option in XLA.
       multislice: whether to set the option only if the mesh has several slices.
       reason: effect of the option.
     """
@@ -40,13 +40,13 @@ TPU_OPTIONS = (
         "xla_tpu_data_parallel_opt_different_sized_ops",
         True,
         multislice=True,
-        reason="extends the option above to consecutive all-reduces of different sizes, such as a layer's parameters",
+        reason="extends the option above to consecutive all-reduces of different sizes, such as those of one layer",
     ),
 )
 
 
 def compiler_options(mesh: Mesh) -> CompilerOptions | None:
-    """Returns the compiler options for train steps on a mesh. Returns None, XLA's defaults, except on TPU."""
+    """Returns the compiler options for train steps on TPU. Returns None (XLA's defaults) on other platforms."""
     devices = list(mesh.devices.flat)
     if devices[0].platform != "tpu":
         return None
@@ -55,9 +55,9 @@ def compiler_options(mesh: Mesh) -> CompilerOptions | None:
 
 
 def quick_compilation(mesh: Mesh) -> CompilerOptions | None:
-    """Returns options that speed up the compilation of programs that run once or twice. Returns None except on CPU.
+    """Returns compiler options for programs that run once or twice on CPU. Returns None on other platforms.
 
-    On CPU, the forward pass of BASE compiles in a quarter of the time and runs 10 % slower.
+    With these options, the forward pass of BASE compiles in a quarter of the time and runs 10 % slower.
     """
     if mesh.devices.flat[0].platform != "cpu":
         return None

@@ -59,7 +59,7 @@ def predict(
         for batch in task.eval_batches(data_shard(mesh)):
             sums, output = eval_step(params, put_batch(batch, mesh), sums)
             outputs.append(output)
-            # Fetch the previous outputs while this batch is computed, because all outputs may not fit on the devices.
+            # Fetch the previous outputs while this batch is computed, because all outputs may exceed device memory.
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()
@@ -67,7 +67,7 @@ def predict(
 
 
 def add_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Returns the metrics with an additional `loss`, the sum of the objective's losses, if they contain any loss."""
+    """Returns the metrics with `loss`, the sum of all losses. Without losses, returns them unchanged."""
     losses = [values[name] for name in objective.losses if name in values]
     return {**values, "loss": sum(losses)} if losses else values
 
@@ -135,7 +135,7 @@ def check_labeled(task: Task) -> None:
 
 
 def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
-    """Raises a UsageError if a batch is not divisible by data shards times micro-batches."""
+    """Raises a UsageError if a batch size is not a multiple of data shards times micro-batches."""
     shards = batch_shards(mesh)
     for batch_size in task.batch_sizes:
         if batch_size % (shards * grad_accum_steps):

@@ -1,8 +1,8 @@
 """Hash of arrays that is equal on the host, on one device and on any mesh.
 
-The bits of each element are mixed with the element's index, and the results are summed, in any order. The mixing is
-nonlinear, so that changes such as flipped signs of a matrix or two swapped elements do not cancel. The hash is not
-cryptographic.
+The bits of each element are mixed with the element's index, and the results are summed. Therefore, the order of
+computation does not matter. The mixing is nonlinear, so that changes such as two swapped elements do not cancel. The
+hash is not cryptographic.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _SLICE_BYTES = 16 << 20
-# Lanes: number of independent 32-bit sums, each with a different seed.
+# Number of lanes, which are independent 32-bit sums with different seeds.
 _LANES = 2
 # Smaller arrays are hashed with NumPy, which needs no compilation.
 _SMALL_BYTES = 1 << 20
@@ -62,17 +62,17 @@ def _digits(sums: np.ndarray) -> str:
 
 
 def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yields seeds, uint32 [lanes], and array. The seeds depend on the array's name, shape and dtype."""
+    """Yields seeds and arrays. The seeds (uint32 [lanes]) depend on the name, shape and dtype of the array."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)} {leaf.dtype.name}"
         digest = hashlib.blake2b(name.encode(), digest_size=4 * _LANES).digest()
         yield np.frombuffer(digest, "<u4").astype(np.uint32), leaf
 
 
-# Jit per array rather than per tree, so that arrays of one shape, such as a kernel and its moments, compile once.
+# Jit per array instead of per tree, so that arrays of the same shape share one compilation.
 @jax.jit
 def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
-    """Returns the sums, uint32 [lanes], of an array, or of a slice that starts at element `first`."""
+    """Returns the sums (uint32 [lanes]) of an array or slice. `first` is the index of its first element."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     index = jnp.full_like(bits, first)
     stride = 1

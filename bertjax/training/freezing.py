@@ -21,8 +21,8 @@ class Frozen(NamedTuple):
     """Selection of the parameters that are not trained.
 
     Attributes:
-      layers: number of lowest encoder layers.
-      names: paths of parameters or modules, such as `encoder/embeddings`.
+      layers: number of frozen encoder layers, counted from the lowest.
+      names: paths of frozen parameters or modules, such as `encoder/embeddings`.
     """
 
     layers: int = 0
@@ -33,7 +33,7 @@ class Frozen(NamedTuple):
         return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
 
     def select(self, params: Any) -> Any:
-        """Returns the trainable parameters, boxed or not. Stacks are cut to the layers that are not frozen."""
+        """Returns the trainable parameters. Stacks are cut to the layers that are not frozen."""
         trained = {}
         for path, leaf in flatten_dict(params).items():
             if self.matches(path):
@@ -46,7 +46,7 @@ class Frozen(NamedTuple):
         return unflatten_dict(trained)
 
     def model_params(self, params: Any, trained: Any) -> Any:
-        """Returns the parameters to apply the model with: trainable ones from `trained`, frozen ones from `params`.
+        """Returns the parameters for a forward pass: trainable ones from `trained`, and frozen ones from `params`.
 
         Frozen layers form a separate stack without gradients.
         """

@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Returns a copy of a config with a checkpoint's architecture. An unset vocabulary becomes the checkpoint's.
+    """Returns a copy of a config with the architecture of a checkpoint.
+
+    If the config has no vocabulary, the copy uses the vocabulary of the checkpoint.
 
     Raises:
       UsageError: the config sets an architecture field to a different value.
@@ -57,7 +59,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Raises a UsageError if the output layer of a checkpoint was trained for a different task, even if shapes match.
+    """Checks that the output layer of a checkpoint fits a task, and matches its outputs to the task's labels.
 
     Args:
       task: task to evaluate.
@@ -65,6 +67,9 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
     Returns:
       For each label of the task, the index of its output. [] if outputs and labels have the same order.
+
+    Raises:
+      UsageError: the output layer was trained for a different task, even if the shapes match.
     """
     layer = read_output_layer(workdir_of(checkpoint))
     if OUTPUT_LAYER not in task.workdir_files or layer is None:
@@ -88,7 +93,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
 
 def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
-    """Returns the index of the output for each label, matched by name. Returns [] to use outputs in their order."""
+    """Returns the index of each label's output, matched by name. Returns [] if the order stays the same."""
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]

@@ -94,7 +94,10 @@ class TensorBoardWriter:
     """Writer of scalars to a TensorBoard event file, without importing TensorFlow."""
 
     def __init__(self, workdir: epath.Path, step: int) -> None:
-        """Opens a new event file and makes TensorBoard drop older events of steps after `step`."""
+        """Opens a new event file for a run that resumes after `step`.
+
+        Its START event makes TensorBoard discard the events of later steps in earlier files.
+        """
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
@@ -130,7 +133,7 @@ def _open_event_file(workdir: epath.Path) -> Any:
 
 
 class _LocalEventFile:
-    """Event file on disk. It replaces TensorBoard's own class, which imports TensorFlow and so takes seconds."""
+    """Event file on disk. Unlike TensorBoard's class, it does not import TensorFlow, which takes seconds."""
 
     def __init__(self, workdir: epath.Path) -> None:
         from tensorboard.compat.proto import event_pb2
@@ -161,7 +164,7 @@ class TrackerWriter:
 
         Args:
           name: `wandb` or `trackio`.
-          workdir: workdir of the run. Its path names the tracker's run, so that a resumed run continues there.
+          workdir: workdir of the run. Its path is the name of the tracker's run.
           config: config of the run.
         """
         try:

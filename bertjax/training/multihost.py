@@ -85,8 +85,8 @@ def _processes_from_environment() -> dict[str, Any]:
     if not re.fullmatch(r"\S+:\d+", address) or not is_number or int(index) >= int(count):
         values = ", ".join(f"{name}={os.environ.get(name, '')}" for name in _PROCESS_VARIABLES)
         raise UsageError(
-            f"invalid environment variables: {shortened(values)}; set HOST:PORT of process 0, the number of processes "
-            "and an index below it in every process"
+            f"invalid environment variables: {shortened(values)}; set them to HOST:PORT of process 0, the number of "
+            "processes, and the index of the process"
         )
     # Disable cluster detection: if libtpu is installed, it queries the cloud's metadata server.
     options = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
@@ -148,7 +148,7 @@ def assert_same_run(description: dict[str, Any]) -> None:
     """Raises on all processes if the config or the data of a process differs from those of process 0.
 
     Args:
-      description: JSON values that identify a run. Paths and timeouts in it may differ between processes.
+      description: JSON values that identify a run. Paths, timeouts and ports may differ between processes.
 
     Raises:
       UsageError: config or data differ. The message names the fields.

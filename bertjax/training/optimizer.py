@@ -24,7 +24,7 @@ _NOT_DECAYED = ("bias", "scale")
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Returns linear warm-up to `peak`, then linear decay to 0 at `total_steps`.
+    """Returns a schedule with linear warm-up to `peak`, then linear decay to 0 at `total_steps`.
 
     The schedule is a pytree of its three numbers, so that the train step can take it as an argument. One compiled step
     then serves every learning rate and run length.
@@ -126,7 +126,7 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
 
 
 def _map_with_names(function: Callable[..., Any], *trees: optax.Params) -> optax.Params:
-    """Maps `function(names, *leaves)` over trees; `names` are the dictionary keys on the path to the leaves."""
+    """Maps `function(names, *leaves)` over trees. `names` contains the dictionary keys on the path to the leaves."""
 
     def named(path: tuple, *leaves: jax.Array) -> Any:
         return function([entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)], *leaves)

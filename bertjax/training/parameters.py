@@ -38,14 +38,13 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
       path: a checkpoint, see `find_checkpoint`.
       target: tree of arrays, or of shapes with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
-      reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint has them.
+      reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
 
     Returns:
       A tree like `target`.
 
     Raises:
-      UsageError: there is no checkpoint, a shape differs, or the checkpoint lacks a parameter for which `target`
-        contains only a shape.
+      UsageError: there is no checkpoint, a shape differs, or both checkpoint and `target` lack a parameter.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
@@ -197,7 +196,7 @@ def _restore_all(
 
 
 def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
-    """Logs which parameters are restored, new and ignored, if model and checkpoint have different parameters."""
+    """Logs the restored, new and ignored parameters if they differ between model and checkpoint."""
     if new or unused:
         modules = Counter(name.split("/")[0] for name in restored)
         counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))

@@ -21,7 +21,7 @@ def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> No
     Args:
       lines: objects of `metrics.jsonl`. Objects without `tokens` are skipped.
       path: PNG file, written atomically.
-      score: metric of the right panel ("": all accuracies).
+      score: metric of the right panel. If empty, the panel shows all accuracies.
     """
     # The import takes half a second. A Figure without pyplot needs no display.
     from matplotlib.figure import Figure

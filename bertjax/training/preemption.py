@@ -1,4 +1,4 @@
-"""Early ends of a run: stop requests by signals, and a watchdog for hanging processes."""
+"""Functions that end a run early: a handler of stop signals, and a watchdog for hanging processes."""
 
 import contextlib
 import faulthandler
@@ -20,12 +20,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the context is open; a second SIGINT raises KeyboardInterrupt.
+    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. A second SIGINT raises KeyboardInterrupt.
 
     With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
 
     Yields:
-      A function that takes the step that was just finished and returns whether training should save and stop.
+      A function that takes the last finished step, and returns whether training should save and stop.
     """
     received: list[int] = []
     is_alone = jax.process_count() == 1

@@ -34,15 +34,15 @@ from bertjax.utils.terminal import duration, progress_bar
 
 logger = logging.getLogger(__name__)
 
-# Minimum interval, because drawing takes as long as the evaluation of a small model.
+# Minimum seconds between drawings of the curves. A drawing takes as long as the evaluation of a small model.
 _SECONDS_BETWEEN_DRAWINGS = 30
 
 
 class Progress:
-    """Logs and records the steps and evaluations of a run; host 0 writes the files.
+    """Log of the steps and evaluations of a run. Only host 0 writes files.
 
     Attributes:
-      first_loss: first logged training loss, including the time before the run was resumed (None: none yet).
+      first_loss: training loss of the first logged step, even if the run was resumed since. None before that step.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Progress:
         Args:
           task: task of the run.
           workdir: workdir of the run.
-          step: step after which the run resumes (0: new run).
+          step: step after which the run resumes, 0 for a new run.
           lines: lines of `metrics.jsonl` up to `step`.
           schedule: learning-rate schedule.
           trackers: experiment trackers to log to.
@@ -89,7 +89,7 @@ class Progress:
 
     @property
     def metric_lines(self) -> int:
-        """Number of lines in `metrics.jsonl` (0 on all hosts except host 0)."""
+        """Number of lines in `metrics.jsonl`. Only host 0 counts them, and other hosts return 0."""
         return self._jsonl.num_lines if self._jsonl else 0
 
     def flush(self) -> None:
@@ -118,12 +118,12 @@ class Progress:
         if self._compiling:
             jax.block_until_ready(device_step)
             seconds = time.monotonic() - self._started - self._paused_seconds
-            logger.info(f"first step after {seconds:.1f} s, reading and compilation included")
+            logger.info(f"first step after {seconds:.1f} s, including reading and compilation")
             self._compiling = False
             self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
-        """Logs the training metrics since the last call.
+        """Logs the mean training metrics of the steps since the last call.
 
         Args:
           step: number of steps done.
@@ -246,7 +246,7 @@ class Progress:
 
 
 class _CompilationTimer:
-    """Counter of the seconds that XLA has compiled since construction."""
+    """Timer of XLA compilations. `seconds` is their total duration since construction."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -261,7 +261,7 @@ class _CompilationTimer:
 
 
 def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
-    """Returns the evaluations among the lines of `metrics.jsonl`."""
+    """Returns the evaluations that the lines of `metrics.jsonl` contain."""
     evaluations = []
     for line in lines:
         metrics = {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads the `results.json` of a finished run; raises a BertjaxError if the file or one of `fields` is missing."""
+    """Reads the `results.json` of a finished run. Raises a BertjaxError if it is missing or lacks a field."""
     file = workdir / RESULTS
     try:
         results = read_json_object(file)
@@ -84,7 +84,7 @@ def write_results(
       checkpoint: the best checkpoint.
       last_step: last trained step.
       values: metrics of the best checkpoint.
-      reports: class reports of the best checkpoint, by the suffix of the evaluation set.
+      reports: class reports of the best checkpoint, by suffix of the evaluation set, such as `_mismatched`.
     """
     baseline = task.baseline() if task.eval_every else {}
     results = {
@@ -115,7 +115,7 @@ def log_results(values: dict[str, float], before: dict[str, float], baseline: di
 
     Args:
       values: metrics of the best checkpoint.
-      before: metrics before the first step ({}: not evaluated).
+      before: metrics before the first step, empty if they were not evaluated.
       baseline: metrics of the best input-independent prediction.
     """
     if not values:

@@ -37,7 +37,7 @@ RULES = (
 )
 # Logical axis of an activation -> mesh axis. A batch is sharded over `data` and `fsdp`, so its hidden size is not
 # sharded. A layer's weights are all-gathered for its forward pass, and again for its backward pass. The token table
-# stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, rows (`shared_batch`) are
+# stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, its inputs (`shared_batch`) are
 # all-gathered over `fsdp`.
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
@@ -55,10 +55,10 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
     Args:
       config: sizes of the axes; -1 takes the remaining devices.
-      devices: devices of all processes (default: JAX's).
+      devices: devices of all processes (default: None, `jax.devices()`).
 
     Raises:
-      UsageError: the sizes do not multiply to the number of devices, or do not fit into its slices.
+      UsageError: the product of the sizes is not the number of devices, or the mesh does not fit the slices.
     """
     devices = _devices() if devices is None else devices
     slices = _slices(config.slices, devices)
@@ -133,12 +133,12 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array that is the same on every device."""
+    """Returns the sharding of a fully replicated array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of batches: rows over `data` and `fsdp`."""
+    """Returns the sharding of a batch, with rows sharded over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
@@ -156,7 +156,7 @@ def data_shard(mesh: Mesh) -> DataShard:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Puts this process's rows of a global batch on its devices; returns global arrays."""
+    """Puts this process's rows of a global batch on its devices. Returns the global arrays."""
     sharding, shard = batch_sharding(mesh), data_shard(mesh)
 
     def put(rows: np.ndarray) -> jax.Array:

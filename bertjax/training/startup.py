@@ -35,7 +35,7 @@ def open_workdir(
     Args:
       task: task of the run.
       path: workdir.
-      init_from: checkpoint with the initial parameters of a new run (None: random).
+      init_from: checkpoint with the initial parameters of a new run. None for random parameters.
       abstract: shapes of the train state.
       stack: exit stack of the run, which closes the checkpoints and releases the lock.
 
@@ -74,7 +74,7 @@ def restore_or_init(
     abstract: TrainState,
     optimizer: Optimizer,
 ) -> TrainState:
-    """Restores the newest checkpoint of the workdir. Without one, initializes a state, from `init_from` if set."""
+    """Restores the newest checkpoint of the workdir. If there is no checkpoint, initializes a new state."""
     state = checkpoints.restore_latest(abstract)
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))

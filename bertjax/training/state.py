@@ -30,7 +30,7 @@ class TrainState:
       opt_state: optimizer state of the trainable parameters.
       sums: metric sums since the last logged step. Checkpoints contain them, so that a resumed run logs the same values
         as an uninterrupted run.
-      bad_step: int32 scalar, the first step with a loss or gradient that is not finite (-1: none).
+      bad_step: int32 scalar, first step whose loss or gradient is not finite. -1 if all are finite.
     """
 
     step: jax.Array
@@ -45,7 +45,7 @@ def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Tr
     """Returns shapes, dtypes and shardings of the state without computing anything.
 
     Raises:
-      UsageError: the optimizer freezes all parameters, or a parameter that does not exist.
+      UsageError: the optimizer freezes an unknown parameter, or leaves no parameter to train.
     """
     boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
     return jax.tree.map(

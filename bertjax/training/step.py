@@ -23,17 +23,17 @@ from bertjax.training.state import TrainState, abstract_state
 def make_train_step(
     objective: Objective, optimizer: Optimizer, mesh: Mesh, grad_accum_steps: int
 ) -> Callable[[TrainState, Batch, jax.Array, optax.Schedule], TrainState]:
-    """Compiles the train step `(state, batch, dropout key, learning-rate schedule) -> state`; the state is donated.
+    """Returns the jitted train step `(state, batch, dropout key, learning-rate schedule) -> state`.
 
-    Cached by its arguments, so that the trials of a sweep share one compilation; equal optimizers are one object, see
-    `make_optimizer`.
+    The step donates the state. It is cached, so that the trials of a sweep share one compilation. `make_optimizer` is
+    cached for the same reason.
 
     Args:
       objective: model and losses.
       optimizer: optax transformation and frozen parameters.
       mesh: device mesh.
-      grad_accum_steps: micro-batches per step. The denominators of the losses are those of the whole batch, so the
-        gradient is the same for any number, up to rounding and dropout.
+      grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
+        dropout, because the losses are divided by the denominators of the whole batch.
 
     Raises:
       UsageError: the loss of the objective cannot be computed on micro-batches.
@@ -43,9 +43,8 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
-    # `frozen` has three methods. `select`: the trained parameters. `model_params`: the parameters that the model reads;
-    # frozen lowest layers are a stack of their own. `write_back`: all parameters after the update. Without frozen
-    # parameters, each returns the trained parameters unchanged.
+    # `frozen.select` returns the trained parameters, `frozen.model_params` the parameters of the model, and
+    # `frozen.write_back` all parameters after the update. If nothing is frozen, they are the same.
     tx, frozen = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
@@ -63,7 +62,7 @@ def make_train_step(
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # [B, ...] -> [n, B / n, ...]. Micro-batch i is rows i, i + n, i + 2n, ..., so that each device keeps its rows.
+        # [B, ...] -> [n, B / n, ...]. Micro-batch i consists of rows i, i + n, ..., so that each device keeps its rows.
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
@@ -111,7 +110,7 @@ def make_train_step(
 
 @functools.cache
 def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, MetricSums], tuple[MetricSums, Outputs]]:
-    """Compiles `(params, batch, sums so far) -> (sums, outputs of the global batch)`."""
+    """Returns the jitted evaluation step `(params, batch, sums) -> (updated sums, outputs of the global batch)`."""
 
     def eval_step(params: Any, batch: Batch, sums: MetricSums) -> tuple[MetricSums, Outputs]:
         batch_sums, outputs = objective.compute(params, batch, None)
@@ -131,5 +130,5 @@ def in_mesh(function: Callable, mesh: Mesh) -> Callable:
 
 
 def compute_metrics(sums: dict[str, Any]) -> dict[str, float]:
-    """Returns the mean of each metric from sums on the host; metrics with weight 0 are left out."""
+    """Returns the mean of each metric, computed from its sums. Omits metrics with weight 0."""
     return {name: float(total / weight) for name, (total, weight) in sums.items() if weight > 0}

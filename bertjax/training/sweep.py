@@ -82,8 +82,8 @@ def sweep(
     Args:
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` flags of all trials; `config.seed` is the first seed.
-      grid: `FIELD=VALUE,VALUE` items (empty: the trials of the experiment).
-      seeds: number of seeds for each setting, which is a trial's fields without the seed.
+      grid: `FIELD=VALUE,VALUE` items. If empty, the experiment defines the trials.
+      seeds: number of trials per setting, with different seeds. A setting is a trial's fields without the seed.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial.
       make_task: function from a trial's config and `init_from` to the trial's task.
@@ -108,7 +108,7 @@ def sweep(
 
 
 def _without_fixed_fields(trials: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Removes the fields that the command line sets from all trials, and then removes duplicate trials."""
+    """Removes fields from the trials if the command line sets them. Then removes duplicate trials."""
     fixed = {item.removeprefix("--config.").partition("=")[0] for item in overrides}
     settings = [{field: value for field, value in trial.items() if field not in fixed} for trial in trials]
     return [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
@@ -134,11 +134,12 @@ def run_sweep(
       make_task: function from a trial's config and `init_from` to the trial's task.
 
     Returns:
-      Content of `sweep.json`: `trials`, `settings` (mean, deviation and best over seeds), `best` (trial) and `left`
-      (number of trials to run). In addition, `stopped` is true if a signal stopped the sweep.
+      `stopped`: whether a signal stopped the sweep.
+      Content of `sweep.json`: `trials`, `settings` with statistics over seeds, the `best` trial, and `left`, the number
+      of trials to run. If `stopped` is true, only `trials`.
 
     Raises:
-      UsageError: a config or the data is invalid, or a finished trial had another config, data or initialization.
+      UsageError: a config or the data is invalid, or differs from that of a finished trial.
       BertjaxError: all trials failed.
     """
     workdir = resolve(path)
@@ -210,15 +211,15 @@ def _check_data(trials: Sequence[Trial], finished: Sequence[dict[str, Any] | Non
 
 
 def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict[str, Any] | None:
-    """Returns the outcome of a trial, or None if a signal stopped it."""
+    """Runs a trial and returns its outcome. Returns None if a signal stopped it."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
         task = make_task(trial.settings, init_from)
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None
         return broadcast_from_host0(lambda: trial_outcome(trial.fields, read_results(trial.folder, _FIELDS)))
-    except Exception as error:  # Continue after any error, because other trials may succeed.
-        # With several processes, re-raise errors of this process alone, because the other processes wait for it.
+    except Exception as error:  # One failed trial should not stop the sweep.
+        # If the error is not raised on all processes, re-raise it, because the other processes wait for this one.
         if jax.process_count() > 1 and not getattr(error, "on_all_hosts", False):
             raise
         text = first_line(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
@@ -229,8 +230,8 @@ def _run_trial(trial: Trial, init_from: str | None, make_task: MakeTask) -> dict
 def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
     """Returns the outcome of a finished trial. Returns None if the trial is not finished.
 
-    Raises a UsageError if the run in the trial's workdir has a different config, or did not start from parameters with
-    the fingerprint `start` (empty: random parameters).
+    Raises a UsageError if the run in the trial's workdir has a different config or different initial parameters.
+    `start` is the expected fingerprint of the initial parameters, empty for random parameters.
     """
     results = read_results(trial.folder, _FIELDS) if (trial.folder / RESULTS).exists() else None
     previous_start = results["started_from"] if results else saved_init_fingerprint(trial.folder)

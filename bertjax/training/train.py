@@ -1,4 +1,4 @@
-"""The training loop of all tasks: start or resume, then step, log, evaluate, save, profile, stop."""
+"""Training loop of all tasks, with logging, evaluation, checkpoints and profiling."""
 
 import contextlib
 import logging
@@ -42,18 +42,20 @@ def train(
     Args:
       task: task with training data.
       path: workdir; an existing run is resumed.
-      init_from: checkpoint whose parameters a new run starts with, at step 0 and with a new optimizer state.
+      init_from: checkpoint with the initial parameters of a new run. Its step and optimizer state are not used.
       profile_steps: steps to profile.
       trackers: experiment trackers to log to.
 
     Returns:
-      `step`, `stopped` (by a signal), and the metrics of the last evaluation; of a finished run `checkpoint`, the best
-      one, and its metrics.
+      `step`: number of steps done.
+      `stopped`: whether a signal stopped the run.
+      For a finished run, also `checkpoint`, the path of the best checkpoint, and its metrics. For a stopped run, also
+      the metrics of the last step, if it was evaluated.
 
     Raises:
       UsageError: the workdir belongs to another config or other data, the mesh does not fit the batch, or the
         evaluation data has no labels.
-      BertjaxError: workdir or disk unusable, all checkpoints damaged, or a loss that diverges or is not finite.
+      BertjaxError: the workdir is unusable, all checkpoints are damaged, or the loss diverges or is not finite.
     """
     config = task.config
     check_labeled(task)
@@ -77,8 +79,8 @@ def train(
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Put key and schedule on all devices. The schedule is a `jax.tree_util.Partial`, a function whose three numbers
-        # are leaves of a pytree, so that one compiled step takes any schedule.
+        # Put key and schedule on all devices. The schedule is a pytree of its three numbers, so that one compiled step
+        # takes any schedule.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -87,7 +89,7 @@ def train(
         if step == 0 and task.eval_first:
             history = _evaluate(task, mesh, state, step, history, progress, heartbeat)
 
-        # A run that is out of patience may have been killed before it could finish.
+        # A resumed run may be out of patience already, if it was killed before it could finish.
         done = step >= task.total_steps or history.is_out_of_patience()
         stopped = False
         batches = task.train_batches(step, data_shard(mesh))
@@ -103,13 +105,13 @@ def train(
             done = step == task.total_steps
             stopped = stop_requested(step)
 
-            # Lines are written before a checkpoint, so that a run resumed from it has all of them.
+            # Write lines before the checkpoint, so that none is missing if the run resumes from it.
             if done or step % config.log_every == 0:
                 _log_step(task, state, step, progress)
                 state = reset_sums(state)
 
             if task.eval_every and (done or step % task.eval_every == 0):
-                # Steps in flight are training time, not evaluation time.
+                # Wait for the dispatched steps, so that evaluation time does not include training time.
                 jax.block_until_ready(state.step)
                 with progress.paused():
                     history = _evaluate(task, mesh, state, step, history, progress, heartbeat)
@@ -158,12 +160,12 @@ def _evaluate(
     progress: Progress,
     heartbeat: Callable[[], None],
 ) -> EvaluationHistory:
-    """Evaluates the state, logs the metrics, and returns the history with them."""
+    """Evaluates the state and logs the metrics. Returns the history with the new evaluation."""
     start = time.monotonic()
     values = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
     values = {name: round_digits(value) for name, value in values.items()}
-    # For the axis `tokens` of the evaluation. Missing if the step was just logged, which resets the sums.
+    # The fraction determines the number of tokens seen. It is missing if this step was logged, which resets the sums.
     token_fraction = compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0)
     progress.log_evaluation(step, values, time.monotonic() - start, token_fraction)
     return history.add(step, values)

@@ -37,7 +37,7 @@ ORIGIN = "origin.json"
 # Folder of the workdir for an `--init_from` checkpoint that was converted from another format.
 CONVERTED = "init_from"
 _LOCK = ".lock"
-# Fields that may differ when a run resumes, since they do not change the numbers that it computes.
+# Fields that may differ when a run resumes, because they do not affect its results.
 _RESUMABLE_FIELDS = (
     "log_every",
     "eval_every",
@@ -161,7 +161,7 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 
 
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
-    """Raises if a workdir with checkpoints was trained with another config or on other data.
+    """Raises if the checkpoints of a workdir were trained with another config or on other data.
 
     Without a checkpoint, any config is accepted, since nothing would be lost.
 
@@ -194,7 +194,7 @@ def write_config(
       workdir: workdir of the run.
       config: config of the run as nested dictionaries.
       data_hash: hash of the training data.
-      init_fingerprint: fingerprint of the parameters of `--init_from` ("": random parameters).
+      init_fingerprint: fingerprint of the parameters of `--init_from`, empty for random parameters.
       origin: source of the parameters of `--init_from`, if they were converted; else {}.
     """
     if jax.process_index() == 0:
@@ -219,7 +219,7 @@ def check_checkpoint_space(workdir: epath.Path, state: TrainState) -> None:
 
 
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
-    """Returns the fingerprint of a run's initial parameters ("": random). Returns None without checkpoints."""
+    """Returns the fingerprint of a run's initial parameters, empty if random. Returns None without checkpoints."""
     data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
     return None if data is None else data.get("started_from", "")
 
@@ -230,7 +230,7 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 
 
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
-    """Returns, as one line, the differences between two configs that change the numbers of a run ("": none).
+    """Returns a line with the differences between two configs that affect results. Empty without differences.
 
     Args:
       old: config as nested dictionaries.
@@ -264,7 +264,7 @@ def pinned_address(address: str, path: str) -> str:
 
 
 def is_converted(workdir: Path | epath.Path) -> bool:
-    """Returns whether `bertjax convert` wrote a workdir."""
+    """Returns whether `bertjax convert` wrote the workdir."""
     return (workdir / ORIGIN).exists()
 
 

@@ -94,7 +94,7 @@ def test_unknown_field_is_rejected_with_the_known_ones(capfd):
         ),
         (
             ["--config", TINY, "--config.model=3"],
-            "--config.model is a section of fields; set one of its fields: attention",
+            "--config.model is a section, not a field; set one of its fields: attention",
         ),
         (
             ["--config", TINY, "--config.mesh.data=0"],

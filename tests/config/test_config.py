@@ -109,7 +109,7 @@ def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
         ("is_on", 1, "config.is_on is 1; it must be true or false"),
         ("rate", "fast", "config.rate is 'fast'; it must be a number"),
         ("names", 3, "config.names is 3; it must be a list"),
-        ("section", 5, "config.section is 5; it must be a section of fields"),
+        ("section", 5, "config.section is 5; it must be a ConfigDict"),
         ("third", 3, "config contains unknown fields: third; use one of first, is_on, names, rate, second, section"),
     ],
 )

@@ -94,7 +94,7 @@ def test_choices_between_any_number_of_endings(folders, capfd, usage_error):
         scores = np.array([logits_of(folders[CHOICES], beginning, ending)[0] for ending in endings])
         np.testing.assert_allclose(record["probabilities"], softmax(scores), atol=1e-5)
         assert record["prediction"] == int(scores.argmax())
-    assert "has 1 endings" in usage_error("predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
+    assert "too few endings for 'he': 1" in usage_error("predict", f"--checkpoint={folders[CHOICES]}", "he ||| ran")
 
 
 def test_tags_for_every_word_of_a_text_longer_than_a_row(folders, capfd):
@@ -164,7 +164,7 @@ def test_terminal_escape_sequences_are_escaped(folders, capfd):
 def test_missing_description_of_the_outputs_is_refused(folders, usage_error, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(tmp_path / "run")])
     (tmp_path / "run" / "output_layer.json").unlink()
-    assert "is fine-tuned but has no output_layer.json" in usage_error("predict", f"--checkpoint={tmp_path}/run", "a")
+    assert "is fine-tuned but lacks output_layer.json" in usage_error("predict", f"--checkpoint={tmp_path}/run", "a")
 
 
 def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
@@ -174,7 +174,7 @@ def test_wrong_usage_is_refused(folders, usage_error, tmp_path):
             (f"--checkpoint={folders['']}", "a"),
             "has no output layer for predictions (its model is 'pretraining'); fine-tune it",
         ),
-        ((f"--checkpoint={folders[SPANS]}", "who?"), "give the passage as context"),
+        ((f"--checkpoint={folders[SPANS]}", "who?"), "set the passage as context"),
         ((checkpoint, "a", "--context=b"), "context has no effect, because"),
         ((checkpoint,), "nothing to predict; pass texts, --text FILE, or --output DIR"),
         ((checkpoint, "a", "--output=out"), "--output applies to the task's data only"),

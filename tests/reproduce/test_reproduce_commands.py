@@ -146,7 +146,7 @@ def test_results_of_several_sources_are_combined(results, tmp_path, capfd):
 def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     cli.main(["reproduce", f"--config={table}:glue=,all", f"--results={tmp_path}/new"])
     out, _ = printed(capfd, "table", "5", f"--results={tmp_path}/new")
-    assert "- no data: SST-2: needs CoLA" in out
+    assert "- no data for SST-2: needs CoLA" in out
     commands = [line for line in out.splitlines() if line.startswith("    bertjax ")]
     assert len(commands) == 5 and "path=GLUE" in commands[0]
     runs = runner.load_table(f"{table}:all").runs()
@@ -214,7 +214,7 @@ def test_table_config_is_recorded_with_a_portable_name(table, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("x = 1", "has no function get_table"),
+        ("x = 1", "lacks the function get_table"),
         ("def get_table(text):\n    return 1", "must return a bertjax.reproduce.table.Table"),
         ("def get_table(text):\n    1 / 0", "failed: ZeroDivisionError"),
     ],
@@ -224,7 +224,9 @@ def test_file_without_a_table_is_refused(content, message, tmp_path, capfd):
     command = ("reproduce", f"--config={tmp_path}/table.py", f"--results={tmp_path}/r")
     assert message in refused(capfd, *command)
     assert "takes no --config overrides: --config.seed=3" in refused(capfd, *command, "--config.seed=3")
-    assert "use one of paper, small, medium" in refused(capfd, "reproduce", "--config=tables/table5:scale=big", command[-1])
+    assert "use one of paper, small, medium" in refused(
+        capfd, "reproduce", "--config=tables/table5:scale=big", command[-1]
+    )
     assert "unknown table '9'; use one of 1, 2" in refused(capfd, "table", "9", command[-1])
 
 

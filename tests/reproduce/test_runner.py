@@ -135,9 +135,9 @@ def test_data_of_finished_runs_is_not_missing(executed, tmp_path):
 
     plan = runner.plan_table(table, results)
     assert plan.pending == [] and missing_data([other]) == plan.missing_data[other.name] == "a corpus; SST-2"
-    assert note() == "no data: CoLA: needs a corpus; SST-2"
+    assert note() == "no data for CoLA: needs a corpus; SST-2"
     runner._execute(start, results.sources[0].path)
     plan = runner.plan_table(table, results)
     assert plan.pending == [tuned] and plan.missing_data == {other.name: "SST-2"}
-    assert note() == "no data: CoLA: needs SST-2"
+    assert note() == "no data for CoLA: needs SST-2"
     assert len(format_table(table, results).commands) == 2

@@ -24,7 +24,7 @@ from bertjax.data.corpus.shards import Shard, ShardWriter
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import atomic_file, read_json, write_atomic
 
-# A small text is cut into small chunks to keep all workers busy, a large text into large chunks to limit their number.
+# Small chunks of a small text keep all workers busy. Large chunks of a large text limit the number of chunks.
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
 _CHUNKS = 2048
 
@@ -51,8 +51,8 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], 
     """Groups sources into chunks.
 
     Returns:
-      Chunks of small sources; chunks of one large source each, to be cut by `cut_chunk`; and the `chunk_chars` argument
-      of `cut_chunk`.
+      A tuple of three values. First, chunks of small sources. Second, chunks of one large source each, to divide with
+      `cut_chunk`. Third, the argument `chunk_chars` of `cut_chunk`.
     """
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)

@@ -22,7 +22,7 @@ def parse(spec: str, rest: str) -> tuple[str, str]:
 
 
 def size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
-    """Returns the size of a split's records in bytes (slightly above its text), or None if not downloaded yet."""
+    """Returns the size of a split's records in bytes. Returns None if the dataset is not downloaded yet."""
     info = open_builder(name, data_dir).info
     try:
         return info.splits[split].num_bytes if info.splits else None
@@ -53,7 +53,7 @@ def texts(
 
 @contextlib.contextmanager
 def read_errors(name: str, split: str) -> Iterator[None]:
-    """Converts exceptions raised while a dataset is read to one-line errors."""
+    """Re-raises exceptions of TensorFlow Datasets as one-line errors."""
     try:
         yield
     except BertjaxError:

@@ -46,8 +46,8 @@ class EncodedBatch:
     """One tokenized batch.
 
     Attributes:
-      head: one document that continues the last document of the previous batch; without sentences if this batch starts
-        with a new document.
+      head: continuation of the previous batch's last document. It has no sentences if this batch starts with a new
+        document.
       splits: documents that start in this batch, by split.
       last_split: split of the last document; None if no document starts in this batch.
       problems: number of occurrences of each problem.
@@ -60,7 +60,7 @@ class EncodedBatch:
 
 
 class _Documents:
-    """Collects documents in lists."""
+    """Lists of documents, collected one by one."""
 
     def __init__(self) -> None:
         self.sentences: list[list[int]] = []

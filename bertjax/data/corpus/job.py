@@ -18,7 +18,7 @@ from bertjax.utils.terminal import progress_bar
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Input of a runner: the corpus to create.
+    """Description of a corpus that a runner creates.
 
     Attributes:
       sources: inputs, in order.
@@ -59,9 +59,9 @@ class JobResult:
 def spool_docstrings(
     source: Source, directory: Path | epath.Path, problems: Counter[str], pool: Executor, progress: bool
 ) -> Source:
-    """Writes the docstrings of a `docs` source to a file, since collecting them is slow. Returns the file as a source.
+    """Replaces a `docs` source by a file of the docstrings, since collecting docstrings is slow.
 
-    Other sources are returned unchanged.
+    Returns other sources unchanged.
     """
     if source.kind != "docs":
         return source

@@ -24,7 +24,7 @@ class Text:
 
     Attributes:
       text: unchanged text of the source.
-      form: layout of the text, `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`, for the division into sentences.
+      form: layout of the text: `sentences.LINES`, `PARAGRAPHS` or `WRAPPED`.
       continues: whether the text continues the document of the previous `Text`.
     """
 
@@ -94,7 +94,7 @@ def prose(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def wiki(chunks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields WikiExtractor articles, without the first line if it repeats the title. Section titles are included."""
+    """Yields WikiExtractor articles. A first line that repeats the title is dropped."""
     buffer = ""
     inside = continues = False
     ended = False

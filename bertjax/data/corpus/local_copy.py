@@ -24,7 +24,7 @@ _BLOCK_BYTES = 16 << 20
 
 
 def open_anywhere(path: str) -> Corpus:
-    """Opens a corpus on a local disk. A corpus at an address such as `gs://bucket/corpus` is copied to the disk first.
+    """Opens a corpus. A corpus at an address such as `gs://bucket/corpus` is first copied to the local disk.
 
     Raises:
       UsageError: there is no corpus at the path.

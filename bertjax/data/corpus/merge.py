@@ -1,4 +1,4 @@
-"""Merging of shards, in the order of the text, into the arrays of a corpus, with bounded memory."""
+"""Merging of shards into the arrays of a corpus, in text order and with bounded memory."""
 
 import dataclasses
 import hashlib
@@ -48,7 +48,7 @@ class MergedArray:
 
 @dataclasses.dataclass(frozen=True)
 class MergePlan:
-    """Arrays to write and their counts.
+    """Arrays of a corpus to write, and counts for its manifest.
 
     Attributes:
       arrays: arrays of the corpus, which can be written in parallel.
@@ -69,7 +69,7 @@ def plan_merge(shards: Sequence[Shard], heldout_fraction: float, problems: Mappi
     Args:
       shards: shards in the order of the text.
       heldout_fraction: fraction of documents that were held out, in [0, 1).
-      problems: number of occurrences of each problem, in addition to the problems of the shards.
+      problems: problem counts to add to the counts of the shards.
     """
     all_problems = sum((Counter(shard.problems) for shard in shards), Counter(problems))
     runs = {split: [_whole_split(shard, split) for shard in shards] for split in store.SPLITS}
@@ -104,7 +104,7 @@ def _count(runs: Iterable[Run], name: str) -> int:
 
 
 def min_documents(documents: int) -> int:
-    """Returns the minimum number of documents per split, given their total number.
+    """Returns the minimum number of documents per split for a total number of documents.
 
     The minimum is 2, since a NotNext sentence comes from a different document. It is lower for fewer than 4 documents.
     """
@@ -122,8 +122,8 @@ def documents_to_move(train: np.ndarray, heldout: np.ndarray) -> tuple[np.ndarra
       heldout: uint64 [documents], hashes of the held-out documents.
 
     Returns:
-      Sorted indices of the training documents to hold out, and of the held-out documents to train on. The arrays are
-      empty if no move is needed or no move helps.
+      A tuple of two sorted index arrays: training documents to hold out, and held-out documents to train on. The
+      arrays are empty if no move is needed, or if no move gives both splits enough documents.
     """
     minimum = min_documents(train.size + heldout.size)
     no_move = np.empty(0, np.int64)

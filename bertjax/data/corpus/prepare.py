@@ -19,7 +19,7 @@ from bertjax.utils.io import as_path, check_free_space, is_remote
 
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 _MAX_WORKERS = 1024
-# Bytes of a corpus and its shards per byte of text: 0.9 for 200 MB of English text, rounded down.
+# Disk space for a corpus and its shards per byte of text. It is below the 0.9 measured for 200 MB of English text.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # File names in a corpus directory; a directory with any other file is not overwritten.
@@ -70,7 +70,7 @@ def prepare(
         of the text).
       vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
       vocabulary_size: number of pieces to train; a small text yields fewer pieces.
-      lower_case: whether to lower-case text (default: None, detected from `vocabulary`, or True if one is trained).
+      lower_case: whether to lower-case text (default: None, detected from `vocabulary`; True for a trained one).
       heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
       workers: number of worker processes (default: None, one per core).
       runner: `local`, or `beam` for Apache Beam on this machine or a cluster.

@@ -68,7 +68,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
       data_dir: directory of TFDS datasets (default: None, TFDS's default).
 
     Returns:
-      The sources, in the order of the specs and then of the paths, and the number of duplicates that are left out.
+      A tuple of the sources, in the order of the specs, and the number of duplicate sources that were left out.
 
     Raises:
       UsageError: a spec is malformed, matches nothing, or names a file that cannot be read.
@@ -108,7 +108,7 @@ def _files(spec: str, pattern: str) -> list[tuple[str, int]]:
         names = glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
     else:
         names = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    # A symlink loop lists the same file under ever longer paths, and the longest paths cannot be opened.
+    # A symlink loop lists a file under ever longer paths. The longest cannot be opened, so check the resolved paths.
     files = sorted(name for name in names if not os.path.isdir(os.path.realpath(name)))
     if not files:
         if names:

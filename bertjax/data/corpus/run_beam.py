@@ -1,7 +1,7 @@
-"""Runner for Apache Beam, on this machine or a cluster: the steps of `chunks` and `merge` as pipeline stages.
+"""Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks` and `merge`.
 
-Only names and counts pass through the pipeline. Text and arrays are stored in a directory that all machines can access,
-so a repeated stage finds the files of its previous attempt, and runners need little memory.
+Only names and counts pass through the pipeline. Text and arrays are stored in a directory that all machines can access.
+Hence a repeated stage finds the files of its previous attempt, and runners need little memory.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
 
-# Beam's local runner, in processes of this machine. The name `DirectRunner` can select Prism, which Beam downloads.
+# Beam's local runner. It replaces `DirectRunner`, which may select Prism, a runner that Beam downloads.
 _LOCAL_RUNNER = "FnApiRunner"
-# Options of these runners cannot be checked here, because Beam requests them from a job server.
+# The options of these runners cannot be checked here, because Beam requests them from a job server.
 _OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
-# `FnApiRunner` fails if one of its processes dies, so run it again; other runners attempt each bundle four times.
+# Maximum attempts with `FnApiRunner`, which fails if one of its processes dies. Other runners retry by themselves.
 _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
 _SAMPLE_CHARS = 4 << 20
@@ -53,7 +53,7 @@ _PLAN, _FILES, _VOCABULARY = "plan.json", "files.json", "vocabulary"
 
 
 def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers: int) -> PipelineOptions:
-    """Returns Beam's options for `NAME=VALUE` and `NAME` items.
+    """Parses `NAME=VALUE` and `NAME` items as Beam options.
 
     The default runner uses `workers` processes of this machine.
 
@@ -142,7 +142,7 @@ def _absolute(source: Source) -> Source:
 
 
 class _Stage(beam.DoFn):
-    """DoFn that calls a function. Error messages contain stage and cause, since runners pass on only the message."""
+    """DoFn that calls a function. Its error messages contain stage and cause, since runners report only messages."""
 
     def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
         self._name = name
@@ -210,7 +210,7 @@ def _build(
 
 
 def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list[tuple[Source, float]]]]:
-    """Groups (source, characters to sample) pairs, so that each call of `_sample` reads enough text."""
+    """Groups (source, characters to sample) pairs. Each group but the last has at least 4 million characters."""
     groups: list[list[tuple[Source, float]]] = [[]]
     group_chars = 0.0
     for source, chars in zip(sources, sample_chars(sources, kind), strict=True):

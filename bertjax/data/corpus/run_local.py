@@ -17,7 +17,7 @@ from bertjax.utils.io import is_remote
 from bertjax.utils.process_pool import process_pool
 from bertjax.utils.terminal import progress_bar
 
-# Batches in flight: enough to keep workers busy, and few enough to bound memory.
+# Batches in flight per worker, enough to keep workers busy and few enough to bound memory.
 _BATCHES_PER_WORKER = 2
 
 

@@ -12,12 +12,12 @@ PARAGRAPHS = "paragraphs"
 WRAPPED = "wrapped"
 FORMS = (LINES, PARAGRAPHS, WRAPPED)
 
-# Longer "sentences" are cut; they are base64 data or text without sentence ends.
+# Longer sentences are cut. They are usually base64 data or text without punctuation.
 MAX_SENTENCE_CHARS = 8192
 # `sentencex` pairs quotes and brackets, so an unclosed quote in a very long paragraph would hide its sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# `sentencex` fails next to white space of several UTF-8 bytes, so replace it by spaces and drop U+0085, as BERT's
-# tokenizer does.
+# `sentencex` fails next to white space of several UTF-8 bytes, so such characters are replaced by spaces. U+0085 is
+# dropped, as by BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
 # A line that ends a sentence and is shorter than this fraction of the longest line ends a paragraph.
@@ -45,7 +45,7 @@ def split_sentences(text: str, form: str, problems: Counter[str]) -> list[str]:
 
 
 def cut_point(text: str, limit: int) -> int:
-    """Returns the index at which to cut a text: after a line, sentence or white space before `limit`, or at `limit`."""
+    """Returns where to cut a text: an index of at most `limit`, preferably after a line, sentence or word."""
     for pattern in ("\n", ". ", " "):
         at = text.rfind(pattern, limit // 2, limit)
         if at >= 0:
@@ -97,7 +97,7 @@ def _unwrap(text: str) -> Iterator[str]:
 
 
 def is_wrapped(lines: list[str]) -> bool:
-    """Returns whether stripped lines are wrapped: no line exceeds 120 characters, and most end inside a sentence."""
+    """Returns whether a text is wrapped: lines have at most 120 characters, and most lines end inside a sentence."""
     if len(lines) < 2 or max(map(len, lines)) > 120:
         return False
     return sum(bool(_SENTENCE_END.search(line)) for line in lines) * 2 < len(lines)

@@ -21,7 +21,7 @@ from bertjax.data.corpus.encode import EncodedBatch, EncodedDocuments
 from bertjax.data.corpus.store import SPLITS, token_dtype
 from bertjax.utils.io import as_path, atomic_file
 
-# Number of sentences, number of UTF-8 bytes of the text, and hash of the content.
+# Entry of a document: number of sentences, number of UTF-8 bytes of the text, and hash of the content.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _LENGTH_DTYPE = np.dtype("<u4")
 _ARRAYS = ("tokens", "lengths", "documents")
@@ -62,7 +62,7 @@ class Shard:
 
 
 class _SplitWriter:
-    """Appends documents to the files of one split."""
+    """Writer that appends documents to the files of one split."""
 
     def __init__(self, files: dict[str, BinaryIO]):
         self._files = files

@@ -64,7 +64,7 @@ class Corpus:
       manifest: content of `manifest.json`.
       train: training documents.
       heldout: documents that are excluded from training.
-      checksums: checksums of the arrays, to which readers add the checksums of derived files such as the pair index.
+      checksums: checksums of the arrays and of derived files such as the pair index.
     """
 
     path: Path

@@ -1,8 +1,7 @@
 """Conversion of text to token ids, like `FullTokenizer` of google-research/bert `tokenization.py`, and back.
 
-Each step of that tokenizer processes words independently: cleaning, spaces around CJK characters, lower-casing, accent
-stripping, splitting at punctuation, greedy longest match. Therefore, a line is split at spaces into chunks, and the ids
-of each chunk are cached.
+`FullTokenizer` processes the words of a text independently. Therefore, a text is split at spaces into chunks, and the
+ids of each chunk are cached.
 
 Ids can differ from google-research/bert only for characters whose Unicode category or lower case differs between two
 Python versions (`unicodedata.unidata_version`). No released vocabulary contains such a character.
@@ -22,7 +21,7 @@ from bertjax.errors import UsageError
 MAX_WORD_CHARS = 200
 CACHE_ENTRIES = 1 << 19
 
-# Longer chunks are not cached, because they rarely occur twice and a few lines of them would fill the memory.
+# Longer chunks are not cached, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
 _ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 _CJK_RANGES = (
@@ -173,8 +172,8 @@ class Tokenizer:
         """Encodes a text and locates each piece in it.
 
         Returns:
-          Token ids, equal to `encode(text)`; and the start and end (exclusive) character of each piece, int64
-          [pieces, 2]. A SentencePiece piece may cover no character.
+          A tuple of the token ids, equal to `encode(text)`, and the start and end (exclusive) character of each piece,
+          int64 [pieces, 2]. A SentencePiece piece may cover no character.
         """
         if self.vocabulary.kind != WORDPIECE:
             return self._sentencepiece_offsets(text)
@@ -197,7 +196,7 @@ class Tokenizer:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
         # `origins` maps each character of the words to its index in the chunk. Tokenizing the characters one by one
-        # yields the same characters, except for final sigmas (of equal length) and the order of combining marks.
+        # yields as many characters. Only final sigmas and the order of combining marks differ.
         if is_plain:
             origins = range(len(chunk))
         else:

@@ -21,7 +21,7 @@ VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model"}
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"  # WordPiece: prefix of a piece inside a word
 WORD_START = "\u2581"  # SentencePiece: prefix of the first piece of a word
-# File in a workdir with the file name, `lower_case` and checksum of the run's vocabulary.
+# File in a workdir that records the file name, `lower_case` and checksum of the run's vocabulary.
 ENTRY = "vocabulary.json"
 
 _SENTENCEPIECE_NAMES = {"[PAD]": ("[PAD]", "<pad>"), "[UNK]": ("[UNK]", "<unk>")}
@@ -64,7 +64,7 @@ class Vocabulary:
 
     @functools.cached_property
     def is_continuation(self) -> np.ndarray:
-        """bool [V], True for pieces that continue the word of the previous piece; False for special pieces."""
+        """Mask of the pieces that continue the previous piece's word, bool [V]. Special pieces are False."""
         if self.kind == WORDPIECE:
             continues = np.array([piece.startswith(CONTINUATION) for piece in self.pieces])
         else:
@@ -80,8 +80,8 @@ def load_vocabulary(
 
     Args:
       path: local path or `gs://` address; the suffix `.model` selects SentencePiece.
-      lower_case: whether to lower-case text. The default (None) is True for WordPiece vocabularies without upper-case
-        letters. It is False for other WordPiece vocabularies, and for SentencePiece, whose models normalize text.
+      lower_case: whether to lower-case text (default: None, only for WordPiece vocabularies without upper-case
+        letters). SentencePiece models normalize text themselves.
       content: bytes of the file (default: None, read from `path`).
 
     Raises:

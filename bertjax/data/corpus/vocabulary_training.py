@@ -1,4 +1,4 @@
-"""Vocabulary training on a bounded sample of the text; the result is deterministic."""
+"""Deterministic vocabulary training on a bounded sample of the text."""
 
 import io
 import itertools
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 MIN_SIZE = 32
 MAX_SIZE = 1_000_000
 
-# Sample sizes. SentencePiece is slow and keeps several copies of its sample in memory; WordPiece needs word counts.
+# Sample sizes in characters. SentencePiece is slow and stores its sample several times. WordPiece stores word counts.
 _SAMPLE_CHARS = {"wordpiece": 64 << 20, "sentencepiece": 8 << 20}
-# Maximum number of characters with pieces (`x` and `##x`). Rarer characters become [UNK].
+# Maximum number of characters that get a piece of their own (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4
@@ -70,7 +70,7 @@ def train_vocabulary(
 def ordered_map(
     pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
 ) -> Iterator[_T]:
-    """Yields the results in the order of the arguments, with at most `max_pending` calls in flight."""
+    """Calls a function in a pool and yields the results in order. At most `max_pending` calls are in flight."""
     pending: deque[Any] = deque()
     for call in arguments:
         pending.append(pool.submit(function, *call))

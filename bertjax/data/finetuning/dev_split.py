@@ -13,9 +13,8 @@ from bertjax.data.finetuning.tagged import TaggedText
 def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
     """Returns a mask that selects a fraction of N rows as the dev set, bool [N].
 
-    Rows with equal content are on the same side of the split, so that no dev row is also a training row. Contents are
-    sorted by a hash keyed with `seed` and selected until the fraction is reached, so the selection does not depend on
-    the order of the file.
+    Rows with equal content are selected together, so that no dev row is also a training row. Contents are selected in
+    the order of a hash keyed with `seed`, so the selection does not depend on the order of the rows.
     """
     key = seed.to_bytes(8, "little")
     hashes = [hashlib.blake2b(content, key=key, digest_size=16).digest() for content in contents]
@@ -32,7 +31,7 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
 
 
 def sample_fraction(count: int, fraction: float) -> np.ndarray:
-    """Samples a fraction of the indices 0..count-1, at least one, ascending int64. The random seed is always 0."""
+    """Samples a fraction of the indices 0..count-1 with a fixed seed. Returns at least one index, ascending, int64."""
     if fraction == 1:
         return np.arange(count)
     order = np.random.default_rng(0).permutation(count)

@@ -16,8 +16,8 @@ _GROUP_TOKENS = 32
 class EpochOrder:
     """Random order of batches in which each epoch contains every example once.
 
-    The examples of an epoch are shuffled with the seed (seed, epoch), sorted by length group (length in units of 32
-    tokens, rounded up) and cut into batches. The last batch may be smaller. Then the batches are shuffled.
+    The examples of an epoch are shuffled, then sorted by length group (length in units of 32 tokens) and cut into
+    batches. Finally, the batches are shuffled. One batch may be smaller than the others.
     """
 
     def __init__(self, examples: Examples, batching: Batching, seed: int) -> None:
@@ -27,8 +27,8 @@ class EpochOrder:
         self.steps_per_epoch = -(-len(examples) // batching.batch_size)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
         self._epoch_shapes = lru_cache(maxsize=None)(self._count_shapes)
-        # Every epoch cuts the same sequence of length groups into batches, so if buckets are multiples of a group, all
-        # epochs have the same batch shapes.
+        # Every epoch cuts the same sequence of length groups into batches. Hence all epochs have the same batch shapes
+        # if `bucket` is a multiple of the group size.
         self._has_equal_epochs = batching.examples_per_row == 1 and batching.bucket % _GROUP_TOKENS == 0
 
     def _draw_epoch(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -50,14 +50,14 @@ class EpochOrder:
     def batch(self, step: int) -> tuple[np.ndarray, int]:
         """Returns the example indices of a step and the number of tokens per row.
 
-        The indices are int64 [n], or [rows, K] with `NO_EXAMPLE` in unused slots if `examples_per_row` is above 1.
+        The indices are int64 [n]. For packed rows, they are [rows, K] with `NO_EXAMPLE` in unused slots.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         batches, shapes = self._epoch(epoch)
         return batches[index], int(shapes[index, 1])
 
     def typical_step(self) -> int:
-        """Returns the step of the first epoch that has the most examples among batches of the most common shape."""
+        """Returns a step whose batch has the most common shape in the first epoch. Prefers the fullest batch."""
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if tuple(shape) == most_common]

@@ -25,8 +25,8 @@ class Examples:
       tokens: flat arrays [tokens, ...] by name: `input_ids`, `segment_ids`, and optional `token_labels` or cached
         encoder features.
       rows: arrays [N, ...] by name with one entry per example, such as `labels`.
-      sequences_per_example: C (default: 1); larger for tasks that encode several texts of an example separately, such
-        as the choices of SWAG.
+      sequences_per_example: C (default: 1). It is larger if a task encodes several texts of an example separately,
+        such as the choices of SWAG.
       lines: line number of each example in its file; empty if the examples are not from a file.
     """
 
@@ -69,7 +69,7 @@ def make_examples(
     """Builds `Examples` from encoded sequences.
 
     Args:
-      sequences: one dictionary per sequence; `input_ids`, `segment_ids` and optional further lists of equal length.
+      sequences: one dictionary of equally long lists per sequence: `input_ids`, `segment_ids` and optional others.
       rows: arrays with one entry per example, by name.
       sequences_per_example: number of consecutive sequences that form an example.
       lines: line number of each example in its file.
@@ -102,7 +102,7 @@ def encode_pair(
     """Encodes one text or a pair as `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
 
     The texts are truncated so that the result has at most `seq_len` tokens. In a pair, the longer text is truncated
-    first, as by `_truncate_seq_pair` of google-research/bert `run_classifier.py`.
+    first, as in `_truncate_seq_pair` of google-research/bert `run_classifier.py`.
     """
     if second is None:
         ids = [cls_id, *first[: seq_len - 2], sep_id]
@@ -149,7 +149,7 @@ class Batching:
 
     Attributes:
       batch_size: examples per global batch.
-      bucket: granularity of row lengths in tokens: rows are padded to a multiple of `bucket` (0: to `seq_len`).
+      bucket: rows are padded to a multiple of this number of tokens, or to `seq_len` if the number is 0.
       seq_len: maximum tokens per row.
       examples_per_row: maximum number of examples packed into a row (default: 1, no packing); divides `batch_size`.
     """
@@ -200,9 +200,11 @@ def make_batch(
       shard: rows of the global batch that this process builds.
 
     Returns:
-      `input_mask` int32 and each array of `examples.tokens`: [B, L, ...], or [B, C, L, ...] for C > 1 sequences per
-      example. Each array of `examples.rows`: [B, ...]. `example` int32 [B]: index of the example, -1 in padding rows.
-      `weights` float32 [B]: 1, or 0 in padding rows.
+      `input_mask`: int32 [B, L], or [B, C, L] for C > 1 sequences per example.
+      Arrays of `examples.tokens`: [B, L, ...] or [B, C, L, ...].
+      Arrays of `examples.rows`: [B, ...].
+      `example`: int32 [B], index of the example, -1 in padding rows.
+      `weights`: float32 [B], 0 in padding rows, otherwise 1.
     """
     shard_rows = shard.rows(batch_size)
     rows, shard_indices = len(shard_rows), indices[shard_rows[shard_rows < len(indices)]]
@@ -231,10 +233,10 @@ def make_batch(
 
 
 def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str, list[np.ndarray]]:
-    """Puts the outputs of `eval_batches`, one dict per batch, into the order of the examples and drops padding rows.
+    """Sorts the model outputs for `eval_batches` into the order of the examples, and drops padding rows.
 
     Args:
-      outputs: arrays [B, ...] by name for each batch; `example` is the example index of each row.
+      outputs: for each batch, arrays [B, ...] by name; `example` is the example index of each row.
       count: number of examples.
 
     Returns:

@@ -32,8 +32,8 @@ class Target:
         """Converts the labels that `read` returns to an array.
 
         Returns:
-          int32 [N] class ids, int32 [N, K] for multi-label data, or float32 [N] for regression. Rows without a label
-          have -1, or NaN for regression.
+          Class ids, int32 [N]. For multi-label data, zeros and ones, int32 [N, K]. For regression, float32 [N]. Missing
+          labels are -1, or NaN for regression.
         """
         values = [self._missing_label if value is None else value for value in values]
         return np.array(values, np.int32 if self.labels else np.float32)
@@ -43,7 +43,7 @@ class Target:
         return [-1] * len(self.labels) if self.separator else -1 if self.labels else np.nan
 
     def read(self, row: Row, stats: ReadStats) -> Any:
-        """Returns a row's class id, 0/1 list of K labels, or number for regression. A missing label is None."""
+        """Returns the label of a row as a value for `to_array`. Returns None if the label is missing."""
         if self.separator:
             names = read_labels(row, self.column, self.separator, stats)
             ids = {_class_id(name, self.labels, self.column, row.line, stats.file) for name in names}
@@ -115,7 +115,7 @@ def encode_rows(
 
 
 def read_label(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the label of a row, which may be empty, without surrounding white space."""
+    """Returns the label of a row without surrounding white space. The label may be empty."""
     label = row.fields[column]
     if not isinstance(label, str):
         raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be one label")
@@ -123,7 +123,7 @@ def read_label(row: Row, column: str, stats: ReadStats) -> str:
 
 
 def read_labels(row: Row, column: str, separator: str, stats: ReadStats) -> list[str]:
-    """Returns the labels of a multi-label row, from a JSON list or a string with separators."""
+    """Returns the labels of a multi-label row. The column contains a JSON list or a string with separators."""
     value = row.fields[column]
     if isinstance(value, str):
         return [label.strip() for label in value.split(separator) if label.strip()]

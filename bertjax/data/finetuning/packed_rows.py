@@ -12,17 +12,17 @@ NO_EXAMPLE = -1
 def pack_rows(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
     """Packs the examples of a batch into rows, with as few positions as possible.
 
-    Each row has K slots for one example each. K divides `examples_per_row`, so that the rows can be divided among
-    devices. Examples are assigned to rows longest first, in alternating direction, and all rows are padded to the
-    length of the fullest row. The K with the fewest positions is chosen.
+    Each row has K slots for one example each. Examples are assigned to rows longest first, in alternating direction.
+    All rows are padded to the length of the fullest row. K is the divisor of `examples_per_row` with the fewest
+    positions. Only divisors are tried, so that the rows can be divided among devices.
 
     Args:
       lengths: tokens of each example, int64 [n].
       batching: batch size and limits. An example longer than `seq_len` is never packed with other examples.
 
     Returns:
-      A tuple of the index into `lengths` of each slot, int64 [rows, K], with `NO_EXAMPLE` in unused slots, and the
-      number of tokens per row.
+      A tuple (slots, tokens per row). The slots, int64 [rows, K], are indices into `lengths`, or `NO_EXAMPLE` if
+      unused.
     """
     best = None
     order = np.argsort(-lengths, kind="stable")
@@ -53,9 +53,12 @@ def make_packed_batch(examples: Examples, indices: np.ndarray, length: int, shar
       shard: rows of the global batch that this process builds.
 
     Returns:
-      `sequence_ids` int32 [B, L]: 1 to K for tokens of the row's examples, 0 for padding. `position_ids` int32 [B, L].
-      Each array of `examples.tokens`: [B, L, ...]. Each array of `examples.rows`: [B, K, ...]. `example` int32 [B, K],
-      -1 in unused slots. `weights` float32 [B, K], 0 in unused slots. With `token_labels`, `weights` is [B].
+      `sequence_ids`: int32 [B, L], 1 to K for tokens of the row's examples, 0 for padding.
+      `position_ids`: int32 [B, L].
+      Arrays of `examples.tokens`: [B, L, ...].
+      Arrays of `examples.rows`: [B, K, ...].
+      `example`: int32 [B, K], -1 in unused slots.
+      `weights`: float32 [B, K], 0 in unused slots. With `token_labels`, one weight per row, [B].
     """
     indices = indices[shard.rows(len(indices))]
     rows, slots = indices.shape

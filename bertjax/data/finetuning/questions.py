@@ -47,12 +47,12 @@ class Windows:
     """Windows of all questions.
 
     Attributes:
-      examples: one example per window, with `start_positions` and `end_positions`, int32 [windows]: the first and last
-        token position of the answer. The positions are 0 ([CLS]) if the window does not contain the answer.
+      examples: one example per window. `start_positions` and `end_positions`, int32 [windows], are the first and last
+        token of the answer. The positions are 0 ([CLS]) if the window does not contain the answer.
       question_index: index of each window's question, int64 [windows].
       passage_start: position of the first passage token in each window, int64 [windows].
       char_spans: for each window, start and end (exclusive) character of each passage token, int64 [tokens, 2].
-      is_max_context: for each window, whether it has the most context around each passage token, bool [tokens].
+      is_max_context: for each window, mask of passage tokens with more context than in other windows, bool [tokens].
     """
 
     examples: Examples
@@ -192,7 +192,7 @@ def make_windows(
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> tuple[int, int] | None:
-    """Returns the first and last passage token that overlap the first answer, or None if there are no such tokens."""
+    """Returns the first and last passage token that overlap the first answer. Returns None if no token does."""
     if not question.answers or not len(spans):
         return None
     start, end = question.answer_start, question.answer_start + len(question.answers[0])

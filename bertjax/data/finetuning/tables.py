@@ -29,8 +29,8 @@ class ReadStats:
       file: path of the file.
       read: number of rows in the file.
       used: number of rows that became examples.
-      columns: text that lists the columns that are read and the columns that are ignored.
-      skipped: skipped rows by reason; `rows` is the number of rows, `first` the line or id of the first row.
+      columns: text that lists the used and the ignored columns.
+      skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
       noted: irregular rows that are still used, in the format of `skipped`.
     """
 
@@ -98,8 +98,8 @@ def read_table(
       optional: columns to read if the file contains them.
       file_format: `tsv`, `csv` or `jsonl`.
       header: True if the first line contains the column names; otherwise, the column names.
-      keep_short: whether to keep rows with too few fields and set missing fields to "", so that predictions stay
-        aligned with the file's rows (default: False, skip these rows). `stats` counts such rows in either case.
+      keep_short: whether to keep rows with too few fields, so that predictions stay aligned with the file's rows
+        (default: False, skip short rows). Missing fields are "". `stats` counts short rows in either case.
 
     Raises:
       UsageError: the file or a column is missing, or the file is empty or malformed. The message names file and line.
@@ -247,11 +247,11 @@ def read_tfds(
     """Yields the rows of a split in stored order; downloads and prepares the dataset if necessary.
 
     Args:
-      name: dataset and config, such as `glue/mrpc`, after an optional data directory (`DIR:glue/mrpc`) or TFDS
-        namespace (`huggingface:swag/regular`).
+      name: dataset and config, such as `glue/mrpc`. An optional prefix selects a data directory (`DIR:glue/mrpc`) or a
+        TFDS namespace (`huggingface:swag/regular`).
       split: name of the split.
       columns: dataset feature of each column, by column name.
-      stats: row counts, of which only `read` is updated.
+      stats: row counts; only `read` is updated.
       optional: like `columns`, for columns to omit if the dataset lacks their feature.
       named_labels: whether to return class labels as names rather than numbers.
 

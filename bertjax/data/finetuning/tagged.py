@@ -15,9 +15,9 @@ from bertjax.utils.io import normalize_newlines, reject_utf16
 
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
-# Start style of an entity, by the prefix of its first tag: "I" in IOB1; "B" in IOB2, BIOES and BILOU.
+# Style in which an entity starts, by the prefix of its first tag. IOB1 has style "I"; IOB2, BIOES and BILOU have "B".
 _START_STYLES = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
-# Minimum fraction of entities with the less common start style in a mix of schemes; fewer are annotation errors.
+# If at least this fraction of entities has the less common style, the file mixes schemes. Fewer are annotation errors.
 _MIXED_FRACTION = 0.01
 
 
@@ -60,8 +60,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
       labeled: whether every word needs a tag. If False, the file may have a single column of words.
 
     Raises:
-      UsageError: the file is missing or contains no words, lines differ in their number of columns, or a tag is missing
-        or not in IOB, BIOES or BILOU form.
+      UsageError: the file is missing, contains no words, or contains an invalid line or tag.
     """
     try:
         data = path.read_bytes()
@@ -150,11 +149,11 @@ def read_tagged_rows(
 
 
 def _note_mixed_schemes(tags: list[str], sentence_ends: list[int], lines: list[int], stats: ReadStats) -> None:
-    """Counts entities that start with B- in a file where most entities start with I-, or the reverse.
+    """Counts entities that start in the less common style, B- or I-.
 
-    IOB1 starts an entity with B- only right after an entity of the same type, which is not counted. IOB2, BIOES and
-    BILOU never start an entity with I-. If the count is at least one percent of all entities, the file mixes
-    schemes. A smaller count is due to annotation errors, as in CoNLL-2003 itself.
+    Entities right after an entity of the same type are not counted, since IOB1 starts only such entities with B-. The
+    other schemes never start an entity with I-. If the count is at least one percent of the entities, the file mixes
+    schemes. A smaller count is due to annotation errors, as in CoNLL-2003.
     """
     starts: dict[str, list[int]] = {style: [] for style in ("B", "I")}
     sentence_starts = {0, *sentence_ends}
@@ -246,8 +245,8 @@ def encode_tagged(
 
 
 def gather_words(example_of_word: np.ndarray, positions: list[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Gathers per-token arrays [length, ...], one per example of `encode_tagged`, into one array [words, ...]."""
-    # The words of each example are in order, but consecutive words may alternate between overlapping examples.
+    """Gathers one value per word from the per-token arrays [length, ...] of all examples. Returns [words, ...]."""
+    # Each stream yields the values of an example's labeled words in text order.
     streams = [iter(value[places]) for value, places in zip(values, positions, strict=True)]
     return np.array([next(streams[example]) for example in example_of_word])
 
@@ -263,7 +262,7 @@ def _label_ids(tagged: TaggedText, labels: list[str], path: str) -> list[int]:
 
 
 def _overlapping_windows(lengths: np.ndarray, max_pieces: int) -> list[tuple[int, int]]:
-    """Returns the start and end (exclusive) word of windows of at most `max_pieces` pieces that overlap by half."""
+    """Splits words into half-overlapping windows of at most `max_pieces` pieces. Returns each window's word range."""
     if not len(lengths):
         return [(0, 0)]
     ends = np.cumsum(lengths)

@@ -15,7 +15,7 @@ _EVIDENCE = Path("evidence", "wikipedia")
 
 
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
-    """Reads TriviaQA and returns one question per evidence document that contains an answer in its first 400 tokens.
+    """Reads TriviaQA. Returns one question for each evidence document with an answer in its first 400 tokens.
 
     The answer is the earliest match of any alias, ignoring case.
 

@@ -1,4 +1,4 @@
-"""Assembly of token rows from spans of the corpus, one batch at a time.
+"""Assembly of token rows from spans (token ranges of the corpus), one batch at a time.
 
 Axes: B rows, S tokens per row.
 """
@@ -14,12 +14,12 @@ _EXACT_BITS = 64
 
 
 class TokenRows(NamedTuple):
-    """Rows of one span each, with special tokens and padding.
+    """Token rows with special tokens and padding, one span per row.
 
     Attributes:
       ids: token ids, int32 [B, S].
       segment_ids: 1 for B and the [SEP] after it, else 0, int32 [B, S].
-      lengths: tokens without padding, int32 [B].
+      lengths: number of tokens without padding, int32 [B].
     """
 
     ids: tf.Tensor
@@ -50,7 +50,7 @@ def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
 
 
 def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Draws from Binomial(dropped, 1/2), int64 [B]: counts random bits up to 64 trials, else rounds a normal value."""
+    """Draws from Binomial(dropped, 1/2), int64 [B]. Above 64 trials, uses the normal approximation."""
     used_bits = tf.bitwise.right_shift(
         bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
     )
@@ -64,13 +64,13 @@ def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
 
 
 def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> TokenRows:
-    """Assembles rows of [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without pairs, padded with [PAD].
+    """Assembles rows `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads the rows with [PAD].
 
     Args:
       tokens: tokens of the corpus, any integer type.
-      spans: spans of B rows that leave room for the special tokens. Without pairs, a span may wrap around the end of
+      spans: spans of B rows, with room for the special tokens. If not `paired`, a span may wrap around the end of
         `tokens`.
-      seq_len: S.
+      seq_len: S, tokens per row.
       vocabulary: vocabulary with the ids of the special tokens.
       paired: whether rows have a segment B.
     """
@@ -94,7 +94,7 @@ def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Voc
 
 
 def mask_and_segments(rows: TokenRows) -> dict[str, tf.Tensor]:
-    """Returns `input_mask` and `segment_ids` of rows of one span each."""
+    """Returns the batch arrays `input_mask` and `segment_ids`."""
     length = tf.shape(rows.ids)[1]
     return {
         "input_mask": tf.cast(tf.range(length) < rows.lengths[:, None], tf.int32),

@@ -1,8 +1,8 @@
 """Pre-training batches with tf.data; each batch is a pure function of (corpus, seed, step).
 
-Row r of step s has the position (s - start_step) * batch_size + r in its phase. The position determines the span of the
-corpus and the random numbers of the row in a constant number of operations. Hence rows do not depend on the number of
-hosts, and starting at any step is as fast as starting at the first step.
+Row r of step s has the position (s - start_step) * batch_size + r in its phase. The position alone determines the row's
+span of the corpus and the row's random numbers. Hence rows do not depend on the number of hosts, and resuming at any
+step takes constant time.
 
 Axes: B rows of this process, S tokens per row, P predictions per row.
 """
@@ -48,9 +48,9 @@ def train_dataset(
     parallel_calls: int | None = None,
     shuffle: bool = True,
 ) -> tf.data.Dataset:
-    """Returns the training batches of steps `start_step` to `phase.stop_step`, with the rows of this process.
+    """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
 
-    Order, truncation and masks of the rows differ in every epoch, even when a pass over the documents is repeated.
+    Order, truncation and masks of the rows differ in every epoch, even if epochs contain the same sentence pairs.
 
     Args:
       corpus: open corpus.
@@ -58,7 +58,7 @@ def train_dataset(
       source: source of the rows, such as `SENTENCE_PAIRS`.
       masking: masking settings.
       seed: random seed, 0 or more.
-      dupe_factor: number of different passes over the documents; after the last pass, training repeats the first pass.
+      dupe_factor: number of passes with different sentence pairs. Training cycles through the passes.
       start_step: first step of the dataset, within the phase.
       shard: rows of the global batch to produce.
       parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
@@ -67,11 +67,10 @@ def train_dataset(
     Returns:
       A dataset of dictionaries.
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, S].
-        `masked_lm_positions`, `masked_lm_ids`: int32 [B, P], and `masked_lm_weights`: float32 [B, P]; not for
-        `WHOLE_TILES`.
-        `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label; not for `WHOLE_TILES`.
-      Batches of `PACKED_PAIRS` have `sequence_ids` (numbers of the pairs, from 1) and `position_ids`, int32 [B, S],
-      instead of `input_mask`, and `next_sentence_labels` of shape [B, K] for K pairs per row.
+        `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
+        `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
+      `WHOLE_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair number,
+      from 1) and `position_ids`, int32 [B, S], replace `input_mask`, and the labels of K pairs per row are [B, K].
 
     Raises:
       UsageError: an argument is out of range, or the corpus is too small.
@@ -118,11 +117,10 @@ def eval_dataset(
     max_rows: int | None = None,
     parallel_calls: int | None = None,
 ) -> tf.data.Dataset:
-    """Returns the evaluation batches, with each held-out row exactly once.
+    """Returns the evaluation batches, which contain each held-out row once.
 
-    Rows and masks depend only on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows`. They do
-    not depend on the training seed, the step, `batch_size` or the number of processes. Padding rows, with weights 0 and
-    label -1, complete the last batch.
+    Rows and masks depend only on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows`. The last
+    batch is filled with padding rows, which have weights 0 and label -1.
 
     Args:
       corpus: open corpus.
@@ -165,7 +163,7 @@ def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str
     """Yields the batches of a dataset as NumPy arrays, while a background thread verifies the corpus's checksums.
 
     Raises:
-      BertjaxError: a batch cannot be created. The message names the damaged file if that is the reason.
+      BertjaxError: a file of the corpus is damaged, or a batch cannot be created.
     """
     corpus.checksums.verify_in_background()
     try:
@@ -199,7 +197,7 @@ def _assembler(
     row_ranges: list[tuple[int, int]],
     *seeds: int,
 ) -> Callable[[Spans, tf.Tensor], Batch]:
-    """Returns a function from (spans of the rows, position of the first row of the global batch) to a batch."""
+    """Returns a function from (spans, position of the global batch's first row) to a batch."""
     vocabulary = corpus.vocabulary()
     tokens = without_copy(split.tokens)
     make_batch = source.row_format.make_batch_function(vocabulary, masking, seq_len, max_predictions)

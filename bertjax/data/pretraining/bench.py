@@ -31,7 +31,7 @@ def bench_input(
     seconds: float = 10.0,
     parallel_calls: int | None = None,
 ) -> dict[str, Any]:
-    """Measures the speed of the input pipeline, alternating between training order and corpus order.
+    """Measures the speed of the input pipeline in training order, which is shuffled, and in corpus order.
 
     Args:
       corpus: open corpus.
@@ -48,7 +48,7 @@ def bench_input(
       positions_per_second: tokens per second including padding, in training order.
       sequential_positions_per_second: tokens per second including padding, in corpus order.
       random_access_cost: fraction by which training order is slower than corpus order.
-      seconds_to_first_batch: time to the first batch, including the pair index.
+      seconds_to_first_batch: time to the first batch, including opening or building the pair index.
       batches: number of batches measured in training order.
       seconds: duration of the measurement in training order.
       token_fraction: fraction of positions that are not padding, in the first batches.
@@ -82,11 +82,11 @@ def bench_input(
     first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
     token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
     del stream
-    # Wait, because hashing would compete with the measurement for the CPU.
+    # Wait for the checksums, because hashing would compete with the measurement for the CPU.
     corpus.checksums.wait()
 
     count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
-    # Alternate, so that other load affects both orders equally. Do not measure both orders at the same time, since
+    # Alternate between the orders, so that other load affects both equally. Measure only one order at a time, since
     # prefetching for one order would slow the other.
     for shuffle in [True, False] * _ROUNDS:
         batch_count, batch_seconds = _measure(batches(shuffle), seconds / _ROUNDS)
@@ -108,7 +108,10 @@ def bench_input(
 
 
 def _measure(stream: Iterator[dict[str, np.ndarray]], seconds: float) -> tuple[int, float]:
-    """Measures at least one batch after a warm-up that starts threads. Returns their number and the seconds."""
+    """Times at least one batch after a warm-up that starts the threads.
+
+    Returns the number of batches and the elapsed seconds.
+    """
     for _ in range(_WARM_UP_BATCHES):
         next(stream)
     begin = time.perf_counter()

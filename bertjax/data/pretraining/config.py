@@ -12,8 +12,8 @@ MIN_ROW_TOKENS = 8
 MIN_PAIR_TOKENS = 5
 # Number of special tokens in [CLS] A [SEP] B [SEP] and in [CLS] A [SEP].
 PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
-# Maximum sentence pairs per packed row. On Wikipedia at length 512, rows of up to 4 pairs have 0.7 % padding, rows of
-# up to 8 pairs 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
+# Maximum sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a limit of 8
+# leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
 # Positions that the model predicts, and their original tokens. Unused entries have weight 0.
 PREDICTIONS: Schema = (
@@ -22,7 +22,7 @@ PREDICTIONS: Schema = (
     ArraySpec("masked_lm_weights", ("predictions",), "float32"),
 )
 MASKED_LM_BATCH: Schema = (*SEQUENCE, *PREDICTIONS, ArraySpec("next_sentence_labels", (), bound="labels", padding=-1))
-# Rows of several sentence pairs. `sequence_ids` is the number of each token's pair, from 1, and 0 for padding.
+# Rows of several sentence pairs. `sequence_ids` contains the pair number of each token, from 1, and 0 for padding.
 PACKED_BATCH: Schema = (
     ArraySpec("input_ids", ("length",), bound="pieces"),
     ArraySpec("sequence_ids", ("length",)),
@@ -37,12 +37,12 @@ LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Pre-training steps with one batch shape; the paper's run has two phases (section A.2).
+    """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2).
 
     Attributes:
       seq_len: tokens per row, with special tokens and padding; at least 8.
       batch_size: rows of the global batch.
-      max_predictions: maximum predictions of a row, or of each pair of a packed row.
+      max_predictions: maximum predictions per row, or per pair in packed rows.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
       spans_per_row: maximum pairs of a packed row (default: 1, not packed).
@@ -72,10 +72,10 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Settings of token masking. The defaults are from section 3.1 of the paper. Table 8 compares other probabilities.
+    """Settings of token masking. The defaults are from section 3.1 of the paper.
 
     Attributes:
-      rate: fraction of a row's tokens to predict; special tokens count, as in google-research/bert.
+      rate: fraction of a row's tokens to predict. Special tokens are part of the count, as in google-research/bert.
       mask_prob: probability that a predicted token is replaced by [MASK].
       keep_prob: probability that a predicted token is left unchanged.
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
@@ -104,13 +104,13 @@ class Masking:
 
 
 def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> list[int]:
-    """Returns the number of predictions for each row length, 0 to `seq_len`, if enough tokens can be masked."""
+    """Returns the number of tokens to predict for each row length from 0 to `seq_len`."""
     # Use Python's `round` on a float64, as google-research/bert `create_pretraining_data.py` does.
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
 
 
 def max_packed_predictions(rate: float, seq_len: int, max_predictions: int, pairs_per_row: int) -> int:
-    """Returns the maximum predictions of a packed row, whose pairs are masked independently."""
+    """Returns the maximum predictions of a packed row. The pairs of a row are masked independently."""
     numbers = predictions_by_length(rate, seq_len, max_predictions)
     # Rounding raises the predictions of a pair by at most this number above `rate` times its tokens.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)

@@ -13,7 +13,7 @@ _LABELS = {0: "IsNext", 1: "NotNext", -1: "no next sentence"}
 def format_masked_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
     """Formats a row of one sentence pair or one text.
 
-    Each segment is a paragraph. A masked position shows the token that the model sees and the original token:
+    Each segment is a paragraph. A predicted position shows the token that the model sees and the original token:
     `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. Padding is counted but not shown.
 
     Args:
@@ -58,7 +58,7 @@ def format_text_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocab
       vocabulary: vocabulary of the corpus.
     """
     ids, length = batch["input_ids"][row], int(batch["input_mask"][row].sum())
-    head = f"{length} tokens + {len(ids) - length} padding, each predicted from the tokens on one side of it"
+    head = f"{length} tokens + {len(ids) - length} padding, each predicted from its left or right context"
     return "\n".join([head, *paragraph("", " ".join(vocabulary.pieces[id_] for id_ in ids[:length]))])
 
 

@@ -16,17 +16,17 @@ from bertjax.data.pretraining.formatting import format_masked_row
 from bertjax.data.pretraining.rows import Spans
 from bertjax.data.pretraining.source import RowFormat
 
-# Maximum number of words per row to skip because they have more pieces than the row has predictions left.
+# Maximum number of words per row that whole-word masking skips because too few predictions are left for their pieces.
 _SKIPPED_WORDS = 2
 
 
 class Masked(NamedTuple):
-    """Rows after masking; unused predictions are zero and come last.
+    """Rows after masking. Unused entries of the predictions are zero and come last.
 
     Attributes:
       input_ids: token ids after masking, int32 [B, S].
       positions: predicted positions, int32 [B, P], ascending.
-      ids: original ids at these positions, int32 [B, P].
+      ids: original token ids at `positions`, int32 [B, P].
       weights: 1 for predictions, 0 for unused entries, float32 [B, P].
     """
 
@@ -51,9 +51,9 @@ def make_masker(
     tokens are never masked and never drawn as random replacements. In contrast, google-research/bert may mask an [UNK]
     of the text and draws replacements from the entire vocabulary.
 
-    Whole-word masking chooses words (a piece and its continuations) in random order while their pieces fit into the
-    predictions. The choice ends at the third word that does not fit; google-research/bert skips all such words.
-    A continuation at the start of B is a separate word; google-research/bert appends it to the last word of A.
+    Whole-word masking chooses words (a piece and its continuations) in random order. It skips up to two words with
+    more pieces than predictions left, and stops at the third. google-research/bert skips all such words. A continuation
+    at the start of B is a separate word. google-research/bert joins it to the last word of A.
 
     Returns:
       A function (ids int32 [B, S], row lengths int32 [B], uniforms in [0, 1) float32 [B, num_uniforms]) -> `Masked`.
@@ -71,9 +71,9 @@ def make_masker(
 def make_chooser(
     vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns a function from ids, row lengths and uniforms [B, S] to the positions to mask, int32 [B, P].
+    """Returns a function from (ids, row lengths, uniforms [B, S]) to the positions to mask, int32 [B, P].
 
-    Unused entries of the positions are S.
+    Unused entries are S.
     """
     numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
     is_special = np.zeros(vocabulary.size, bool)
@@ -93,7 +93,7 @@ def make_chooser(
 def make_replacer(
     vocabulary: Vocabulary, masking: Masking, seq_len: int
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Masked]:
-    """Returns a function from ids, positions of `make_chooser` and uniforms [B, 2 P] to `Masked`."""
+    """Returns a function from (ids, positions to mask, uniforms [B, 2 P]) to `Masked`."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     ordinary_ids = np.flatnonzero(is_ordinary).astype(np.int32)
@@ -124,7 +124,7 @@ def make_replacer(
 
 
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
-    """Returns the positions of the `number` [B] candidates [B, S] with the largest uniforms, ascending int32 [B, P].
+    """Returns the positions of the `number` [B] candidates with the largest uniforms, ascending, int32 [B, P].
 
     Unused entries are S.
     """

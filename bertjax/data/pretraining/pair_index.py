@@ -1,8 +1,8 @@
-"""Packing of sentence pairs into rows, and the pair index, a file that lists the pairs of every row.
+"""Packing of sentence pairs into rows, and the pair index. The index is a file that lists the pairs of every row.
 
-A pass divides a split of the corpus into pairs once; the index contains several passes. The index is a pure function of
+A pass divides a split of the corpus into pairs once. The index contains several passes. It is a pure function of
 (corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and memory-mapped, so that one lookup finds any
-row of any epoch. It is written block by block, so that neither corpus nor index has to fit into memory.
+row of any epoch. It is written block by block, so corpus and index may be larger than memory.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ def pack_rows(
     """Packs pairs into rows by best-fit decreasing: longest pair first, each into the fullest row with room for it.
 
     Args:
-      lengths: tokens of each pair, including special tokens, 1 to `seq_len`, int64 [pairs].
+      lengths: number of tokens of each pair with special tokens, at most `seq_len`, int64 [pairs].
       seq_len: tokens per row.
       max_pairs: maximum pairs of a row.
-      rng: random generator that orders pairs of equal length; only its `permutation` is used.
+      rng: random generator for the order of pairs of equal length.
 
     Returns:
-      A tuple of the pair indices in the order of the rows, int64 [pairs], and the number of rows with 1, 2, ... pairs,
-      int64 [max_pairs]. Rows are sorted by number of pairs, then by smallest pair index.
+      A tuple of two arrays. First, the pair indices, row after row, int64 [pairs]. Second, the number of rows with
+      1, 2, ... pairs, int64 [max_pairs]. Rows are sorted by number of pairs, then by smallest pair index.
     """
     shuffled = rng.permutation(lengths.size)
     # Sort the pairs longest first, with pairs of equal length in random order.
@@ -93,13 +93,13 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Opened pair index: the sentence pairs of several passes, one pass after the other.
+    """Opened pair index with the sentence pairs of all passes, one pass after the other.
 
     Attributes:
-      records: pairs in the order of their rows, [pairs] of `pairs.RECORD`, memory-mapped.
+      records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
       pass_ends: end row of each pass, int64 [passes].
       runs: runs of consecutive rows with equally many pairs, as (number of rows, pairs per row), int64 [runs, 2].
-      path: file of the records; the corpus's `checksums` verifies it.
+      path: file of the records.
     """
 
     records: np.ndarray
@@ -113,20 +113,20 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
-    The index is in the directory `pair_index` of the corpus. If this directory is not writable, the index is in a
-    private directory in the system's temporary directory. `Corpus.checksums` verifies the index in the background.
-    Several processes may build the same index at once: each process writes and renames an identical temporary file.
+    The index is stored in the directory `pair_index` of the corpus. If this directory is not writable, the index is
+    stored in the system's temporary directory. `Corpus.checksums` verifies the index in the background. Several
+    processes may build the same index at once.
 
     Args:
       corpus: open corpus.
       split: `train` or `heldout`.
-      seq_len: tokens per row; the target length of A and B together is at most seq_len - 3 tokens.
+      seq_len: tokens per row, including the three special tokens of a pair.
       seed: random seed, 0 or more.
       passes: number of independent passes over the split.
-      pairs_per_row: maximum pairs of a row (default: 1, not packed). It does not change the pairs.
+      pairs_per_row: maximum pairs of a row (default: 1, not packed).
 
     Raises:
-      UsageError: the split has fewer than two documents, so a random B cannot come from a different document.
+      UsageError: the split has fewer than two documents.
       BertjaxError: the index cannot be stored, or the corpus is damaged.
     """
     data: Split = getattr(corpus, split)
@@ -190,7 +190,7 @@ def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Returns whether a path is a directory, not a link, that only this user can write to."""
+    """Returns whether a path is a directory (not a link) that only this user can access."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -217,7 +217,7 @@ def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | N
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    # Temporary files of running processes are younger, since a process writes to its file continuously.
+    # A running process writes to its temporary file continuously, so older files are from processes that have died.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []
@@ -274,8 +274,8 @@ def _write_all(file: Any, data: memoryview) -> None:
 
 
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """Yields, for each block of documents in a pass, an iterator over arrays of pairs, and the number of tokens."""
-    # `np.searchsorted` with signed values would convert an unsigned array to float64.
+    """Yields (iterator over arrays of pairs, number of tokens) for each block of documents in a pass."""
+    # View as int64, because `np.searchsorted` would convert an unsigned array to float64 to find signed values.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1
     while first < count:

@@ -1,8 +1,8 @@
 """Sentence pairs of documents, by the rule of google-research/bert `create_pretraining_data.py`.
 
-That script processes one document at a time. Since its decisions for a document do not depend on other documents, this
-module processes all documents of a block together with array operations, one chunk (the sentences of one pair) per
-document at a time. The distribution of pairs is the same.
+The script processes one document at a time. This module processes many documents at once with array operations, one
+pair per document and round. The distribution of pairs is the same, since the script's decisions for a document do not
+depend on other documents.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ import numpy as np
 
 from bertjax.errors import BertjaxError
 
-# One document in ten has a short target length, like the probability 0.1 of short targets in google-research/bert.
+# One document in ten has a short target length. In google-research/bert, each target is short with probability 0.1.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
-# Limits of each array that `document_pairs` yields, to bound memory: number of pairs, and number of rounds. A round
-# makes one pair of each unfinished document. Late rounds have few documents, so limiting the pairs is not enough.
+# Limits of pairs and of rounds per array that `document_pairs` yields, to bound memory. A round makes one pair of each
+# unfinished document. Late rounds have few documents, so a limit of pairs alone is not enough.
 _MAX_ROWS = 1 << 18
 _MAX_ROUNDS = 1 << 12
 
@@ -28,15 +28,15 @@ def document_pairs(
 ) -> Iterator[np.ndarray]:
     """Splits documents `first` to `first + len(targets) - 1` into pairs.
 
-    A chunk is the next sentences of a document, until they reach the target length or the document ends. A is a random
-    number of sentences from the start of the chunk: at least one, and not all unless there is only one.
+    A chunk contains the next sentences of a document, until the target length is reached or the document ends. A is the
+    start of the chunk, a random number of sentences. At least one sentence is left if the chunk has several.
 
-    With probability 1/2, and always if the chunk is a single sentence, the pair is NotNext. Then B starts at a random
-    sentence of a random other document and fills the rest of the target length. The chunk's unused sentences return to
-    the document. Otherwise, the pair is IsNext, and B is the rest of the chunk. Hence more than half of the labels are
-    NotNext (54 % on Wikipedia), as in google-research/bert; the paper states 50 %.
+    If sentences are left, the pair is IsNext with probability 1/2, and B is the rest of the chunk. All other pairs are
+    NotNext. Then B starts at a random sentence of another random document and fills the rest of the target length. The
+    sentences left in the chunk start the next chunk. Hence more than half of the labels are NotNext (54 % on
+    Wikipedia), as in google-research/bert. The paper states 50 %.
 
-    Every sentence is part of A or of an IsNext B in exactly one pair. Spans are not truncated yet.
+    Every sentence is in exactly one A or IsNext B. Pairs are not truncated.
 
     Args:
       sentences: token offset of each sentence, then the number of tokens, int64 [sentences + 1].
@@ -44,7 +44,7 @@ def document_pairs(
         documents.
       first: first document to split.
       targets: target length of each document to split, int64, from `target_lengths`.
-      rng: random generator; only its `random` is used.
+      rng: random generator.
 
     Yields:
       Arrays of RECORD, each sorted by `a_start`.
@@ -82,10 +82,10 @@ def document_pairs(
 def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
     """Draws the target lengths of documents for one pass.
 
-    A target is `max_tokens` or, with probability 0.1, uniform in 2..max_tokens, as in google-research/bert. With
-    independent draws, the mean row length of a small corpus would vary by several percent, since a long document with a
-    short target yields many rows. Therefore, each document in a group of ten of similar length has a short target in
-    one of ten passes. Short targets follow a golden-ratio sequence, which covers the range evenly.
+    As in google-research/bert, a tenth of the targets are short, uniform in 2..max_tokens. All others are `max_tokens`.
+    With independent draws, the mean row length of a small corpus would vary by several percent. Therefore, documents of
+    similar length form groups of ten, and in each pass a different document of a group has a short target. Short
+    targets follow a golden-ratio sequence, which covers the range evenly.
 
     Args:
       lengths: tokens of each document, [documents].

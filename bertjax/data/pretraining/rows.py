@@ -1,4 +1,4 @@
-"""Lookup of a row's corpus spans by the row's position in training, in constant time.
+"""Constant-time lookup of a row's spans (token ranges of the corpus) by the row's position in training.
 
 Axes: B rows, N spans; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated otherwise.
 """
@@ -18,7 +18,7 @@ _SHUFFLE_ROUNDS = 24
 
 
 class Spans(NamedTuple):
-    """Spans of the token array: segments A and B of sentence pairs, or texts as segment A.
+    """Token ranges of segments A and B of sentence pairs. Without pairs, a text is segment A.
 
     Attributes:
       a_start: offset of A in tokens.
@@ -26,7 +26,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B; 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
-      slots: (index of the row) * `MAX_PAIRS_PER_ROW` + (index of the pair in its row), ascending; None if not packed.
+      slots: row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending (default: None, not packed).
     """
 
     a_start: tf.Tensor
@@ -38,7 +38,7 @@ class Spans(NamedTuple):
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Returns the 64-bit key of a random stream from `parts`: seeds, then a purpose such as `source.MASKS`."""
+    """Derives the 64-bit key of a random stream from seeds and a purpose, such as `source.MASKS`, in this order."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
@@ -98,7 +98,7 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
       pairs_per_row: maximum pairs of a row.
 
     Returns:
-      A function from rows to (pair numbers [N], their `slots`).
+      A function from rows to (pair numbers [N], slots [N]). `Spans` describes the slots.
     """
     run_rows, run_pairs = runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
@@ -106,7 +106,7 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
     def lookup(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
-        # Row and pair numbers are known at the end of the run, so count back from there.
+        # First pair of each row: the end of the run minus the pairs of this row and of the later rows of the run.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
         nth = tf.range(pairs_per_row, dtype=tf.int64)
         exists = nth < number[:, None]  # [B, pairs_per_row]
@@ -160,7 +160,7 @@ def _epoch_seeds(key: np.uint64, epochs: tf.Tensor) -> tf.Tensor:
 
 
 def _hash(key: np.uint64, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns elements `numbers` of the SplitMix64 sequence (Steele, Lea and Flood, 2014) of seed `key`, uint64 [B]."""
+    """Returns SplitMix64 values (Steele, Lea and Flood, 2014) of seed `key` at indices `numbers`, uint64 [B]."""
     return _mix(tf.cast(numbers + 1, tf.uint64) * tf.constant(0x9E3779B97F4A7C15, tf.uint64) + key)
 
 

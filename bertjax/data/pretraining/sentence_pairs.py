@@ -1,8 +1,7 @@
 """Rows of one or several sentence pairs, for masked LM with next-sentence prediction.
 
-An epoch is one pass of `pairs.document_pairs` over the training documents. Before pairs are truncated to S - 3 tokens,
-each sentence is part of A or of an IsNext B in exactly one pair. It may also be part of NotNext Bs. Training cycles
-through several independent passes. In packed rows, each pair is truncated and masked independently.
+An epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through several independent
+passes. Pairs are truncated to S - 3 tokens. In packed rows, each pair is truncated and masked independently.
 
 Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
 """
@@ -51,9 +50,9 @@ SENTENCE_PAIRS = RowSource(MASKED_LM, 1, True, _train_single, _heldout)
 
 
 class _RowLayout:
-    """Layout of packed rows, in which the pairs of a row follow each other.
+    """Layout of packed rows, which contain one pair after the other.
 
-    Most rows contain one pair, so the first pair of each row is copied, and further pairs are scattered behind it.
+    Since most rows contain one pair, whole first pairs are copied, and only the entries of other pairs are scattered.
 
     Attributes:
       starts: start of each pair in its row, int32 [N].
@@ -63,8 +62,8 @@ class _RowLayout:
         """Computes the layout for arrays [N, width] with one padded pair per row.
 
         Args:
-          slots: row and position in the row of each pair, see `Spans`.
-          lengths: number of used entries of each pair, int32 [N]; unused entries follow them.
+          slots: row and index of each pair, see `Spans`.
+          lengths: number of used entries of each pair, int32 [N].
           width: number of entries of a row.
         """
         row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), slots % MAX_PAIRS_PER_ROW
@@ -74,7 +73,7 @@ class _RowLayout:
         later = tf.where(nth > 0)[:, 0]
         inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
         pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
-        # Indices of the entries of second and later pairs, int64 [entries, 2], in arrays of pairs and arrays of rows.
+        # Indices [entries, 2] of the entries of second and later pairs, in arrays of pairs and in arrays of rows.
         self._pair_indices = tf.stack([pair, offset], axis=1)
         start = tf.cast(tf.gather(self.starts, pair), tf.int64)
         self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)

@@ -32,8 +32,8 @@ class RowFormat:
     Attributes:
       schema: schema of a batch.
       num_uniforms: (masking, seq_len, max_predictions) -> number of random numbers per row.
-      make_batch_function: (vocabulary, masking, seq_len, max_predictions) -> function from (token rows of the spans,
-        the spans, uniforms float32 [B, num_uniforms]) to a batch.
+      make_batch_function: (vocabulary, masking, seq_len, max_predictions) -> function from (token rows, spans,
+        uniforms float32 [B, num_uniforms]) to a batch.
       format_row: (batch, row, vocabulary) -> the row as text.
     """
 

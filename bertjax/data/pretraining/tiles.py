@@ -1,7 +1,7 @@
 """Rows of running text, for masked LM without next-sentence prediction and for language models.
 
 The rows of an epoch tile the split, so that each token is in exactly one row. Rows are consecutive spans of S - 2
-tokens, starting at a random offset that changes every epoch. They ignore the ends of sentences and documents. In each
+tokens, starting at a random offset that changes every epoch. Rows ignore the ends of sentences and documents. In each
 epoch, one row may be shorter, and one row may wrap around the end of the split.
 """
 

@@ -196,7 +196,7 @@ def _unsupported_case(implementation: Implementation, config: ModelConfig, lengt
         return f"rows of {length} tokens, at most {implementation.max_length}"
     if length % implementation.length_multiple:
         return f"rows of {length} tokens, only multiples of {implementation.length_multiple}"
-    # `auto` resolves to a supported dtype on the platforms of every implementation that restricts dtypes.
+    # Only cudnn restricts dtypes. It supports dtype `auto`, which is bfloat16 on GPU.
     if implementation.dtypes and config.dtype not in (AUTO, *implementation.dtypes):
         return f"dtype={config.dtype}, only {', '.join(implementation.dtypes)}"
     return ""

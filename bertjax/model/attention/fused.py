@@ -34,7 +34,7 @@ class _Options(NamedTuple):
     """Static options of the kernel.
 
     Attributes:
-      heads: number of heads of the arrays.
+      heads: number of heads on the device.
       program_heads, program_rows: number of heads and rows per program.
       direction: direction of the mask.
       rate: dropout rate (0: no dropout).

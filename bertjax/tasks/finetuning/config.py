@@ -14,7 +14,7 @@ from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
 from bertjax.tasks.objectives.classification import BALANCED
 
-# Splits that can be evaluated; NO_SPLIT turns evaluation off.
+# Values of `eval_split`. NO_SPLIT turns evaluation off.
 SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
@@ -34,8 +34,8 @@ class FinetuningData:
       train_share: fraction of the training rows to train on. The selection does not depend on `seed`.
       dev_share: fraction of the training rows, documents or questions to hold out as dev set (default: 0, use the dev
         file).
-      dev_seed: random seed of the held-out rows. It is separate from `seed`, so that runs with different seeds share a
-        dev set.
+      dev_seed: random seed that selects the held-out rows. It is separate from `seed`, so that runs with different
+        seeds share a dev set.
       class_weights: class weights of the training loss: `balanced`, or JSON such as '{"rare": 5}' (default: 1 for each
         class).
       vocabulary: vocabulary file (default: the vocabulary of the checkpoint).
@@ -76,7 +76,7 @@ class FinetuningData:
             )
         if self.dev_share and self.eval_split == NO_SPLIT:
             raise UsageError(
-                f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none; unset either"
+                f"config.data.dev_share={self.dev_share} has no effect with config.data.eval_split=none; unset one"
             )
         _ = self.class_weight_map
 
@@ -93,7 +93,7 @@ class FinetuningData:
         except (ValueError, RecursionError, AttributeError):
             raise UsageError(
                 f"config.data.class_weights={text[:100]!r} is not valid; use {BALANCED}, or JSON with a positive "
-                """weight for each class that differs from 1: '{"rare": 5, "usual": 0.5}'"""
+                """weight by class name, such as '{"rare": 5, "usual": 0.5}'"""
             ) from None
         return weights
 
@@ -106,13 +106,13 @@ class FinetuningConfig(RunConfig):
       steps: optimizer steps of the run (default: 0, use `epochs`).
       epochs: number of passes over the training rows.
       eval_every: steps between evaluations (default: 0, once per epoch).
-      checkpoint_every: steps between checkpoints (default: 0, once per epoch); the best checkpoint is always saved.
+      checkpoint_every: steps between checkpoints (default: 0, once per epoch). The best checkpoint is always saved.
       keep_checkpoints: number of newest checkpoints to keep, in addition to the best one.
       select_by: evaluation metric that selects the best checkpoint (default: the task's main metric).
       patience: number of evaluations without improvement after which the run stops (default: 0, never).
       label_smoothing: fraction of a label's probability that is spread over all classes in training.
       feature_head: layers between encoder and output layer.
-      model: fields of `ModelConfig`; unset architecture fields are set by the `--init_from` checkpoint.
+      model: fields of `ModelConfig`. Unset architecture fields are copied from the `--init_from` checkpoint.
       data: data and batches of the task.
     """
 

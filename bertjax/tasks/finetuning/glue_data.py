@@ -20,14 +20,16 @@ from bertjax.tasks.finetuning.config import FinetuningData
 class GlueSpec:
     """Files, columns, labels and metrics of one GLUE task.
 
+    The metric names of each evaluation set end in a suffix, such as `_mismatched` or "".
+
     Attributes:
       folder: folder of the task's files in GLUE's archive.
       texts: columns of the one or two sentences.
       label: column of the label.
-      labels: names of the classes by id; () for regression.
-      metrics: names of functions in `bertjax.metrics.classification`; the first metric selects the best checkpoint.
-      submission: file name for the GLUE server, by metric suffix of the evaluation set.
-      eval_sets: file-name suffix (after `dev` or `test`) of each evaluation set, by metric suffix of the set.
+      labels: names of the classes by id. Empty for regression.
+      metrics: names of functions in `bertjax.metrics.classification`. The first metric selects the best checkpoint.
+      submission: file name for the GLUE server, by metric suffix.
+      eval_sets: suffix of the data file's name after `dev` or `test`, by metric suffix.
       header: column names of train and dev files without a header line (default: (), files have a header line).
     """
 
@@ -92,8 +94,8 @@ class EvaluationSet:
 
     Attributes:
       examples: encoded rows.
-      ids: the `index` column of a test set; [] for other sets.
-      read_columns: function from column names to all rows of the file.
+      ids: values of the column `index` of a test set. Empty for other sets.
+      read_columns: function that reads the named columns of all rows of the file.
     """
 
     examples: Examples
@@ -112,7 +114,7 @@ class EvaluationSet:
 def read_split(
     data: FinetuningData, tokenizer: Tokenizer, read_stats: list[ReadStats], spec: GlueSpec, split: str
 ) -> EvaluationSet:
-    """Reads and encodes the rows of a split such as `train` or `dev_matched`, and appends to `read_stats`."""
+    """Reads and encodes the rows of a split such as `dev_matched`. Appends row counts to `read_stats`."""
     has_labels = not split.startswith("test") and spec.folder != _DIAGNOSTIC
     training = split == "train"
     if data.path.startswith(PREFIX):
@@ -163,7 +165,7 @@ def _file_rows(
 
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Reads columns of all rows of a split. For TFDS datasets, the columns are features."""
+    """Yields all rows of a split with the named columns. For a TFDS dataset, these are names of features."""
     if path.startswith(PREFIX):
         dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
@@ -184,7 +186,7 @@ def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple
 
 
 def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:
-    """Returns the name of the TFDS dataset, including a directory if given, and the name of its split."""
+    """Returns the name of a TFDS dataset, with its directory if there is one, and the TFDS name of a split."""
     directory, colon, dataset = name.rpartition(":")
     dataset = dataset if "/" in dataset else f"{dataset}/{_task_name(spec)}"
     tfds_split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")

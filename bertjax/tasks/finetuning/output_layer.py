@@ -10,8 +10,8 @@ from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json
 
 OUTPUT_LAYER = "output_layer.json"
-# Kinds of output layers: one class (or, without labels, a number), any number of labels, one of several choices, a tag
-# for each word, and start and end of an answer span.
+# Kinds of output layers. CLASSES predicts one class, or a number if there are no labels. MULTILABEL predicts any number
+# of labels, CHOICES one of several texts, TAGS a tag for each word, and SPANS the start and end of an answer.
 CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "choices", "tags", "spans")
 
 
@@ -21,8 +21,8 @@ class OutputLayer:
 
     Attributes:
       kind: one of KINDS.
-      labels: names of classes, labels or tags by id; () for regression, choices and spans.
-      output: task that trained the layer, such as `glue/mnli`; "" for converted checkpoints.
+      labels: names of classes, labels or tags by id (default: (), for regression, choices and spans).
+      output: task that trained the layer, such as `glue/mnli` (default: "", for converted checkpoints).
       texts: number of texts per row, 1 or 2 (default: 0, either number).
       feature_head: layers between encoder and output layer.
     """

@@ -22,9 +22,10 @@ class PredictionRecords:
 
     Attributes:
       file_name: name of the JSON Lines file to write.
-      make: function (outputs of all evaluation batches, include logits) -> one record per example, in input order.
-      lines: line number of each example in the input file, ascending; () if examples have no line numbers.
-      read_columns: function from column names to all rows of the input file; None if the file has no columns.
+      make: function that yields one record per example, in input order. Its arguments are the outputs of all evaluation
+        batches, and whether to include logits.
+      lines: line number of each example in the input file, ascending (default: (), no line numbers).
+      read_columns: function that reads the named columns of the input file's rows (default: None, no columns).
     """
 
     file_name: str
@@ -34,13 +35,13 @@ class PredictionRecords:
 
 
 def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of a class prediction; logits are float32 [classes]."""
+    """Returns the prediction record of the most probable class. `logits` is float32 [classes]."""
     record = {"prediction": labels[int(logits.argmax())], "probabilities": _by_label(labels, softmax(logits))}
     return {**record, "logits": _by_label(labels, logits)} if include_logits else record
 
 
 def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
-    """Returns the record of all labels with a probability of at least `threshold`; logits are float32 [labels]."""
+    """Returns the prediction record of the labels with probability >= `threshold`. `logits` is float32 [labels]."""
     above = exceeds_threshold(logits, threshold)
     predicted = [label for label, is_above in zip(labels, above, strict=True) if is_above]
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
@@ -54,18 +55,18 @@ def exceeds_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def number_record(value: np.ndarray) -> Record:
-    """Returns the record of a regression output, float32 []."""
+    """Returns the prediction record of one regression output."""
     return {"prediction": round_digits(value)}
 
 
 def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of a choice, whose prediction is an index; logits are float32 [choices]."""
+    """Returns the prediction record of the best choice, which is its index. `logits` is float32 [choices]."""
     record = {"prediction": int(logits.argmax()), "probabilities": [round_digits(p) for p in softmax(logits)]}
     return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
 
 
 def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the record of tagged words; logits are float32 [words, tags]."""
+    """Returns the prediction record of a sentence's tags. `logits` is float32 [words, tags]."""
     record = {
         "words": list(words),
         "prediction": [labels[tag] for tag in logits.argmax(axis=-1)] if len(words) else [],

@@ -1,4 +1,4 @@
-"""Answers to questions from the logits of passage windows: n-best spans and the null (no-answer) score."""
+"""Answers to questions: the n best spans and the null (no-answer) score, from the logits of passage windows."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,9 @@ class Answer:
     """Prediction for one question.
 
     Attributes:
-      nbest: spans, best first; may be empty.
+      nbest: spans, best first. May be empty.
       null_odds: null score minus the score of the best span.
-      null_score: score of the null answer (start and end at [CLS]); minimum over the windows.
+      null_score: lowest score of the null answer (start and end at [CLS]) among the windows.
     """
 
     nbest: tuple[Candidate, ...]
@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Text of the best span; "" if there are no spans."""
+        """Text of the best span, or "" without spans."""
         return self.nbest[0].text if self.nbest else ""
 
 
@@ -50,7 +50,7 @@ def best_answers(
     """Returns the answer to each question from the best spans of its windows.
 
     Args:
-      data: data config; only `n_best` and `max_answer_len` are used.
+      data: data config. Only `n_best` and `max_answer_len` are used.
       questions: questions with their passages.
       windows: encoded windows of the passages.
       outputs: `start` and `end` logits of the evaluation batches.
@@ -91,7 +91,7 @@ def _window_spans(
 
 
 def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
-    """Returns the n-best texts with probabilities, best first; the text of the null answer is ""."""
+    """Returns the n-best texts with probabilities, best first. The text of the null answer is ""."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
@@ -106,7 +106,7 @@ def answer_record(answer: Answer, null_threshold: float | None, include_score: b
 
     Args:
       answer: the prediction.
-      null_threshold: null odds above which the answer is null (None: never).
+      null_threshold: null odds above which the answer is null (None: the answer is never null).
       include_score: whether to add the score of the prediction.
     """
     has_null = null_threshold is not None

@@ -15,7 +15,7 @@ HELD_OUT = "held_out"
 
 
 def evaluated_split(data: FinetuningData, train: bool) -> str:
-    """Returns the split to evaluate: "dev" or "test" from the task's files, HELD_OUT, or NO_SPLIT."""
+    """Returns the split to evaluate: "dev", "test", HELD_OUT or NO_SPLIT."""
     split = data.eval_split
     if split == "dev" and data.dev_share:
         split = HELD_OUT
@@ -34,8 +34,8 @@ def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
 
     Args:
       data: data config. `train_share` is a fraction of the rows that `dev_share` does not hold out.
-      examples: examples of the training file; examples with the same first text stay together.
-      read_stats: row counts. The last entry counts the training file; an entry for the dev set is appended.
+      examples: examples of the training file. Examples with the same first text stay together.
+      read_stats: row counts. The last entry counts the training file. An entry for the dev set is appended.
 
     Returns:
       Training examples, and dev examples (None if `dev_share` is 0).

@@ -77,11 +77,11 @@ class TaggingTask(FinetuningTask):
     by_document: bool = False
 
     def read_words(self, split: str) -> TaggedText:
-        """Reads the words of "train", "dev" or "test", with or without tags, and appends row counts to `read_stats`."""
+        """Reads the words of "train", "dev" or "test", and their tags if known. Appends row counts to `read_stats`."""
         raise NotImplementedError
 
     def read_columns(self) -> Callable[[Sequence[str]], Iterator[Row]] | None:
-        """Returns a function from column names to rows of the evaluated file, or None for files without columns."""
+        """Returns a function that reads named columns of the evaluated file. Returns None for files without columns."""
         return None
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
@@ -120,7 +120,7 @@ class TaggingTask(FinetuningTask):
         return self._entity_scores(self._predicted_tags(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Returns the baseline scores of predicting the most frequent training tag of each word."""
+        """Returns the metrics of predicting each word's most frequent training tag."""
         if self._train_words is None or not self._words.has_tags:
             return {}
         predicted = _most_frequent_tags(self._train_words, self._words)
@@ -207,7 +207,7 @@ def _sorted_tags(words: TaggedText) -> list[str]:
 
 
 def _most_frequent_tags(train: TaggedText, words: TaggedText) -> list[str]:
-    """Predicts the most frequent training tag of each word, or for unseen words the most frequent tag overall."""
+    """Predicts each word's most frequent training tag. For unseen words, predicts the most frequent tag overall."""
     counts: dict[str, Counter[str]] = {}
     for word, tag in zip(train.words, train.tags, strict=True):
         counts.setdefault(word, Counter())[tag] += 1

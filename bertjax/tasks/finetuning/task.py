@@ -33,7 +33,7 @@ from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, 
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
 
-# Top-level parameters of the output layer.
+# Name of the output layer in the top level of the parameters.
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
 
@@ -69,7 +69,7 @@ class FinetuningTask(task.Task):
 
         Args:
           config: config of the run.
-          train: whether to read training data; requires data in the config.
+          train: whether to read training data. If so, the config must name data.
         """
         super().__init__(config)
         self.read_stats: list[ReadStats] = []

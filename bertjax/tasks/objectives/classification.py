@@ -1,4 +1,4 @@
-"""Objectives of sequence models (classes, choices, multi-label, regression), class weights and label smoothing."""
+"""Objectives of classification, multiple choice and regression, with class weights and label smoothing."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ BALANCED = "balanced"
 class ClassWeighting:
     """Class weights and label smoothing of the training loss.
 
-    Evaluation ignores both, so that evaluation metrics are comparable between settings.
+    Evaluation ignores them, so that metrics of runs with different settings are comparable.
 
     Attributes:
       weights: weight of each class by id (default: (), 1 for each class). The loss is sum(weight * loss) / sum(weight)
@@ -35,7 +35,7 @@ class ClassWeighting:
     smoothing: float = 0.0
 
     def label_weights(self, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns the class weights of int32 labels [...], times the mask, float32 [...]."""
+        """Returns the mask times the class weight of each label, float32 [...]. `labels` is int32 [...]."""
         return mask * jnp.array(self.weights, jnp.float32)[labels] if self.weights else mask
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -56,8 +56,8 @@ def make_class_weighting(
     """Builds the class weighting of a run.
 
     Args:
-      class_weights: weights by class name, or "balanced". Balanced weights are N / (number of classes that occur * rows
-        of the class) for N rows, as in scikit-learn's `compute_class_weight`, and 1 for classes that do not occur.
+      class_weights: weights by class name, or "balanced". For N rows of C classes, a class with n rows has the balanced
+        weight N / (C * n), as in scikit-learn's `compute_class_weight`. Classes without rows have weight 1.
       smoothing: label smoothing.
       names: names of the classes by id.
       labels: label of each training row or word, -1 if unlabeled.
@@ -83,7 +83,7 @@ class Classification(Objective):
 
     Attributes:
       weighting: class weights and label smoothing.
-      sequences: batch arrays of the encoded sequences.
+      sequences: specifications of the batch arrays that contain the encoded sequences.
     """
 
     weighting: ClassWeighting = UNWEIGHTED
@@ -178,7 +178,7 @@ def sequence_objective(
 
 
 def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the weight of each label, float32 with the shape of `labels`; unknown labels have weight 0.
+    """Returns the weight of each label, float32 with the shape of `labels`. Unknown labels have weight 0.
 
     Args:
       labels: class ids or 0/1 (-1 if unknown), or numbers (NaN if unknown).
@@ -202,7 +202,7 @@ def class_sums(
     Args:
       logits: float32 [B, ..., C].
       labels: int32 [B, ...], -1 if unknown.
-      weights: float32 [B], or [B, K] if K examples share a row; 0 for padding.
+      weights: float32 [B], or [B, K] if K examples share a row. Padding has weight 0.
       weighting: class weights and label smoothing.
     """
     mask = label_mask(labels, weights)

@@ -29,10 +29,10 @@ class PretrainingData:
       seq_len: tokens per row, including special tokens.
       batch_size: rows of the global batch.
       max_predictions: maximum masked positions per row, or per sentence pair if rows are packed (default: 0,
-        `masking.rate` times `seq_len`, rounded up: 20 at length 128, 77 at length 512).
-      objective: `nsp` (masked LM and next-sentence prediction), `pairs` (only masked LM, on the same rows; No NSP in
+        `masking.rate` times `seq_len`, rounded up). The default is 20 at length 128 and 77 at length 512.
+      objective: `nsp` (masked LM and next-sentence prediction), `pairs` (masked LM on the same rows, No NSP in
         Table 5), `none` (masked LM on rows of contiguous text) or `lm` (unidirectional language modeling). `lm` needs
-        `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or `model.encoder=lstm` (both sides).
+        `model.attention_direction=left` (LTR & No NSP in Table 5), `right`, or `model.encoder=lstm` (both sides).
       dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
       packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
@@ -63,14 +63,14 @@ class PretrainingData:
 
 @dataclasses.dataclass(frozen=True)
 class LongPhase:
-    """Last phase of training on longer rows; the paper trains the last 10 % of the steps at length 512 (A.2).
+    """Last training phase, on longer rows. The paper trains the last 10 % of the steps at length 512 (A.2).
 
     Attributes:
       share: fraction of the training steps (default: 0, no long phase).
       seq_len: tokens per row.
-      max_predictions: same as `data.max_predictions`, for the long rows.
-      keep_tokens_per_batch: whether long batches have as many tokens as `data` batches and fewer rows (default: true).
-        If false, they have as many rows. The paper's batch can be read as 131,072 tokens or as 256 sequences.
+      max_predictions: maximum masked positions per row of this phase (default: 0, derived like `data.max_predictions`).
+      keep_tokens_per_batch: whether to keep the number of tokens per batch and reduce the number of rows (default:
+        true). If false, keeps the number of rows. The paper's batch can be read as 131,072 tokens or 256 sequences.
     """
 
     share: float = 0.0
@@ -89,7 +89,7 @@ class Config(RunConfig):
     """Config of a pre-training run.
 
     Attributes:
-      model: fields of `ModelConfig`; if `vocab_size` is 0, the corpus determines the size.
+      model: fields of `ModelConfig`. If `vocab_size` is 0, the corpus determines it.
       data: see `PretrainingData`.
       long_phase: see `LongPhase`.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bertjax.data.pretraining.source import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# Metric prefix, and offset of the predicted position, by the side of the context that the model reads.
+# Metric prefix, and offset of the predicted position, for a model that reads the left or right context.
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
@@ -102,6 +102,6 @@ class LanguageModeling(PretrainingObjective):
 
 
 def text_weights(input_mask: jax.Array) -> jax.Array:
-    """Returns float32 [B, L]: 0 at [CLS], [SEP] (first and last token) and padding, and 1 at all other tokens."""
+    """Returns weights, float32 [B, L]: 0 for padding, [CLS] and [SEP] (first and last token), else 1."""
     inner = jnp.pad(input_mask[:, 1:], ((0, 0), (0, 1))) * jnp.pad(input_mask[:, :-1], ((0, 0), (1, 0)))
     return inner.astype(jnp.float32)

@@ -68,7 +68,7 @@ class MaskedLm(PretrainingObjective):
         return SENTENCE_PAIRS
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the divisor of each loss. Masked LM's includes the 1e-5 of google-research/bert."""
+        """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
         return {
             "mlm_loss": jnp.sum(batch["masked_lm_weights"]) + 1e-5,
@@ -76,7 +76,7 @@ class MaskedLm(PretrainingObjective):
         }
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of predicting token frequencies, and the more frequent next-sentence label."""
+        """Returns the metrics of a baseline that predicts token frequencies and the majority next-sentence label."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
         label_counts, masked_ids = np.zeros(2, np.int64), []
@@ -111,7 +111,7 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM without next-sentence prediction, on rows of running text, whose next-sentence labels are -1."""
+    """Masked LM on rows of contiguous text, without next-sentence prediction. Next-sentence labels are -1."""
 
     has_pairs = False
 

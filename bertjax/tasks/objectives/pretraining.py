@@ -24,7 +24,7 @@ class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
     Subclasses also define the abstract members of `Objective`. The head of each objective has its own top-level
-    parameter name, so that a checkpoint of a different objective or task cannot be loaded by accident.
+    parameter name, which prevents loading a checkpoint of a different objective or task by accident.
 
     Attributes:
       packing: whether several sentence pairs share a training row.
@@ -64,7 +64,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def synthetic_batch(self, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns a batch of random rows with the shape of a training phase, for benchmarks."""
+        """Returns a random batch for benchmarks, with the shape of a training phase's batches."""
         config = self.model.config
         return synthetic_batch(
             self.schema,
@@ -90,8 +90,8 @@ class PretrainingObjective(Objective):
     def flops_per_token(self, phase: Phase) -> float:
         """Returns the FLOPs per token of a training step.
 
-        By default, the head computes all vocabulary logits for `max_predictions` positions per row. Overrides for
-        other heads add `TRAINING_FACTOR` times the head's forward FLOPs to `flops_per_token` without predictions.
+        The default counts vocabulary logits at `max_predictions` positions per row. For another head, override it: add
+        `TRAINING_FACTOR` times the head's forward FLOPs per token to `flops_per_token(config, seq_len)`.
         """
         return flops_per_token(self.model.config, phase.seq_len, phase.max_predictions)
 

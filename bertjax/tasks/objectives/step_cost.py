@@ -1,4 +1,4 @@
-"""Cost of training steps (rows, positions, FLOPs), and the fractions of positions and attention without padding."""
+"""Cost of training steps (rows, positions, FLOPs), and the fractions of positions and FLOPs that are not padding."""
 
 import dataclasses
 import operator
@@ -19,7 +19,7 @@ class StepCost:
     Attributes:
       rows: rows of all batches.
       positions: positions of all rows, including padding.
-      flops: model FLOPs if every position were a token that attends to its whole row.
+      flops: model FLOPs, counted as if every position were a token that attends to its whole row.
       attention_flops: FLOPs of the attention products, which are included in `flops`.
     """
 
@@ -43,7 +43,7 @@ def batch_fractions(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the metric sums of two fractions of a batch.
 
     TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of position
-    pairs within one sequence, which is the fraction of attention FLOPs that is not wasted on padding.
+    pairs that belong to one sequence. It equals the fraction of attention FLOPs that are not spent on padding.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
