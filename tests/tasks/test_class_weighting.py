@@ -135,7 +135,7 @@ def test_weights_are_matched_by_class_name_and_compare_equal():
     "class_weights", ["even", "[1]", '{"a": 0}', '{"a": -1}', '{"a": "1"}', '{"a": Infinity}', '{"a": true}']
 )
 def test_invalid_class_weights_are_an_error(class_weights):
-    with pytest.raises(UsageError, match="use balanced, or JSON with a positive weight for each class"):
+    with pytest.raises(UsageError, match="use balanced, or JSON with a positive weight by class name"):
         FinetuningData(class_weights=class_weights)
 
 

@@ -203,7 +203,7 @@ def test_missing_special_piece_is_named(tmp_path, missing):
     path.write_text("\n".join(piece for piece in SPECIAL if piece != missing), encoding="utf-8")
     with pytest.raises(UsageError) as caught:
         load_vocabulary(path)
-    assert f"no {missing}" in str(caught.value)
+    assert f"lacks {missing}" in str(caught.value)
 
 
 def test_invalid_vocabularies(tmp_path):
