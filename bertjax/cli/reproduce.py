@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ def add_parser(commands: Any) -> None:
         help="directory for all runs; a run that several tables share is trained once",
     )
     parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
+    parser.add_argument("--topology", metavar="TPU", help="with --plan, also the time on these TPUs, such as v5e:2x4")
+    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model-FLOPs utilization of --topology")
+    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, for the cost on --topology")
     add_distributed(parser)
 
     parser = add_command(
@@ -57,6 +61,7 @@ def add_parser(commands: Any) -> None:
 def reproduce(args: argparse.Namespace) -> None:
     """Runs `bertjax reproduce`."""
     from bertjax.config.mesh import ClusterConfig
+    from bertjax.reproduce.released import with_commits
     from bertjax.reproduce.results import load_results
     from bertjax.reproduce.runner import describe_plan, load_table, plan_table
     from bertjax.reproduce.runner import reproduce as run
@@ -64,7 +69,8 @@ def reproduce(args: argparse.Namespace) -> None:
 
     if args.overrides:
         raise UsageError(f"`reproduce` takes no --config overrides: {args.overrides[0]}; edit the table's file")
-    paper_table = load_table(experiment(args))
+    config = with_commits(experiment(args))
+    paper_table = load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig)
     with exit_on_host_error():
@@ -74,12 +80,29 @@ def reproduce(args: argparse.Namespace) -> None:
         plan = plan_table(paper_table, results)
         if is_first():
             show(describe_plan(plan, args.results))
+            if args.topology:
+                show(_topology_line(plan, args))
         if args.plan:
             return
-        result = run(args.config, paper_table, results, plan)
+        result = run(config, paper_table, results, plan)
     print_result(result)
     if result["failed"]:
         raise SystemExit(1)
+
+
+def _topology_line(plan: Any, args: argparse.Namespace) -> str:
+    """Returns time and cost of the pending runs on `--topology`."""
+    from bertjax.estimate.topology import chip_of
+
+    chip = chip_of(args.topology)
+    chips = math.prod(map(int, args.topology.partition(":")[2].split("x")))
+    hours = sum(run.flops for run in plan.pending) / (chips * chip.flops_per_second * args.mfu) / 3600
+    cost = (
+        "" if args.price_per_chip_hour is None else f", {hours * chips * args.price_per_chip_hour:,.2f} at that price"
+    )
+    return (
+        f"on {args.topology}: {hours:,.1f} hours, {hours * chips:,.1f} chip-hours{cost}, if the MFU is {args.mfu:.0%}"
+    )
 
 
 def table(args: argparse.Namespace) -> None:

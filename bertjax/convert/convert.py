@@ -236,15 +236,14 @@ def _use_cpu() -> None:
 
 
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
-    """Returns the origin of a conversion.
+    """Identifies the source of a conversion, for `origin.json`.
+
+    A local checkpoint is identified by its path and the names, sizes and modification times of its files. A model of
+    the hub is identified by its address with the commit; `address` is the address that the user gave.
 
     Args:
       path: path of the checkpoint, or its address on the hub.
-      folder: downloaded folder of an address, whose name is the commit.
-
-    Returns:
-      A checkpoint's path, and the names, sizes and modification times of its files. For the hub, `source` is the
-      address with the commit, and `address` the address as given.
+      folder: local folder of a downloaded model. The name of the folder is the commit.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

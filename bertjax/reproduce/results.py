@@ -113,7 +113,7 @@ class Results:
                 f"{path} contains {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or "
                 "rename the folder to run it again"
             )
-        expected = self._fingerprint(run.init_from, run.init_step) if run.init_from else ""
+        expected = self._init_fingerprint(run)
         if expected and outcome.started_from != expected:
             raise BertjaxError(
                 f"the initial parameters of {path} differ from the parameters of {run.init_from.name}; delete or "
@@ -131,6 +131,12 @@ class Results:
             if outcome := source.outcome(run):
                 return source, outcome
         return None, None
+
+    def _init_fingerprint(self, run: Run) -> str:
+        """Returns the fingerprint of the parameters that a run starts from, or "" if it is unknown."""
+        if run.init_from is None:
+            return ""
+        return run.init_from.fingerprint or self._fingerprint(run.init_from, run.init_step)
 
     def _fingerprint(self, run: Run, step: int) -> str:
         """Returns the fingerprint of a run's parameters at `step` (0: after the run), or "" if it is unknown."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 import runpy
 import time
 from collections.abc import Sequence, Set
@@ -17,6 +18,7 @@ from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.inference.cached_features import build_training_task
 from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
+from bertjax.reproduce import released
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.table import Run, Table, missing_data, table_names
 from bertjax.tasks.build import parse_config
@@ -60,7 +62,11 @@ def load_table(config: str) -> Table:
         if "get_table" not in experiment:
             raise UsageError(f"{file} lacks the function get_table; define one that returns a Table")
         table = experiment["get_table"](arguments)
-    except UsageError:
+    except UsageError as error:
+        if re.match("unknown config argument '(base|large)'", str(error)):
+            raise UsageError(
+                f"the rows of {name} differ in pre-training, so it takes no released checkpoint; set corpus= instead"
+            ) from error
         raise
     except Exception as error:  # A user's `get_table` may raise any exception.
         raise UsageError(
@@ -209,13 +215,21 @@ def _portable_config(config: str, table: str) -> str:
     return f"{file}{colon}{arguments}"
 
 
+def _initial_checkpoint(run: Run, results: str) -> str | None:
+    if run.init_from is None:
+        return None
+    if run.init_from.released:
+        return released.load(run.init_from.released).path
+    return run.init_from.checkpoint(results, run.init_step)
+
+
 def _execute(run: Run, results: str) -> dict[str, Any]:
     """Executes the command of a run in this process, and returns its result."""
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
         return {"stopped": False, **ensemble(checkpoints, _dev_config, folder)}
-    start = run.init_from.checkpoint(results, run.init_step) if run.init_from else None
+    start = _initial_checkpoint(run, results)
     if run.init_step and not epath.Path(start).exists():
         raise BertjaxError(
             f"{results}/{run.init_from.name} lacks a checkpoint of step {run.init_step:,}; delete or rename the folder "

@@ -11,9 +11,12 @@ from bertjax.model.config import LSTM, ModelConfig, size_fields
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
 from bertjax.presets import named_grid
-from bertjax.reproduce.scales import FineTuning, Scale
+from bertjax.reproduce import released
+from bertjax.reproduce.scales import PAPER, SMALL, FineTuning, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
 
+# Arguments of tables for released checkpoints.
+RELEASED = ("base", "large")
 _LM = "--config.data.objective=lm"
 # Overrides that pre-train a left-to-right Transformer or LSTMs in place of BERT.
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
@@ -48,6 +51,39 @@ def perplexity_cell(row: str, *runs: Run) -> Cell:
     return Cell(row, "LM perplexity", runs, "perplexity", 1.0)
 
 
+def scale_of(args: Mapping[str, Any]) -> Scale:
+    """Returns the scale of a table: `scale=`, or `paper` if a released checkpoint is given, or else `small`."""
+    is_released = any(args.get(name) for name in RELEASED)
+    return get_scale(args["scale"] or (PAPER if is_released else SMALL))
+
+
+def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
+    """Returns the run that fine-tuning starts from: a released checkpoint if the table has one, or else pre-training.
+
+    Args:
+      scale: scale of the table.
+      args: arguments of the table, with the checkpoints `base` and `large`.
+      model: `base` or `large`.
+      seed: seed of the pre-training run.
+    """
+    if checkpoint := args[model]:
+        fingerprint = released.load(checkpoint).fingerprint
+        return Run(f"released/{model}-{fingerprint[:8]}", released=checkpoint, fingerprint=fingerprint)
+    return bert(scale, args, getattr(scale, model), seed)
+
+
+def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
+    """Returns notes that say which models the rows BASE and LARGE are."""
+    notes = []
+    for model in RELEASED:
+        if checkpoint := args.get(model):
+            found = released.load(checkpoint)
+            notes.append(f"{model.upper()} is {checkpoint}: {found.size}, fingerprint {found.fingerprint[:8]}")
+        else:
+            notes.append(f"{model.upper()} is {getattr(scale, model)}")
+    return notes
+
+
 def bert(scale: Scale, data: Mapping[str, Any], size: str = "", seed: int = 1) -> Run:
     """Returns the pre-training run of unmodified BERT (default size: the scale's BASE)."""
     size = size or scale.base
@@ -72,6 +108,9 @@ def pretraining(
     model = _model_config(scale, size, overrides)
     if not corpus:
         missing_data = "a corpus from `bertjax prepare`, set with corpus="
+        # Tables that need no pre-training of their own.
+        if released_names := [model for model in RELEASED if model in data and size == getattr(scale, model)]:
+            missing_data += f", or a checkpoint, set with {released_names[0]}="
     else:
         missing_data = _missing_file(f"{corpus}/{MANIFEST}")
     return Run(
@@ -117,11 +156,7 @@ def fine_tuning(
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]
-    pretrained = start
-    while pretrained.init_from:
-        pretrained = pretrained.init_from
-    size = dict(item.split("=", 1) for item in pretrained.config.partition(":")[2].split(","))["size"]
-    model = _model_config(scale, size, pretrained.overrides)
+    model = _pretrained_model(scale, start)
     # The feature-based approach and runs with a fixed seed use a single setting, not the hyperparameter grid.
     grid = "one" if feature_head.features or seed is not None else tuning.grid
     epochs = scale.feature_epochs if feature_head.features else tuning.epochs
@@ -168,6 +203,16 @@ def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ..
         _FEATURE_LEARNING_RATE,
         f"--config.epochs={scale.feature_epochs}",
     )
+
+
+def _pretrained_model(scale: Scale, run: Run) -> ModelConfig:
+    """Returns the model that a chain of runs started from."""
+    while run.init_from:
+        run = run.init_from
+    if run.released:
+        return ModelConfig(**vars(released.load(run.released).architecture))
+    size = dict(item.split("=", 1) for item in run.config.partition(":")[2].split(","))["size"]
+    return _model_config(scale, size, run.overrides)
 
 
 def _missing_task_data(tuning: FineTuning, path: str) -> str:

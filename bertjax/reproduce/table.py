@@ -24,6 +24,8 @@ class Run:
       seeds: number of random restarts with consecutive seeds, starting at the config's seed (default: 0, one run with
         the config's seed).
       members: single-seed fine-tuning runs of an ensemble.
+      released: path or address of a checkpoint that is used instead of a run. Nothing is trained (default: empty).
+      fingerprint: fingerprint of the parameters of `released`.
       flops: training FLOPs, for time estimates.
       missing_data: description of required data that is not available (default: empty, nothing is missing).
     """
@@ -35,6 +37,8 @@ class Run:
     init_step: int = 0
     seeds: int = 0
     members: tuple["Run", ...] = ()
+    released: str = ""
+    fingerprint: str = ""
     flops: float = 0.0
     missing_data: str = ""
 
@@ -55,6 +59,8 @@ class Run:
 
     def checkpoint(self, results: str, step: int = 0) -> str:
         """Returns the path of this run's checkpoint at `step` (default: 0, its workdir)."""
+        if self.released:
+            return self.released
         return f"{results}/{self.name}/checkpoints/{step}" if step else f"{results}/{self.name}"
 
 
@@ -106,7 +112,7 @@ def run_order(runs: Sequence[Run], done: Set[str] = frozenset()) -> list[Run]:
     ordered: dict[Run, None] = {}
 
     def visit(run: Run) -> None:
-        if run.name not in done and run not in ordered:
+        if run.name not in done and run not in ordered and not run.released:
             for dependency in run.dependencies:
                 visit(dependency)
             ordered[run] = None

@@ -6,27 +6,28 @@
 
 The table contains single models and ensembles, with and without prior fine-tuning on TriviaQA. The members of an
 ensemble have different seeds for pre-training and fine-tuning: seven members at the paper's scale, three at the small
-scale. Our scores are measured on dev, because the labels of the test set are on the SQuAD server.
+scale. With a released checkpoint, they differ in the seed for fine-tuning only. Our scores are measured on dev, because
+the labels of the test set are on the SQuAD server.
 
-`triviaqa` is the folder with qa/wikipedia-train.json and evidence/wikipedia. Other arguments: see table5.py. Hardware
-and time: printed by `--plan`.
+`base` and `large`: see table1.py. `triviaqa` is the folder with qa/wikipedia-train.json and evidence/wikipedia. Other
+arguments: see table5.py. Hardware and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
 
 from bertjax.presets import arguments
-from bertjax.reproduce import runs, scales
+from bertjax.reproduce import runs
 from bertjax.reproduce.table import Cell, Run, Table
 
 _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 
 
-@arguments(scale="small", corpus="", squad="", triviaqa="")
+@arguments(scale="", corpus="", base="", large="", squad="", triviaqa="")
 def get_table(args: ConfigDict) -> Table:
-    """Returns the table for `scale=small,corpus=DIR,squad=DIR,triviaqa=DIR`."""
-    scale = scales.get_scale(args.scale)
-    base = runs.bert(scale, args)
-    larges = [runs.bert(scale, args, scale.large, seed=seed) for seed in range(1, scale.ensemble_size + 1)]
+    """Returns the table for `base=CKPT,large=CKPT,scale=SCALE,corpus=DIR,squad=DIR,triviaqa=DIR`."""
+    scale = runs.scale_of(args)
+    base = runs.start(scale, args, "base")
+    larges = [runs.start(scale, args, "large", seed=seed) for seed in range(1, scale.ensemble_size + 1)]
     trivia = [runs.fine_tuning(scale, args, "triviaqa", large, seed=seed) for seed, large in enumerate(larges)]
 
     def fine_tuned(starts: list[Run], variant: str = "") -> list[Run]:
@@ -53,5 +54,5 @@ def get_table(args: ConfigDict) -> Table:
         "",
         scale.description,
         tuple(cells),
-        (f"LARGE is {scale.large}; ensembles have {scale.ensemble_size} members",),
+        (*runs.model_notes(scale, args), f"ensembles have {scale.ensemble_size} members"),
     )

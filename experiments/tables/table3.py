@@ -5,26 +5,26 @@
 
 Our scores are measured on dev, because the labels of the test set are on the SQuAD server.
 
-`squad2` is the folder with train-v2.0.json and dev-v2.0.json. Other arguments: see table5.py. Hardware and time:
-printed by `--plan`.
+`large`: see table1.py. `squad2` is the folder with train-v2.0.json and dev-v2.0.json. Other arguments: see table5.py.
+Hardware and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
 
 from bertjax.presets import arguments
-from bertjax.reproduce import runs, scales
+from bertjax.reproduce import runs
 from bertjax.reproduce.table import Table
 
 _COLUMNS = {"Dev EM": "exact_match", "Dev F1": "f1"}
 
 
-@arguments(scale="small", corpus="", squad2="")
+@arguments(scale="", corpus="", large="", squad2="")
 def get_table(args: ConfigDict) -> Table:
-    """Returns the table for `scale=small,corpus=DIR,squad2=DIR`."""
-    scale = scales.get_scale(args.scale)
-    run = runs.fine_tuning(scale, args, "squad2", runs.bert(scale, args, scale.large))
+    """Returns the table for `large=CKPT,scale=SCALE,corpus=DIR,squad2=DIR`."""
+    scale = runs.scale_of(args)
+    run = runs.fine_tuning(scale, args, "squad2", runs.start(scale, args, "large"))
     cells = (
         runs.metric_cell("BERT LARGE (Single)", column, "squad2", run, metric=metric)
         for column, metric in _COLUMNS.items()
     )
-    return Table("3", "", scale.description, tuple(cells), (f"LARGE is {scale.large}",))
+    return Table("3", "", scale.description, tuple(cells), tuple(runs.model_notes(scale, args)[1:]))

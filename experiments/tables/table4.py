@@ -5,23 +5,24 @@
 
 Our scores are measured on dev. `bertjax predict` writes predictions for the test server.
 
-`swag` is the folder with train.csv and val.csv. Other arguments: see table5.py. Hardware and time: printed by `--plan`.
+`base` and `large`: see table1.py. `swag` is the folder with train.csv and val.csv. Other arguments: see table5.py.
+Hardware and time: printed by `--plan`.
 """
 
 from ml_collections import ConfigDict
 
 from bertjax.presets import arguments
-from bertjax.reproduce import runs, scales
+from bertjax.reproduce import runs
 from bertjax.reproduce.table import Table
 
 
-@arguments(scale="small", corpus="", swag="")
+@arguments(scale="", corpus="", base="", large="", swag="")
 def get_table(args: ConfigDict) -> Table:
-    """Returns the table for `scale=small,corpus=DIR,swag=DIR`."""
-    scale = scales.get_scale(args.scale)
-    rows = {"BERT BASE": scale.base, "BERT LARGE": scale.large}
+    """Returns the table for `base=CKPT,large=CKPT,scale=SCALE,corpus=DIR,swag=DIR`."""
+    scale = runs.scale_of(args)
+    rows = {"BERT BASE": "base", "BERT LARGE": "large"}
     cells = (
-        runs.metric_cell(row, "Dev", "swag", runs.fine_tuning(scale, args, "swag", runs.bert(scale, args, size)))
-        for row, size in rows.items()
+        runs.metric_cell(row, "Dev", "swag", runs.fine_tuning(scale, args, "swag", runs.start(scale, args, model)))
+        for row, model in rows.items()
     )
-    return Table("4", "", scale.description, tuple(cells), (f"LARGE is {scale.large}",))
+    return Table("4", "", scale.description, tuple(cells), tuple(runs.model_notes(scale, args)))

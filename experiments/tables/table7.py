@@ -3,19 +3,19 @@
     bertjax reproduce --config experiments/tables/table7.py:corpus=CASED,ner=CONLL --results runs/tables --plan
     bertjax table 7 --results runs/tables
 
-The corpus must be cased. In the feature-based rows, a two-layer BiLSTM is trained on hidden states of the frozen
-encoder, which are computed once. Our scores are measured on dev; `bertjax evaluate --config.data.eval_split=test`
-evaluates on test.
+The checkpoints or the corpus must be cased. In the feature-based rows, a two-layer BiLSTM is trained on hidden states
+of the frozen encoder, which are computed once. Our scores are measured on dev; `bertjax evaluate
+--config.data.eval_split=test` evaluates on test.
 
-Arguments: see table5.py. Hardware and time: printed by `--plan`. Expected: fine-tuning is best. The best features are
-the concatenation of the last four layers.
+`base` and `large`: see table1.py. Other arguments: see table5.py. Hardware and time: printed by `--plan`. Expected:
+fine-tuning is best. The best features are the concatenation of the last four layers.
 """
 
 from ml_collections import ConfigDict
 
 from bertjax.model import feature_head
 from bertjax.presets import arguments
-from bertjax.reproduce import runs, scales
+from bertjax.reproduce import runs
 from bertjax.reproduce.table import Table
 
 _FEATURES = {
@@ -28,11 +28,11 @@ _FEATURES = {
 }
 
 
-@arguments(scale="small", corpus="", ner="")
+@arguments(scale="", corpus="", base="", large="", ner="")
 def get_table(args: ConfigDict) -> Table:
-    """Returns the table for `scale=small,corpus=DIR,ner=DIR`."""
-    scale = scales.get_scale(args.scale)
-    base, large = runs.bert(scale, args), runs.bert(scale, args, scale.large)
+    """Returns the table for `base=CKPT,large=CKPT,scale=SCALE,corpus=DIR,ner=DIR`."""
+    scale = runs.scale_of(args)
+    base, large = runs.start(scale, args, "base"), runs.start(scale, args, "large")
     rows = {
         "Fine-tuning BERT LARGE": runs.fine_tuning(scale, args, "ner", large),
         "Fine-tuning BERT BASE": runs.fine_tuning(scale, args, "ner", base),
@@ -41,5 +41,5 @@ def get_table(args: ConfigDict) -> Table:
         head = runs.feature_based(scale, features)
         rows[row] = runs.fine_tuning(scale, args, "ner", base, variant=features, feature_head=head)
     cells = tuple(runs.metric_cell(row, "Dev", "ner", run) for row, run in rows.items())
-    notes = (f"LARGE is {scale.large}; BiLSTMs have {scale.lstm_size} units per direction",)
+    notes = (*runs.model_notes(scale, args), f"BiLSTMs have {scale.lstm_size} units per direction")
     return Table("7", "", scale.description, cells, notes)

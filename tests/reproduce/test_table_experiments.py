@@ -179,7 +179,7 @@ def test_missing_data_is_described(tmp_path, monkeypatch):
     (run, *_) = load_table(f"tables/table5:corpus={tmp_path}/none,glue={tmp_path}").runs()
     assert missing_data([run]) == f"{tmp_path}/none/manifest.json, which does not exist"
     (squad,) = {missing_data([run]) for run in load_table("tables/table3").runs() if run.name.startswith("squad2/")}
-    assert "set with corpus=; squad:version=2.0, in a folder set with squad2=" in squad
+    assert "or a checkpoint, set with large=; squad:version=2.0, in a folder set with squad2=" in squad
     without = load_table(f"tables/table5:glue={tmp_path}").runs()
     assert all("set with corpus=" in missing_data([run]) for run in without if "sst2" in run.name)
 

@@ -1,0 +1,92 @@
+"""Tables fine-tuned from released checkpoints."""
+
+import json
+
+import hub_server
+import pytest
+from checkpoints import random_checkpoint
+from command_runs import refused
+
+from bertjax.cli import main as cli
+from bertjax.convert import huggingface
+from bertjax.reproduce import released
+from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+
+
+@pytest.fixture
+def inputs(letters, tmp_path, monkeypatch):
+    """Two checkpoints as Hugging Face folders, and CoLA."""
+    monkeypatch.setenv("BERTJAX_STAGING", str(tmp_path / "cache"))
+    released.load.cache_clear()
+    for name, layers in (("base", 1), ("large", 2)):
+        (tmp_path / name).mkdir()
+        huggingface.write(
+            random_checkpoint(letters, num_hidden_layers=layers, max_position_embeddings=128), tmp_path / name
+        )
+    (tmp_path / "glue" / "CoLA").mkdir(parents=True)
+    for split in ("train", "dev"):
+        rows = "".join(f"x\t{index % 2}\t\t{'zu ba' if index % 2 else 'pa'}\n" for index in range(16))
+        (tmp_path / "glue" / "CoLA" / f"{split}.tsv").write_text(rows)
+    return tmp_path
+
+
+def printed(capfd, *arguments) -> str:
+    capfd.readouterr()
+    cli.main([*map(str, arguments)])
+    return capfd.readouterr().out
+
+
+def test_table_from_released_checkpoints(inputs, capfd):
+    arguments = f"base={inputs}/base,large={inputs}/large,glue={inputs}/glue"
+    config, results = f"--config=tables/table1:scale=small,{arguments}", f"--results={inputs}/results"
+    plan = printed(capfd, "reproduce", config, results, "--plan", "--topology=v5e:2x2", "--price_per_chip_hour=1.2")
+    assert "pretrain" not in plan and f"--init_from {inputs}/base --workdir" in plan
+    assert "on v5e:2x2: 0.0 hours, 0.0 chip-hours, 0.00 at that price, if the MFU is 40%" in plan.splitlines()[-1]
+    done = json.loads(printed(capfd, "reproduce", config, results).splitlines()[-1])["done"]
+    base, large = (released.load(str(inputs / name)).fingerprint for name in ("base", "large"))
+    assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
+    trials = json.loads((inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json").read_text())["trials"]
+    assert [trial["started_from"] for trial in trials] == [base] * 3
+    text = printed(capfd, "table", "1", results)
+    assert f"BASE is {inputs}/base: 1 layers, hidden size 16, fingerprint {base[:8]}" in text
+    assert f"LARGE is {inputs}/large: 2 layers" in text
+    assert not printed(capfd, "reproduce", config, results, "--plan").count(" about ") - 1
+
+
+def test_results_of_different_checkpoints_are_apart(inputs, letters, capfd):
+    def plan(checkpoint):
+        config = f"--config=tables/table1:scale=small,base={checkpoint},glue={inputs}/glue"
+        return printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")
+
+    first = plan(inputs / "base")
+    huggingface.write(random_checkpoint(letters, num_hidden_layers=1, intermediate_size=64), inputs / "base")
+    released.load.cache_clear()
+    second = plan(inputs / "base")
+    names = [[line.split()[1] for line in text.splitlines() if " cola/base-" in line] for text in (first, second)]
+    assert len(names[0]) == len(names[1]) == 1 and names[0] != names[1]
+    # Without a checkpoint, LARGE needs pre-training.
+    assert "needs a corpus from `bertjax prepare`, set with corpus=, or a checkpoint, set with large=" in first
+
+
+def test_released_checkpoints_select_the_scale_of_the_paper(inputs, capfd):
+    config = f"--config=tables/table1:base={inputs}/base,glue={inputs}/glue"
+    plan = printed(capfd, "reproduce", config, f"--results={inputs}/results", "--plan")
+    assert "glue:task=cola,grid=glue,path=" in plan and "--seeds 5" in plan
+
+
+def test_commit_of_an_address_is_recorded(inputs, tmp_path, monkeypatch):
+    files = {path.name: path.read_bytes() for path in (inputs / "base").iterdir()}
+    with hub_server.serve(monkeypatch, tmp_path / "hub") as server:
+        commit = server.push("org/bert", files)
+        config = released.with_commits("tables/table1:base=hf:org/bert,glue=DIR")
+        assert config == f"tables/table1:base=hf:org/bert@{commit},glue=DIR"
+        assert released.with_commits(config) == config
+        loaded = released.load(f"hf:org/bert@{commit}")
+        assert loaded.fingerprint == released.load(str(inputs / "base")).fingerprint
+        assert saved_fingerprint(find_checkpoint(loaded.path)) == loaded.fingerprint
+
+
+@pytest.mark.parametrize("table", ["table5", "table6", "table8"])
+def test_tables_that_need_pretraining_say_so(table, inputs, capfd):
+    message = refused(capfd, "reproduce", f"--config=tables/{table}:base={inputs}/base", f"--results={inputs}/results")
+    assert f"the rows of tables/{table} differ in pre-training, so it takes no released checkpoint" in message
