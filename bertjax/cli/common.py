@@ -38,6 +38,20 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
     return experiment_config(experiment(args), args.overrides, checkpoint)
 
 
+def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
+    """Returns the ConfigDict of a training run.
+
+    An architecture that the config does not set is that of `init_from` or, for a run that resumes without
+    `--init_from`, that of its checkpoints.
+    """
+    from bertjax.training.workdir import has_checkpoints, resolve
+
+    config_dict, workdir = load_config_dict(args, init_from), resolve(args.workdir)
+    if config_dict.model.get("hidden_size") is None and has_checkpoints(workdir):
+        return load_config_dict(args, workdir)
+    return config_dict
+
+
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
     """Returns the ConfigDict of `--config`. Without this option, returns the checkpoint's ConfigDict."""
     from bertjax.training.checkpoint import workdir_of

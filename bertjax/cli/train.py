@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from bertjax.cli.common import join_cluster, load_config_dict, open_init_checkpoint, print_result
+from bertjax.cli.common import join_cluster, load_config_dict, open_init_checkpoint, print_result, run_config_dict
 from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_distributed, add_profile
 
 
@@ -45,7 +45,7 @@ def train(args: argparse.Namespace) -> None:
 
     distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, distributed) as init_from:
-        config = parse_config(load_config_dict(args, init_from))
+        config = parse_config(run_config_dict(args, init_from))
         task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)
         print_result(run(task, args.workdir, init_from, profile_steps=steps, trackers=args.tracker))

@@ -109,7 +109,8 @@ class Task:
       num_eval_batches: number of batches of an evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
       unlabeled_source: source of the evaluation data if it lacks labels (default: "", it contains labels).
-      reinit_params: top-level parameters that are never restored from `--init_from`.
+      reinit_params: top-level parameters that are restored from `--init_from` only if its output layer has the same
+        labels.
       workdir_files: content by name of files to store in the workdir, so that checkpoints can be used without the data.
       results: entries about the data for `results.json`.
       notes: log lines about the data.

@@ -1,6 +1,7 @@
 """Functions that load the configs of experiments and of checkpoints."""
 
 import os
+import re
 from collections.abc import Sequence
 
 from etils import epath
@@ -11,7 +12,7 @@ from bertjax.config.run import DATA_FILES, DATA_PATHS
 from bertjax.data.corpus.vocabulary import ENTRY
 from bertjax.data.finetuning.tables import PREFIX
 from bertjax.errors import UsageError
-from bertjax.model.config import ModelConfig
+from bertjax.model.config import ModelConfig, size_fields
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -39,7 +40,12 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
             "bertjax/presets.py"
         )
     _make_absolute(config.data)
-    return config if start is None else adopt(config, find_checkpoint(start))
+    if start is None:
+        return config
+    explicit = {item.partition("=")[0].removeprefix("--config.model.") for item in overrides}
+    if re.search("(^|,)size=.", experiment.partition(":")[2]):
+        explicit |= size_fields("base").keys()
+    return adopt(config, find_checkpoint(start), explicit)
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:

@@ -2,46 +2,66 @@
 
 import json
 import logging
+from collections.abc import Collection
 
 from etils import epath
 from ml_collections import ConfigDict
 
 from bertjax.data.corpus.vocabulary import ENTRY, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
+from bertjax.model.heads import model_kind
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
-from bertjax.training.checkpoint_metadata import saved_architecture
+from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
 from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
 
 
-def adopt(config: ConfigDict, checkpoint: epath.Path) -> ConfigDict:
-    """Returns a copy of a config with the architecture of a checkpoint.
+def adopt(config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()) -> ConfigDict:
+    """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
 
-    If the config has no vocabulary, the copy uses the vocabulary of the checkpoint.
+    Args:
+      config: config of an experiment.
+      checkpoint: directory of a step.
+      explicit: architecture fields that the user set.
 
     Raises:
-      UsageError: the config sets an architecture field to a different value.
+      UsageError: the user set an architecture field to a different value.
       BertjaxError: the checkpoint is damaged.
     """
     config = config.copy_and_resolve_references()
     for name, saved in vars(saved_architecture(checkpoint)).items():
         configured = config.model.get(name)
         if name == "vocab_size" and not configured:
-            # The data determines the vocabulary size, and `check_vocabulary` compares the vocabularies.
+            # The vocabulary determines its size, and `check_vocabulary` compares the vocabularies.
             continue
         # The checkpoint's padding of the token table overrides the config, because it determines the table's shape.
-        if configured is not None and configured != saved and name != "pad_vocab_to_multiple_of":
+        if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":
             raise UsageError(
-                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; omit size= and "
-                f"config.model.{name}, or use the checkpoint's value"
+                f"config.model.{name}={configured} differs from {saved} of {checkpoint}; leave size= and "
+                f"config.model.{name} out, or use the checkpoint's value"
             )
+        if configured is not None and configured != saved:
+            logger.debug(f"config.model.{name}={saved}, from {checkpoint}")
         config.model[name] = saved
     if "vocabulary" in config.data and not config.data.vocabulary:
         config.data.vocabulary = str(workdir_of(checkpoint) / ENTRY)
     return config
+
+
+def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
+    """Returns whether the output layer of a checkpoint has the labels of a task, so that training can continue it."""
+    layer = read_output_layer(workdir_of(checkpoint))
+    if layer is None or OUTPUT_LAYER not in task.workdir_files:
+        return False
+    if read_metadata(checkpoint).model != model_kind(task.objective.model):
+        return False
+    saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
+    # Outputs without labels, such as scores, are the same only for the same task.
+    fields = ("kind", "labels") if layer.labels else ("kind", "output")
+    return all(saved[field] == expected[field] for field in fields)
 
 
 def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:

@@ -18,7 +18,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
-from bertjax.training.init_from import check_vocabulary
+from bertjax.training.init_from import check_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
@@ -79,7 +79,8 @@ def restore_or_init(
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
         if init_from:
-            state = state.replace(params=load_params(init_from, state.params, task.reinit_params))
+            reinit_params = () if has_output_layer_of(task, find_checkpoint(init_from)) else task.reinit_params
+            state = state.replace(params=load_params(init_from, state.params, reinit_params))
             logger.info(f"starting at step 0 with the parameters of {init_from}")
         return state
     started_from = workdirs.saved_init_fingerprint(workdir)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -26,6 +27,8 @@ from bertjax.utils.io import (
     remove_temporaries,
     write_atomic,
 )
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 DATA = "data.json"
@@ -173,6 +176,8 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     if not has_checkpoints(workdir):
         return
     saved_config, saved_data = _read_json(workdir / CONFIG), _read_json(workdir / DATA)
+    if saved_config is not None and (workdir / RESULTS).exists():
+        saved_config = _with_more_steps(saved_config, config)
     if saved_config is not None and (changes := result_differences(saved_config, config)):
         raise UsageError(
             f"the workdir {workdir} belongs to a run with another config ({changes}); choose another --workdir, or "
@@ -183,6 +188,15 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
             f"the workdir {workdir} belongs to a run on other data: the files of its config have changed since; choose "
             "another --workdir, or restore the data"
         )
+
+
+def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config of a finished run, with the number of steps or epochs of `config` if it is larger."""
+    longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
+    if longer:
+        changes = ", ".join(f"{name} from {saved[name]:g} to {config[name]:g}" for name in sorted(longer))
+        logger.info(f"the finished run continues: {changes}; its learning rate follows the longer schedule")
+    return {**saved, **{name: config[name] for name in longer}}
 
 
 def write_config(

@@ -1,0 +1,97 @@
+"""Continuing: pre-training from a checkpoint, further training of a fine-tuned model, more steps, resuming."""
+
+import json
+
+import numpy as np
+import pytest
+from checkpoints import random_checkpoint
+from command_runs import EXPERIMENTS, refused, train
+
+from bertjax.cli import main as cli
+from bertjax.convert import huggingface
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.checkpoint_metadata import saved_architecture
+from bertjax.training.parameters import load_params_on_host
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Two tables with the same texts and different labels."""
+    folder = tmp_path_factory.mktemp("tables")
+    for name, labels in (("topic", ("good", "bad")), ("other", ("yes", "no"))):
+        rows = "".join(f"{'zu ba' if index % 2 else 'pa ke'}\t{labels[index % 2]}\n" for index in range(16))
+        (folder / f"{name}.tsv").write_text("text\tlabel\n" + rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def topic(tables, letters, tmp_path_factory):
+    """Finished run of a classifier; read-only."""
+    run = tmp_path_factory.mktemp("topic") / "run"
+    table = tables / "topic.tsv"
+    train(f"text.py:train={table},dev={table}", run, letters, steps=2)
+    return run
+
+
+def metrics_of(run) -> dict:
+    results = json.loads((run / "results.json").read_text())
+    return {name: value for name, value in results.items() if name != "config"}
+
+
+def command(table, run, *arguments, **fields) -> list[str]:
+    """Returns the arguments of `bertjax train` on a table, without a model size."""
+    flags = [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
+    config = f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true"
+    return ["train", config, f"--workdir={run}", "--config.mesh.data=1", "--config.mesh.fsdp=-1", *arguments, *flags]
+
+
+def test_pretraining_takes_the_architecture_of_a_checkpoint(corpus, tmp_path, capfd):
+    vocabulary = corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
+    (tmp_path / "released").mkdir()
+    checkpoint = random_checkpoint(vocabulary, hidden_act="gelu_erf", max_position_embeddings=128)
+    huggingface.write(checkpoint, tmp_path / "released")
+
+    def arguments(size=""):
+        config = f"--config={EXPERIMENTS}/pretrain.py:corpus={corpus},quick=true,seq_len=32{size}"
+        fields = ["steps=2", "eval_every=2", "checkpoint_every=2", "data.batch_size=8", "optimizer.warmup_steps=1"]
+        flags = [f"--config.{field}" for field in fields]
+        return ["train", config, f"--init_from={tmp_path}/released", f"--workdir={tmp_path}/run{size[-2:]}", *flags]
+
+    cli.main(arguments())
+    assert saved_architecture(find_checkpoint(tmp_path / "run")) == checkpoint.config.architecture
+    assert "config.model.hidden_size=768 differs from 16 of" in refused(capfd, *arguments(",size=base"))
+
+
+def test_output_layer_is_kept_if_the_labels_are_the_same(topic, tables, tmp_path):
+    def classifier(run):
+        return load_params_on_host(find_checkpoint(run))["classifier/kernel"]
+
+    for table, is_kept in (("topic", True), ("other", False)):
+        # With this learning rate, parameters do not change.
+        fields = {"steps": 1, "optimizer__learning_rate": 1e-30}
+        cli.main(command(tables / f"{table}.tsv", tmp_path / table, f"--init_from={topic}", **fields))
+        assert np.allclose(classifier(tmp_path / table), classifier(topic), atol=1e-6) == is_kept
+
+
+def test_finished_run_continues_with_more_steps(topic, tables, tmp_path, capfd):
+    table, run = tables / "topic.tsv", tmp_path / "run"
+    start = [table, run, f"--init_from={topic}"]
+    cli.main(command(*start, steps=2))
+    cli.main(command(*start, steps=4))
+    assert "the finished run continues: steps from 2 to 4" in capfd.readouterr().err
+    assert json.loads((run / "results.json").read_text())["last_step"] == 4
+    assert "another config (steps" in refused(capfd, *command(*start, steps=3))
+    # An interrupted run keeps its schedule.
+    (run / "results.json").unlink()
+    assert "another config (steps" in refused(capfd, *command(*start, steps=6))
+
+
+def test_run_resumes_without_its_initial_checkpoint(topic, tables, tmp_path, capfd):
+    table, run = tables / "topic.tsv", tmp_path / "run"
+    cli.main(command(table, run, f"--init_from={topic}", steps=2))
+    before = metrics_of(run)
+    (run / "results.json").unlink()
+    cli.main(command(table, run, steps=2))
+    assert f"resumed {run} at step 2\n" in capfd.readouterr().err
+    assert metrics_of(run) == before
+    assert "no initial checkpoint; use --init_from" in refused(capfd, *command(table, tmp_path / "new", steps=2))
