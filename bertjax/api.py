@@ -9,43 +9,50 @@
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bertjax.convert.convert import read_vocabulary
+from bertjax.convert.convert import BERTJAX, read_vocabulary, save
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference import fill_mask
-from bertjax.inference.inputs import make_batches
-from bertjax.inference.load import load_model
+from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
+from bertjax.inference.load import load_model, portable, replace_params
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import predict_texts
 from bertjax.model.config import Architecture, ModelConfig
-from bertjax.model.encoder import Encoder
-from bertjax.model.pooling import Pooler, pool_cls
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
+
+logger = logging.getLogger(__name__)
+
+# Default of `Pretrained.encode`: the pooling of the checkpoint's folder.
+AUTO = "auto"
 
 
 class Encoded(NamedTuple):
     """Outputs of an encoder for B texts of at most L tokens, as NumPy arrays.
 
     Attributes:
-      last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding.
-      pooled: float32 [B, D], pooler output for [CLS]; None for checkpoints without a pooler (tags and spans).
+      last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding. None with pooling.
+      pooled: float32 [B, D], vectors of the pooling or, without pooling, BERT's pooler output for [CLS]. None if the
+        checkpoint has no pooler.
       attention_mask: int32 [B, L], 1 for tokens and 0 for padding.
     """
 
-    last_hidden_state: np.ndarray
+    last_hidden_state: np.ndarray | None
     pooled: np.ndarray | None
     attention_mask: np.ndarray
+
+    def __repr__(self) -> str:
+        shapes = {name: None if array is None else array.shape for name, array in self._asdict().items()}
+        return f"<bertjax.Encoded {', '.join(f'{name} {shape}' for name, shape in shapes.items())}>"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -104,8 +111,44 @@ class Pretrained:
         """Names of the classes, labels or tags of a fine-tuned checkpoint, in the order of its outputs."""
         return self._loaded.output_layer.labels if self._loaded.output_layer else ()
 
+    def replace(self, params: Any, output_kind: str | None = None, labels: Sequence[str] | None = None) -> "Pretrained":
+        """Returns this model with other parameters, and possibly with another output layer.
+
+        Args:
+          params: arrays in the structure of `params`. A model with an output layer has the module `classifier`.
+          output_kind: kind of output layer: `classes` (one class per text, or a number without labels), `multilabel`,
+            `choices`, `tags` or `spans` (default: unchanged).
+          labels: names of classes, labels or tags in the order of the outputs (default: unchanged).
+
+        Raises:
+          UsageError: a parameter is missing, unknown or has the wrong shape, or the number of labels is wrong.
+
+        >>> bert = bertjax.load(CLASSIFIER)
+        >>> bert.replace(bert.params, labels=["no", "yes"]).labels
+        ('no', 'yes')
+        """
+        layer = self._loaded.output_layer
+        kind = output_kind if output_kind is not None else layer.kind if layer else ""
+        names = tuple(labels) if labels is not None else layer.labels if layer else ()
+        return Pretrained(replace_params(self._loaded, params, kind, names))
+
+    def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
+        """Writes the model as a folder that `load`, the commands or transformers open.
+
+        Args:
+          path: folder; it appears only when it is complete.
+          format: `bertjax` (a workdir, for example for `--init_from`), `huggingface` or `tensorflow`.
+          overwrite: whether to replace a checkpoint at `path`.
+
+        Raises:
+          UsageError: `path` exists, or the format cannot express the model.
+        """
+        save(portable(self._loaded), path, format, overwrite)
+
     def batch(self, texts: Sequence[str | tuple[str, str]], seq_len: int | None = None) -> dict[str, np.ndarray]:
         """Tokenizes texts or pairs to a batch of rows [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+
+        [MASK] and other special pieces in a text are single tokens. A log line counts the texts that are truncated.
 
         Args:
           texts: B texts or pairs of texts.
@@ -133,30 +176,46 @@ class Pretrained:
         batch["input_ids"][mask == 0] = self._loaded.vocabulary.pad_id
         return {**batch, "input_mask": mask}
 
-    def encode(self, texts: Sequence[str | tuple[str, str]]) -> Encoded:
-        """Computes hidden states of the last layer for texts or pairs, without dropout.
+    def encode(self, texts: Sequence[str | tuple[str, str]], pooling: str | None = AUTO) -> Encoded:
+        """Computes hidden states of the last layer, or one vector per text, without dropout.
 
-        >>> encoded = bertjax.load(CHECKPOINT).encode(["a b c", "d"])
+        Args:
+          texts: B texts or pairs of texts.
+          pooling: `cls` or `mean` for one vector per text (not normalized), from the state of [CLS] or the mean over
+            all tokens; None for the hidden states of all tokens (default: the pooling of a sentence-transformers
+            folder, or else None).
+
+        Returns:
+          Hidden states and BERT's pooler output or, with pooling, only the vectors in `pooled`.
+
+        >>> bert = bertjax.load(CHECKPOINT)
+        >>> encoded = bert.encode(["a b c", "d"])
         >>> encoded.last_hidden_state.shape, encoded.pooled.shape
         ((2, 5, 16), (2, 16))
         >>> encoded.attention_mask.tolist()
         [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+        >>> bert.encode(["a b c", "d"], pooling="mean").pooled.shape
+        (2, 16)
         """
-        max_len, width = self.config.max_position_embeddings, self.config.hidden_size
-        examples = self._tokenize(texts, max_len)
-        lengths = examples.lengths
+        if pooling not in (AUTO, None, *POOLINGS):
+            raise UsageError(f"pooling={quoted(pooling)} is unknown; use one of {', '.join(POOLINGS)}, or None")
+        pooling = self._loaded.pooling or None if pooling == AUTO else pooling
+        examples = self._tokenize(texts, self.config.max_position_embeddings)
+        lengths, width = examples.lengths, self.config.hidden_size
         longest = int(lengths.max(initial=0))
-        hidden_states = np.zeros((len(examples), longest, width), np.float32)
-        pooled = np.zeros((len(examples), width), np.float32) if "pooler" in self.params else None
-        for batch in make_batches(examples, max_len):
-            indices = batch.pop("example")
-            batch_hidden, batch_pooled = self._encode_batch(batch)
-            for row, index in enumerate(indices):
-                if index >= 0:
-                    hidden_states[index, : lengths[index]] = batch_hidden[row, : lengths[index]]
-                    if pooled is not None:
-                        pooled[index] = batch_pooled[row]
-        return Encoded(hidden_states, pooled, (np.arange(longest) < lengths[:, None]).astype(np.int32))
+        mask = (np.arange(longest) < lengths[:, None]).astype(np.int32)
+        hidden_states = None if pooling else np.zeros((len(examples), longest, width), np.float32)
+        pooled = np.zeros((len(examples), width), np.float32) if pooling or "pooler" in self.params else None
+        for indices, hidden in encode_batches(self._loaded, examples):
+            if hidden_states is not None:
+                start = 0
+                for index, length in zip(indices, lengths[indices], strict=True):
+                    hidden_states[index, :length] = hidden[start : start + length]
+                    start += length
+            if pooled is not None:
+                vectors = pool(self._loaded, hidden, lengths[indices], pooling or CLS)
+                pooled[indices] = vectors if pooling else bert_pooler(self._loaded, vectors)
+        return Encoded(hidden_states, pooled, mask)
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
         """Predicts the `top` most probable tokens and their probabilities at each [MASK] of a text.
@@ -188,26 +247,15 @@ class Pretrained:
 
     def _tokenize(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
         vocabulary = self._loaded.vocabulary
-        rows = []
+        rows, num_cut = [], 0
         for parts in _as_tuples(texts, max_parts=2):
-            first, *second = (self.tokenizer.encode(part) for part in parts)
+            first, *second = (self.tokenizer.encode_with_special(part) for part in parts)
             pair = second[0] if second else None
             rows.append(encode_pair(first, pair, seq_len, vocabulary.cls_id, vocabulary.sep_id))
+            num_cut += len(rows[-1]["input_ids"]) < len(first) + (len(pair) + 3 if pair is not None else 2)
+        if num_cut:
+            logger.warning(f"{num_cut:,} of {len(rows):,} texts were cut to {seq_len} tokens")
         return make_examples(rows, {})
-
-    @functools.cached_property
-    def _encode_batch(self) -> Callable[[dict[str, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
-        config, has_pooler = self.config, "pooler" in self.params
-
-        def encode_batch(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            hidden, _ = Encoder(config).apply(
-                {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
-            )
-            cls = pool_cls(config.reads, hidden, batch["input_mask"])
-            pooled = Pooler(config).apply({"params": params["pooler"]}, cls) if has_pooler else cls
-            return hidden.astype(np.float32), pooled.astype(np.float32)
-
-        return self._loaded.jit(encode_batch)
 
 
 def _as_tuples(texts: Sequence[str | tuple[str, ...]], max_parts: int | None = None) -> list[tuple[str, ...]]:

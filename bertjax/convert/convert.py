@@ -138,21 +138,42 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     source_fmt = detect_format(path)
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
         checkpoint = read_checkpoint(path)
-        num_bytes = sum(array.nbytes for array in checkpoint.params.values())
-        check_free_space(target, num_bytes, f"the checkpoint {target}")
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
-        write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
-        try:
-            notes = [*checkpoint.notes, *write(checkpoint, folder)]
-        except (BertjaxError, OSError):
-            raise
-        except Exception as error:  # Orbax, TensorFlow and safetensors raise different exception types on a full disk.
-            raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
-        for note in notes:
-            logger.info(note)
+        _write(checkpoint, folder, target, fmt)
         if fmt == BERTJAX:
             workdir.write_origin(folder, _origin_of(source, path))
     logger.info(f"wrote {target}: {fmt}")
+
+
+def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:
+    """Writes a checkpoint that is in memory. The destination appears only when it is complete.
+
+    Args:
+      checkpoint: checkpoint to write; its arrays are removed.
+      destination: folder to write.
+      fmt: format to write, one of `FORMATS`.
+      overwrite: whether to replace an existing checkpoint at `destination`.
+    """
+    if fmt not in FORMATS:
+        raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
+    target = Path(os.path.realpath(Path(destination).expanduser()))
+    with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
+        _write(checkpoint, folder, target, fmt)
+        if fmt == BERTJAX:
+            workdir.write_origin(folder, {"source": "bertjax.Pretrained.save"})
+
+
+def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str) -> None:
+    check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
+    write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
+    try:
+        notes = [*checkpoint.notes, *write(checkpoint, folder)]
+    except (BertjaxError, OSError):
+        raise
+    except Exception as error:  # Orbax, TensorFlow and safetensors raise different exception types on a full disk.
+        raise BertjaxError(f"cannot write the checkpoint {target}: {first_line(error)}; check the disk") from error
+    for note in notes:
+        logger.info(note)
 
 
 def upload(source: str, address: str, overwrite: bool) -> str:

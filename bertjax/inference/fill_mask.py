@@ -39,10 +39,7 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     vocabulary, max_len = model.vocabulary, model.config.max_position_embeddings
     if top > vocabulary.size:
         raise UsageError(f"top={top} is larger than the vocabulary; use at most {vocabulary.size}")
-    ids = [vocabulary.cls_id]
-    for index, part in enumerate(text.split(_MASK)):
-        ids += [vocabulary.mask_id] * (index > 0) + model.tokenizer.encode(part)
-    ids.append(vocabulary.sep_id)
+    ids = [vocabulary.cls_id, *model.tokenizer.encode_with_special(text), vocabulary.sep_id]
     if len(ids) > max_len:
         raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
     # Pad to a multiple of `_BUCKET`, so that texts of similar length share a compiled program.

@@ -89,6 +89,7 @@ class LoadedModel:
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for messages.
+      pooling: `cls` or `mean` for a folder of sentence-transformers (default: "", hidden states of all tokens).
     """
 
     config: ModelConfig
@@ -99,6 +100,7 @@ class LoadedModel:
     defaults: InferenceDefaults
     mesh: Mesh
     path: str
+    pooling: str = ""
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

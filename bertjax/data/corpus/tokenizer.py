@@ -143,7 +143,9 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
 
 
 class Tokenizer:
-    """Tokenizer with one vocabulary. It treats special pieces in a text, such as [MASK], as ordinary text.
+    """Tokenizer with one vocabulary.
+
+    Only `encode_with_special` recognizes special pieces in a text, such as [MASK]; to `encode` they are ordinary text.
 
     Not thread-safe; each thread needs its own tokenizer.
     """
@@ -156,6 +158,8 @@ class Tokenizer:
           cache_entries: maximum number of cached chunks, about 250 bytes each.
         """
         self.vocabulary = vocabulary
+        self._special_ids = {vocabulary.pieces[index]: index for index in vocabulary.special_ids}
+        self._special_pieces = re.compile(f"({'|'.join(map(re.escape, self._special_ids))})")
         if vocabulary.kind == WORDPIECE:
             self._chunk_ids = _ChunkIds(vocabulary, cache_entries)
         else:
@@ -167,6 +171,13 @@ class Tokenizer:
             # Split at spaces only, because cleaning drops some white space, such as U+000B, and joins its neighbors.
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         return self._sentencepiece.encode(self._sentencepiece_text(text))
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Encodes a text in which special pieces, such as [MASK], are single tokens."""
+        parts = self._special_pieces.split(text)
+        # Every second part is a special piece.
+        ids = [[self._special_ids[part]] if index % 2 else self.encode(part) for index, part in enumerate(parts)]
+        return list(chain.from_iterable(ids))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Encodes a text and locates each piece in it.

@@ -1,0 +1,125 @@
+"""The Python API: vectors of texts, and saving of models with other parameters."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from checkpoints import random_checkpoint
+
+import bertjax
+from bertjax.convert import huggingface
+from bertjax.inference.encode import pack_batches
+from bertjax.tasks.finetuning.output_layer import CLASSES
+
+TEXTS = ["a film", ("who is it", "it is a man"), "", "a b c d e f g h", *("ab " * index for index in range(12))]
+
+
+@pytest.fixture(scope="module")
+def folder(letters, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    huggingface.write(random_checkpoint(letters), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(folder):
+    return bertjax.load(folder)
+
+
+def test_rows_hold_each_text_once():
+    lengths = np.random.default_rng(0).integers(2, 70, 500)
+    batches = list(pack_batches(lengths, 512))
+    assert len({(indices.shape[0], row_len) for indices, row_len in batches}) == 1
+    rows = [row[row >= 0] for indices, _ in batches for row in indices]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(500))
+    row_len = batches[0][1]
+    assert max(lengths[row].sum() for row in rows) <= row_len == 96
+    assert lengths.sum() > 0.9 * sum(len(indices) for indices, _ in batches) * row_len
+    # A text longer than the model's maximum fills a row; few texts need few rows.
+    assert [(indices.tolist(), length) for indices, length in pack_batches(np.array([900]), 512)] == [([[0]], 512)]
+    assert [indices.shape[0] for indices, _ in pack_batches(np.array([5]), 512)] == [1]
+
+
+def test_pooling(bert):
+    full = bert.encode(TEXTS)
+    cls, mean = (bert.encode(TEXTS, pooling=pooling) for pooling in ("cls", "mean"))
+    assert cls.last_hidden_state is None and mean.last_hidden_state is None
+    np.testing.assert_allclose(cls.pooled, full.last_hidden_state[:, 0], atol=1e-5)
+    expected = full.last_hidden_state.sum(axis=1) / full.attention_mask.sum(axis=1)[:, None]
+    np.testing.assert_allclose(mean.pooled, expected, atol=1e-5)
+    with pytest.raises(bertjax.UsageError, match="pooling='max' is unknown; use one of cls, mean, or None"):
+        bert.encode(TEXTS, pooling="max")
+
+
+def test_pooling_of_a_sentence_transformers_folder(folder, letters, tmp_path):
+    huggingface.write(random_checkpoint(letters), tmp_path)
+    (tmp_path / "1_Pooling").mkdir()
+    fields = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    bert = bertjax.load(tmp_path)
+    np.testing.assert_array_equal(bert.encode(TEXTS).pooled, bert.encode(TEXTS, pooling="mean").pooled)
+    assert bert.encode(TEXTS, pooling=None).last_hidden_state is not None
+
+
+def test_special_pieces_in_texts_are_tokens(bert):
+    ids = bert.batch(["a [MASK] b", "a mask b"])["input_ids"]
+    mask_id = bert.tokenizer.vocabulary.mask_id
+    assert np.count_nonzero(ids[0] == mask_id) == 1 and mask_id not in ids[1]
+    assert np.count_nonzero(ids[0]) == 5
+
+
+def test_truncated_texts_are_counted(bert, caplog):
+    with caplog.at_level(logging.WARNING):
+        bert.encode(["a " * 100, "b", ("a " * 30, "b " * 30)])
+        bert.encode(["b"])
+    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 40 tokens"]
+
+
+def test_repr_of_an_encoding_is_one_line(bert):
+    assert repr(bert.encode(["a", "b c"])) == (
+        "<bertjax.Encoded last_hidden_state (2, 4, 16), pooled (2, 16), attention_mask (2, 4)>"
+    )
+
+
+@pytest.mark.parametrize("format", ["bertjax", "huggingface"])
+def test_saved_model_is_loaded_with_its_parameters(format, bert, tmp_path):
+    doubled = jax.tree.map(lambda array: 2 * array, bert.params)
+    bert.replace(doubled).save(tmp_path / "saved", format)
+    loaded = bertjax.load(tmp_path / "saved")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, doubled)
+    assert loaded.architecture == bert.architecture
+    with pytest.raises(bertjax.UsageError, match="exists"):
+        bert.save(tmp_path / "saved", format)
+    bert.save(tmp_path / "saved", format, overwrite=True)
+    np.testing.assert_array_equal(bertjax.load(tmp_path / "saved").encode(["a"]).pooled, bert.encode(["a"]).pooled)
+
+
+def test_own_head_becomes_an_output_layer(bert, tmp_path):
+    head = {"kernel": np.ones((16, 2), np.float32), "bias": np.array([0.0, 9.0], np.float32)}
+    params = {"encoder": bert.params["encoder"], "pooler": bert.params["pooler"], "classifier": head}
+    classifier = bert.replace(params, output_kind=CLASSES, labels=["no", "yes"])
+    classifier.save(tmp_path / "run")
+    for model in (classifier, bertjax.load(tmp_path / "run")):
+        assert model.predict(["a"])[0]["prediction"] == "yes" and model.labels == ("no", "yes")
+
+
+def test_parameters_that_do_not_fit_are_refused(bert):
+    params = dict(bert.params)
+    for changed, options, message in (
+        ({**params, "extra": {"kernel": np.ones(2)}}, {}, "unknown parameters: extra/kernel"),
+        ({**params, "pooler": {"dense": {"kernel": np.ones((16, 16))}}}, {}, "lacks pooler/dense/bias"),
+        (
+            {**params, "pooler": {"dense": {"kernel": np.ones((8, 16)), "bias": np.ones(16)}}},
+            {},
+            r"has shape \(8, 16\)",
+        ),
+        (params, {"output_kind": CLASSES}, "params lacks 'classifier', which a model for classes needs"),
+        (params, {"output_kind": "sorting"}, "unknown output kind 'sorting'; use one of classes"),
+    ):
+        with pytest.raises(bertjax.UsageError, match=message):
+            bert.replace(changed, **options)
+    head = {"kernel": np.ones((16, 2)), "bias": np.ones(2)}
+    with pytest.raises(bertjax.UsageError, match="labels has 1 names, but the output layer has 2 outputs"):
+        bert.replace({**params, "classifier": head}, output_kind=CLASSES, labels=["a"])
