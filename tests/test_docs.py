@@ -7,15 +7,18 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import hub_server
 import pytest
 from checkpoints import random_checkpoint
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
 from bertjax.config.trials import grid_values, load_trials
-from bertjax.convert import workdir
+from bertjax.convert import huggingface, workdir
 from bertjax.errors import UsageError
+from bertjax.model.config import Architecture
 from bertjax.presets import trials_of
+from bertjax.reproduce import released
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.output_layer import CLASSES
@@ -126,6 +129,8 @@ def check_links(file: Path, text: str) -> None:
 @every_document
 def test_commands_are_valid(file, monkeypatch):
     monkeypatch.chdir(ROOT)
+    # Tables from released checkpoints read the architecture of the checkpoint.
+    monkeypatch.setattr(released, "load", lambda checkpoint: released.Released("", "0" * 64, Architecture()))
     for words in commands(file.read_text()):
         check(words)
 
@@ -181,7 +186,14 @@ def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
         workdir.write(checkpoint, path)
     blocks = [body for _, language, body in _FENCED.findall((ROOT / name).read_text()) if language == "python"]
     assert blocks
-    exec(compile("\n".join(blocks), name, "exec"), {})
+    (tmp_path / "released").mkdir()
+    huggingface.write(random_checkpoint(letters), tmp_path / "released")
+    with hub_server.serve(monkeypatch, tmp_path / "cache") as hub:
+        hub.push(
+            "google-bert/bert-base-uncased",
+            {file.name: file.read_bytes() for file in (tmp_path / "released").iterdir()},
+        )
+        exec(compile("\n".join(blocks), name, "exec"), {})
 
 
 @pytest.mark.parametrize(
