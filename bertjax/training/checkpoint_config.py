@@ -91,6 +91,16 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
     return config
 
 
+def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
+    """Sets the split to evaluate, and returns the config. A test file is read like a dev file, with labels."""
+    config = choose_split(config, split)
+    if split != SPLITS[0] and "test_file" in config.data:
+        if not config.data.test_file:
+            raise UsageError("no test file; set it with --config.data.test_file=FILE")
+        config.data.dev_file, config.data.eval_split = config.data.test_file, SPLITS[0]
+    return config
+
+
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     """Returns the model config of a checkpoint.
 

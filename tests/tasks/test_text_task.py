@@ -56,6 +56,21 @@ def test_own_tagged_files_in_every_format(tag, metric, letters, tmp_path, capfd)
     ]
 
 
+def test_test_set_with_labels_is_evaluated(letters, tmp_path, capfd):
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "zu ba\tgood\npa ke\tbad\n" * 8)
+    # The labels are the opposite of those in training.
+    (tmp_path / "test.tsv").write_text("text\tlabel\n" + "zu ba\tbad\npa ke\tgood\n" * 3)
+    config = f"text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv"
+    results = train(config, tmp_path / "run", letters, steps=40)
+    assert results["accuracy"] == 1.0
+    command = ["evaluate", f"--checkpoint={tmp_path / 'run'}", "--split=test"]
+    assert "no test file; set it with --config.data.test_file=FILE" in refused(capfd, *command)
+    capfd.readouterr()
+    cli.main([*command, f"--config.data.test_file={tmp_path}/test.tsv"])
+    assert json.loads(capfd.readouterr().out)["accuracy"] == 0.0
+    assert "unknown --split: 'train'" in refused(capfd, *command[:2], "--split=train")
+
+
 def test_mixed_tag_schemes_are_an_error(letters, tmp_path, capfd):
     (tmp_path / "train.tsv").write_text("text\tlabel\na b\tB-PER LOC\n")
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,kind=tags,size=L1_H16"
