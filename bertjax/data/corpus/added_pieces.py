@@ -1,11 +1,13 @@
 """Extension of a WordPiece vocabulary by pieces that a text needs."""
 
+import heapq
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.data.corpus.vocabulary import CONTINUATION, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import wordpieces
 
 logger = logging.getLogger(__name__)
@@ -46,51 +48,67 @@ def extend_vocabulary(
 def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[str]:
     """Returns at most `number` new pieces, the most useful first.
 
-    The candidates are the pieces of a WordPiece vocabulary that is trained on the words that `vocabulary` splits. A
-    candidate saves, summed over the words that use it, the word's count times the pieces that the word saves. Repeated
-    halving discards the candidates that save least, since a word of a discarded candidate may use others.
+    The candidates are the pieces of a WordPiece vocabulary that is trained on the words that `vocabulary` splits. Each
+    step adds the candidate that saves most: the sum, over the words that it shortens, of the word's count times the
+    saved pieces.
     """
-    old_lengths = _lengths_of_split_words(vocabulary, counts)
-    if not old_lengths:
+    pieces = {*vocabulary.pieces}
+    lengths = {word: length for word in counts if (length := _length(word, pieces)) > 1}
+    if not lengths:
         return []
-    split_words = Counter({word: counts[word] for word in old_lengths})
-    # Even if all old pieces are among the trained ones, `number` pieces are new.
-    trained = wordpieces(split_words, vocabulary.size + number)
-    candidates = sorted({*trained} - {*vocabulary.pieces})
-    while True:
-        savings = _savings(vocabulary, candidates, old_lengths, split_words)
-        useful = [piece for piece in candidates if savings[piece] >= _MIN_SAVING]
-        useful.sort(key=lambda piece: (-savings[piece], piece))
-        if len(candidates) <= 2 * number:
-            return useful[:number]
-        candidates = useful[: max(number, len(candidates) // 2)]
+    # Even if all old pieces are among the trained pieces, `number` trained pieces are new.
+    trained = wordpieces(Counter({word: counts[word] for word in lengths}), vocabulary.size + number)
+    words = _words_of_pieces(lengths, {*trained} - pieces)
+
+    def saving(piece: str) -> int:
+        return sum(counts[word] * (lengths[word] - _length(word, pieces, piece)) for word in words[piece])
+
+    heap = [(-saving(piece), piece) for piece in words]
+    heapq.heapify(heap)
+    added: list[str] = []
+    while heap and len(added) < number:
+        # An added piece changes the savings of others, mostly to less. Only the best candidates are computed again.
+        piece = heapq.heappop(heap)[1]
+        entry = -saving(piece), piece
+        if entry[0] > -_MIN_SAVING:
+            continue
+        if heap and entry > heap[0]:
+            heapq.heappush(heap, entry)
+            continue
+        added.append(piece)
+        pieces.add(piece)
+        lengths.update({word: _length(word, pieces) for word in words[piece]})
+    return added
 
 
-def _lengths_of_split_words(vocabulary: Vocabulary, counts: Counter[str]) -> dict[str, int]:
-    """Returns the number of pieces of each word that has several or is [UNK]."""
-    tokenizer = Tokenizer(vocabulary)
-    lengths = {}
-    for word in counts:
-        ids = tokenizer.encode(word)
-        # Pieces for an unknown word must count as a saving, so [UNK] counts as more pieces than the word can have.
-        length = len(word) + 1 if vocabulary.unk_id in ids else len(ids)
-        if length > 1:
-            lengths[word] = length
-    return lengths
+def _length(word: str, pieces: set[str], candidate: str = "") -> int:
+    """Returns the number of pieces of a word, by longest match from the left, with a candidate beside the pieces.
+
+    A character without a piece counts as two pieces, so that a piece for it saves one.
+    """
+    length = start = 0
+    while start < len(word):
+        prefix = CONTINUATION if start else ""
+        for end in range(len(word), start, -1):
+            piece = prefix + word[start:end]
+            if piece in pieces or piece == candidate:
+                length += 1
+                break
+        else:
+            end = start + 1
+            length += 2
+        start = end
+    return length
 
 
-def _savings(
-    vocabulary: Vocabulary, candidates: Sequence[str], old_lengths: dict[str, int], counts: Counter[str]
-) -> Counter[str]:
-    """Returns the number of pieces that each candidate saves if all candidates are added."""
-    extended = _append(vocabulary, candidates)
-    tokenizer = Tokenizer(extended)
-    savings: Counter[str] = Counter()
-    for word, count in counts.items():
-        ids = tokenizer.encode(word)
-        for new_id in {index for index in ids if index >= vocabulary.size}:
-            savings[extended.pieces[new_id]] += count * (old_lengths[word] - len(ids))
-    return savings
+def _words_of_pieces(words: Iterable[str], pieces: set[str]) -> dict[str, list[str]]:
+    """Returns the words that contain each piece, for pieces in any word."""
+    words_of: dict[str, list[str]] = {}
+    for word in words:
+        spans = itertools.combinations(range(len(word) + 1), 2)
+        for piece in {(CONTINUATION if start else "") + word[start:end] for start, end in spans} & pieces:
+            words_of.setdefault(piece, []).append(word)
+    return words_of
 
 
 def _append(vocabulary: Vocabulary, pieces: Sequence[str]) -> Vocabulary:

@@ -70,14 +70,19 @@ def test_pieces_that_save_most_are_first(vocabulary):
     assert added_pieces(old, 2, Counter(glucose=10, insulin=20, river=1000)) == ["insulin", "glucose"]
     # A long word saves more than a frequent short one.
     assert added_pieces(old, 1, Counter(ab=10, phosphorylation=3)) == ["phosphorylation"]
+    stems = [f"{a}{b}" for a in "bcdf" for b in "ghjk"]
+    words = Counter({f"{stem}otomy": 2 for stem in stems} | {"phosphorylation": 3})
+    assert added_pieces(old, 2, words) == ["##otomy", "phosphorylation"]
+    # After "##otomy", the piece "##gotomy" saves less than "abc".
+    assert added_pieces(old, 3, words | {"abc": 5})[2] == "abc"
     # Pieces that occur once, and words that are whole, need no piece.
     assert added_pieces(old, 5, Counter(river=9, qx=1)) == []
 
 
 def test_unknown_characters_get_pieces(vocabulary):
-    counts = Counter({"λ": 4, "aλb": 3, "river": 50})
+    counts = Counter({"λ": 4, "river": 30} | {f"{letter}λ": 2 for letter in "abcdefgh"})
     new, entry = extend_vocabulary(load_vocabulary(vocabulary), 9, [counts])
-    assert "λ" in new.pieces and entry["unknown_words_before"] == round(7 / 57, 6)
+    assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
 
 
