@@ -76,7 +76,7 @@ def test_pieces_that_save_most_are_first(vocabulary):
     # After "##otomy", the piece "##gotomy" saves less than "abc".
     assert added_pieces(old, 3, words | {"abc": 5})[2] == "abc"
     # Pieces that occur once, and words that are whole, need no piece.
-    assert added_pieces(old, 5, Counter(river=9, qx=1)) == []
+    assert added_pieces(old, 5, Counter({"river": 9, "qx": 1, "λ": 1})) == []
 
 
 def test_unknown_characters_get_pieces(vocabulary):
@@ -84,6 +84,9 @@ def test_unknown_characters_get_pieces(vocabulary):
     new, entry = extend_vocabulary(load_vocabulary(vocabulary), 9, [counts])
     assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
+    # Each of two characters of a word saves something, although the word is unknown without the other.
+    words = Counter({f"{first}λ{second}μ": 2 for first in "abcd" for second in "efgh"})
+    assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
 
 
 def test_text_with_few_useful_pieces_yields_fewer(tmp_path, vocabulary):
@@ -98,8 +101,9 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
     write_text(tmp_path / "a.txt", [["river Glucose", "Glucose lamp"]] * 5)
     content = b"[unused0]\n" + vocabulary.read_bytes() + "\n".join("GS").encode()
     (tmp_path / "cased.txt").write_bytes(content)
-    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "cased.txt", add_pieces=1)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "cased.txt", add_pieces=1)
     assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == content + b"\nGlucose\n"
+    assert manifest["vocabulary"]["lower_case"] is False and manifest["splits"]["train"]["tokens"] == 20
 
 
 @pytest.mark.parametrize(
