@@ -49,6 +49,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--vocab_size", type=int, help=f"size of the vocabulary to train (default: {_VOCAB_SIZE})")
     parser.add_argument(
+        "--add_pieces",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of pieces to learn from the text and append to the WordPiece vocabulary of --vocab (default: 0)",
+    )
+    parser.add_argument(
         "--cased",
         action="store_true",
         help="keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
@@ -90,6 +97,7 @@ def prepare(args: argparse.Namespace) -> None:
         vocabulary=_checkpoint_vocabulary(args.vocab, lower_case) if _is_checkpoint(args.vocab) else args.vocab,
         vocabulary_kind=args.vocab_kind,
         vocabulary_size=_VOCAB_SIZE if args.vocab_size is None else args.vocab_size,
+        add_pieces=args.add_pieces,
         lower_case=lower_case,
         heldout_fraction=args.heldout,
         workers=args.workers,

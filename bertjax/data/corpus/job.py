@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from etils import epath
 
 from bertjax.data.corpus import docstrings
+from bertjax.data.corpus.added_pieces import extend_vocabulary
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.vocabulary_training import train_vocabulary
 from bertjax.errors import BertjaxError
 from bertjax.utils.io import atomic_file
 from bertjax.utils.terminal import progress_bar
@@ -24,9 +27,10 @@ class Job:
       sources: inputs, in order.
       problems: number of occurrences of each problem found while the inputs were listed.
       vocabulary: vocabulary to use; if None, a vocabulary is trained on a sample of the text.
-      vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
+      vocabulary_kind: kind of vocabulary, `wordpiece` or `sentencepiece`.
       vocabulary_size: number of pieces of the vocabulary to train.
-      lower_case: whether the vocabulary to train lower-cases text.
+      add_pieces: maximum number of pieces to append to `vocabulary`.
+      lower_case: whether the vocabulary lower-cases text.
       heldout_fraction: fraction of documents to hold out, in [0, 1).
     """
 
@@ -35,8 +39,14 @@ class Job:
     vocabulary: Vocabulary | None
     vocabulary_kind: str
     vocabulary_size: int
+    add_pieces: int
     lower_case: bool
     heldout_fraction: float
+
+    @property
+    def learns_vocabulary(self) -> bool:
+        """Whether the vocabulary depends on the text."""
+        return self.vocabulary is None or self.add_pieces > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +55,35 @@ class JobResult:
 
     Attributes:
       vocabulary: the vocabulary used.
+      added_pieces: manifest entry of the added pieces; None if no pieces were to be added.
       splits: number of `documents`, `sentences`, `tokens` and `text_bytes` of each split.
       problems: number of occurrences of each problem.
       files: manifest entry of each array file, by file name.
     """
 
     vocabulary: Vocabulary
+    added_pieces: dict[str, float] | None
     splits: dict[str, dict[str, int]]
     problems: dict[str, int]
     files: dict[str, dict[str, Any]]
+
+
+def learn_vocabulary(
+    job: Job, results: Iterable[Any], progress: bool = False
+) -> tuple[Vocabulary, dict[str, float] | None]:
+    """Trains or extends the vocabulary of a job.
+
+    Args:
+      job: job with `learns_vocabulary`.
+      results: results of `vocabulary_training.statistics`, in order.
+      progress: whether to log the size of the sample.
+
+    Returns:
+      A tuple of the vocabulary and `JobResult.added_pieces`.
+    """
+    if job.vocabulary is not None:
+        return extend_vocabulary(job.vocabulary, job.add_pieces, results, progress)
+    return train_vocabulary(results, job.vocabulary_kind, job.vocabulary_size, job.lower_case, progress), None
 
 
 def spool_docstrings(

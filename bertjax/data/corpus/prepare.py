@@ -49,6 +49,7 @@ def prepare(
     vocabulary: Vocabulary | str | Path | None = None,
     vocabulary_kind: str = WORDPIECE,
     vocabulary_size: int = 30522,
+    add_pieces: int = 0,
     lower_case: bool | None = None,
     heldout_fraction: float = 0.01,
     workers: int | None = None,
@@ -70,6 +71,8 @@ def prepare(
         of the text).
       vocabulary_kind: kind of vocabulary to train, `wordpiece` or `sentencepiece`.
       vocabulary_size: number of pieces to train; a small text yields fewer pieces.
+      add_pieces: maximum number of pieces to learn from a sample of the text and append to `vocabulary`, a WordPiece
+        vocabulary (default: 0).
       lower_case: whether to lower-case text (default: None, detected from `vocabulary`; True for a trained one).
       heldout_fraction: fraction of documents, in [0, 1), that is excluded from training.
       workers: number of worker processes (default: None, one per core).
@@ -100,6 +103,7 @@ def prepare(
         raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
     run = _runner(runner, runner_options, output, workers, progress)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
+    _check_add_pieces(add_pieces, loaded)
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_free_space(output.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {output}")
@@ -107,9 +111,10 @@ def prepare(
         sources=tuple(sources),
         problems={"files_named_again": duplicates},
         vocabulary=loaded,
-        vocabulary_kind=vocabulary_kind,
+        vocabulary_kind=loaded.kind if loaded else vocabulary_kind,
         vocabulary_size=vocabulary_size,
-        lower_case=lower_case is not False,
+        add_pieces=add_pieces,
+        lower_case=loaded.lower_case if loaded else lower_case is not False,
         heldout_fraction=heldout_fraction,
     )
 
@@ -124,7 +129,9 @@ def prepare(
                 "heldout_fraction": heldout_fraction,
                 "inputs": _describe_inputs(sources),
                 **({} if loaded else {"vocabulary_size": vocabulary_size}),
+                **({"add_pieces": add_pieces} if add_pieces else {}),
             },
+            **({"added_pieces": result.added_pieces} if add_pieces else {}),
             "splits": result.splits,
             "token_dtype": store.token_dtype(result.vocabulary.size).str,
             "problems": {name: count for name, count in sorted(result.problems.items()) if count},
@@ -132,6 +139,18 @@ def prepare(
         }
         store.write_manifest(directory, manifest)
     return store.read_manifest(output)
+
+
+def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
+    if add_pieces < 0:
+        raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
+    if not add_pieces:
+        return
+    if vocabulary is None:
+        raise UsageError("--add_pieces has no effect without --vocab; add it, or use --vocab_size")
+    if vocabulary.kind != WORDPIECE:
+        raise UsageError(f"--add_pieces cannot extend a SentencePiece model: {vocabulary.path}; use a vocab.txt")
+    check_size(vocabulary.size + add_pieces)
 
 
 def _resolve_output(output: str | Path) -> Path | epath.Path:
@@ -179,6 +198,17 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     size = manifest["settings"].get("vocabulary_size", vocabulary["size"])
     if vocabulary["size"] < size:
         lines.append(f"  the text yields {vocabulary['size']:,} pieces instead of the {size:,} of --vocab_size")
+    if added := manifest.get("added_pieces"):
+        lines.append(
+            f"  {added['count']:,} pieces were added to --vocab: {added['pieces_per_word_after']:.3f} pieces per word "
+            f"(before: {added['pieces_per_word_before']:.3f}), {added['unknown_words_after']:.2%} unknown words "
+            f"(before: {added['unknown_words_before']:.2%})"
+        )
+        number = manifest["settings"]["add_pieces"]
+        if added["count"] < number:
+            lines.append(
+                f"  the text yields {added['count']:,} useful pieces, fewer than the {number:,} of --add_pieces"
+            )
     for name, split in manifest["splits"].items():
         lines.append(
             f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "

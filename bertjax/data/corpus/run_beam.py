@@ -28,12 +28,12 @@ from etils import epath
 
 from bertjax.data.corpus.chunks import Chunk, cut_chunk, encode_chunk, group_sources
 from bertjax.data.corpus.encode import batches
-from bertjax.data.corpus.job import Job, JobResult, spool_docstrings, worker_lost
+from bertjax.data.corpus.job import Job, JobResult, learn_vocabulary, spool_docstrings, worker_lost
 from bertjax.data.corpus.merge import MergedArray, plan_merge, write_array
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.shards import Shard
 from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
-from bertjax.data.corpus.vocabulary_training import head_of_source, sample_chars, statistics, vocabulary_content
+from bertjax.data.corpus.vocabulary_training import head_of_source, sample_chars, statistics
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.utils.io import is_remote, read_json, write_atomic
 from bertjax.utils.process_pool import process_pool
@@ -49,7 +49,7 @@ _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
 _SAMPLE_CHARS = 4 << 20
 # Files through which the pipeline returns results to `run`.
-_PLAN, _FILES, _VOCABULARY = "plan.json", "files.json", "vocabulary"
+_PLAN, _FILES, _VOCABULARY, _ADDED_PIECES = "plan.json", "files.json", "vocabulary", "added_pieces.json"
 
 
 def pipeline_options(options: Sequence[str], output: Path | epath.Path, workers: int) -> PipelineOptions:
@@ -123,11 +123,12 @@ def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, worker
         if progress:
             logger.info(f"beam: a process died ({reason}); running the unfinished stages again")
     plan = read_json(work / _PLAN)
-    vocabulary = job.vocabulary
-    if vocabulary is None:
+    vocabulary, added_pieces = job.vocabulary, None
+    if job.learns_vocabulary:
         content = (work / _VOCABULARY).read_bytes()
-        vocabulary = _trained_vocabulary(content, job)
-    result = JobResult(vocabulary, plan["splits"], plan["problems"], dict(read_json(work / _FILES)))
+        vocabulary = load_vocabulary(VOCABULARY_FILES[job.vocabulary_kind], job.lower_case, content)
+        added_pieces = read_json(work / _ADDED_PIECES)
+    result = JobResult(vocabulary, added_pieces, plan["splits"], plan["problems"], dict(read_json(work / _FILES)))
     if is_remote(work):
         work.rmtree()
     else:
@@ -174,7 +175,7 @@ def _build(
     work: Path | epath.Path,
     problems: dict[str, int],
 ) -> None:
-    if job.vocabulary:
+    if not job.learns_vocabulary:
         vocabularies = pipeline | "vocabulary" >> beam.Create([job.vocabulary])
     else:
         vocabularies = (
@@ -183,7 +184,7 @@ def _build(
             | "spread heads" >> beam.Reshuffle()
             | _stage("sample", partial(_sample, kind=job.vocabulary_kind, lower_case=job.lower_case))
             | "gather samples" >> beam.combiners.ToList()
-            | _stage("train the vocabulary", partial(_train, job=job))
+            | _stage("train the vocabulary", partial(_train, job=job, work=work))
         )
     vocabulary = AsSingleton(vocabularies)
     small_chunks, large_chunks, chunk_chars = group_sources(sources)
@@ -231,14 +232,13 @@ def _sample(
         yield number, index, statistics(batch, kind, lower_case)
 
 
-def _train(samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job) -> Iterator[Vocabulary]:
+def _train(
+    samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job, work: Path | epath.Path
+) -> Iterator[Vocabulary]:
     ordered = (sample for *_, sample in sorted(samples, key=lambda sample: sample[:2]))
-    content = vocabulary_content(ordered, job.vocabulary_kind, job.vocabulary_size, job.lower_case)
-    yield _trained_vocabulary(content, job)
-
-
-def _trained_vocabulary(content: bytes, job: Job) -> Vocabulary:
-    return load_vocabulary(VOCABULARY_FILES[job.vocabulary_kind], job.lower_case, content)
+    vocabulary, added_pieces = learn_vocabulary(job, ordered)
+    write_atomic(work / _ADDED_PIECES, json.dumps(added_pieces))
+    yield vocabulary
 
 
 def _encode(

@@ -9,10 +9,10 @@ from pathlib import Path
 from etils import epath
 
 from bertjax.data.corpus import encode, readers
-from bertjax.data.corpus.job import Job, JobResult, spool_docstrings, worker_lost
+from bertjax.data.corpus.job import Job, JobResult, learn_vocabulary, spool_docstrings, worker_lost
 from bertjax.data.corpus.merge import plan_merge, write_array
 from bertjax.data.corpus.shards import ShardWriter
-from bertjax.data.corpus.vocabulary_training import ordered_map, train_vocabulary
+from bertjax.data.corpus.vocabulary_training import ordered_map, sample_statistics
 from bertjax.utils.io import is_remote
 from bertjax.utils.process_pool import process_pool
 from bertjax.utils.terminal import progress_bar
@@ -28,14 +28,10 @@ def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) ->
         work = Path(folder)
         with process_pool(workers, worker_lost, gc.disable) as pool:
             sources = [spool_docstrings(source, work, problems, pool, progress) for source in job.sources]
-            vocabulary = job.vocabulary or train_vocabulary(
-                sources,
-                kind=job.vocabulary_kind,
-                size=job.vocabulary_size,
-                lower_case=job.lower_case,
-                pool=pool,
-                progress=progress,
-            )
+            vocabulary, added_pieces = job.vocabulary, None
+            if job.learns_vocabulary:
+                results = sample_statistics(sources, job.vocabulary_kind, job.lower_case, pool, progress)
+                vocabulary, added_pieces = learn_vocabulary(job, results, progress)
         sizes = [source.size_bytes for source in sources]
         encoder = encode.Encoder(vocabulary, job.heldout_fraction, encode.cache_entries(workers))
         with (
@@ -52,4 +48,4 @@ def run(job: Job, directory: Path | epath.Path, workers: int, progress: bool) ->
             shard = writer.finish(problems)
         plan = plan_merge([shard], job.heldout_fraction, {})
         files = dict(write_array(array, directory) for array in plan.arrays)
-    return JobResult(vocabulary, plan.splits, plan.problems, files)
+    return JobResult(vocabulary, added_pieces, plan.splits, plan.problems, files)

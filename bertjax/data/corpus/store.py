@@ -3,7 +3,7 @@
 A corpus directory contains:
 
     manifest.json              counts, settings, and size and SHA-256 of each other file
-    vocab.txt | spiece.model   unchanged vocabulary file
+    vocab.txt | spiece.model   vocabulary file
     SPLIT.tokens.bin           little-endian uint16 (uint32 for vocabularies over 65,536): all token ids in order
     SPLIT.sentences.bin        uint64 [sentences + 1]: token index of each sentence's start, then the number of tokens
     SPLIT.documents.bin        uint64 [documents + 1]: sentence index of each document's start, then the number of

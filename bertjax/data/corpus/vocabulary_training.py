@@ -39,31 +39,30 @@ def check_size(size: int) -> None:
         raise UsageError(f"the vocabulary size is {size:,} pieces; it must be {MIN_SIZE} to {MAX_SIZE:,}")
 
 
+def sample_statistics(
+    sources: list[readers.Source], kind: str, lower_case: bool, pool: Executor, progress: bool = False
+) -> Iterator[Counter[str] | list[str]]:
+    """Computes `statistics` of a sample of the sources in a pool, and yields the result of each batch in order."""
+    sample = batches(_sample(sources, kind, progress))
+    return ordered_map(pool, statistics, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
+
+
 def train_vocabulary(
-    sources: list[readers.Source],
-    *,
-    kind: str,
-    size: int,
-    lower_case: bool,
-    pool: Executor,
-    progress: bool = False,
+    results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
 ) -> Vocabulary:
     """Trains a vocabulary that starts with [PAD] [UNK] [CLS] [SEP] [MASK].
 
     Args:
-      sources: inputs to sample.
+      results: results of `statistics`, in order.
       kind: `wordpiece` or `sentencepiece`.
       size: number of pieces; a small text yields fewer pieces.
-      lower_case: whether to lower-case the text.
-      pool: worker processes that compute `statistics`.
-      progress: whether to show a progress bar on standard error.
+      lower_case: whether the vocabulary lower-cases text.
+      progress: whether to log the size of the sample.
 
     Raises:
-      BertjaxError: the sources contain no text, or SentencePiece fails.
+      BertjaxError: the results contain no text, or SentencePiece fails.
     """
-    sample = batches(_sample(sources, kind, progress))
-    results = ordered_map(pool, statistics, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
-    content = vocabulary_content(results, kind, size, lower_case, progress)
+    content = _vocabulary_content(results, kind, size, lower_case, progress)
     return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content)
 
 
@@ -123,10 +122,9 @@ def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[st
     return words
 
 
-def vocabulary_content(
-    results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
+def _vocabulary_content(
+    results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool
 ) -> bytes:
-    """Trains a vocabulary on the results of `statistics`, in order, and returns the content of its file."""
     if kind == WORDPIECE:
         words: Counter[str] = Counter()
         for counts in results:

@@ -47,6 +47,16 @@ def test_same_bytes_as_the_local_runner(tmp_path, kind, monkeypatch):
     assert leftovers(tmp_path) == ["beam", "corpus", "text"]
 
 
+def test_added_pieces_are_those_of_the_local_runner(tmp_path, vocabulary):
+    spec = write_files(tmp_path / "text", 200)
+    write_text(tmp_path / "text" / "c.txt", [["glucose and insulin .", "insulin ."]] * 9)
+    settings = {"vocabulary": vocabulary, "add_pieces": 12}
+    expected = run(tmp_path, spec, **settings)
+    manifest = run(tmp_path, spec, name="beam", **settings, runner="beam", runner_options=IN_PROCESS)
+    assert bytes_of(tmp_path / "beam") == bytes_of(tmp_path / "corpus")
+    assert manifest == expected and manifest["added_pieces"]["count"] > 2
+
+
 def test_killed_worker_does_not_change_the_corpus(tmp_path, vocabulary):
     spec = write_files(tmp_path / "text", 60_000)
     run(tmp_path, spec, vocabulary=vocabulary, workers=2)

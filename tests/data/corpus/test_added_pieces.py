@@ -1,0 +1,130 @@
+"""`prepare --add_pieces` appends the pieces that shorten the text most."""
+
+from collections import Counter
+
+import pytest
+from preparing import bytes_of, check_refused, make_text, run, write_text
+
+from bertjax.cli import main as cli
+from bertjax.data.corpus import encode, prepare
+from bertjax.data.corpus.added_pieces import added_pieces, extend_vocabulary
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.data.corpus.vocabulary_training import sentencepiece_model
+
+DOMAIN = ["insulin", "glucose", "kinase", "protease", "lipase", "λ"]
+
+
+def write_domain_text(path, documents=60):
+    text = make_text(documents)
+    text = [[f"{s} {DOMAIN[(d + i) % 6]} ." for i, s in enumerate(sentences)] for d, sentences in enumerate(text)]
+    write_text(path, text)
+    return text
+
+
+def rates(text, vocabulary):
+    """Returns the pieces per word and the fraction of unknown words."""
+    basic, tokenizer = BasicTokenizer(vocabulary.lower_case), Tokenizer(vocabulary)
+    words = [word for sentences in text for sentence in sentences for word in basic.words(sentence)]
+    ids = [tokenizer.encode(word) for word in words]
+    return sum(map(len, ids)) / len(words), sum(vocabulary.unk_id in word for word in ids) / len(words)
+
+
+def test_old_pieces_keep_their_ids_and_the_manifest_counts_pieces(tmp_path, vocabulary):
+    text = write_domain_text(tmp_path / "a.txt")
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=8)
+    file = tmp_path / "corpus" / "vocab.txt"
+    assert file.read_bytes().startswith(vocabulary.read_bytes())
+    old, new = load_vocabulary(vocabulary), load_vocabulary(file)
+    assert new.size == old.size + 8 == manifest["vocabulary"]["size"]
+    assert {*DOMAIN} - {*new.pieces[old.size :]} == set()
+    entry = manifest["added_pieces"]
+    for name, measured in ("before", old), ("after", new):
+        expected = entry[f"pieces_per_word_{name}"], entry[f"unknown_words_{name}"]
+        assert rates(text, measured) == pytest.approx(expected, abs=1e-4)
+    assert entry["unknown_words_before"] > 0 == entry["unknown_words_after"]
+    assert entry["pieces_per_word_after"] < 0.8 * entry["pieces_per_word_before"]
+    assert prepare.summary("corpus", manifest).splitlines()[1].startswith("  8 pieces were added to --vocab: 1.")
+    plain = " ".join(sentence for sentences in make_text(9, seed=4) for sentence in sentences if "0" not in sentence)
+    known = " ".join(word for word in plain.split() if not word[0].isdigit())
+    assert Tokenizer(new).encode(known) == Tokenizer(old).encode(known)
+
+
+def test_bytes_do_not_depend_on_workers(tmp_path, vocabulary, monkeypatch):
+    monkeypatch.setattr(encode, "BATCH_CHARS", 1000)
+    write_domain_text(tmp_path / "a.txt")
+    for workers in 1, 2:
+        run(
+            tmp_path,
+            f"text:{tmp_path}/a.txt",
+            name=f"corpus{workers}",
+            vocabulary=vocabulary,
+            add_pieces=8,
+            workers=workers,
+        )
+    assert bytes_of(tmp_path / "corpus1") == bytes_of(tmp_path / "corpus2")
+
+
+def test_pieces_that_save_most_are_first(vocabulary):
+    old = load_vocabulary(vocabulary)
+    assert added_pieces(old, 2, Counter(glucose=10, insulin=20, river=1000)) == ["insulin", "glucose"]
+    # A long word saves more than a frequent short one.
+    assert added_pieces(old, 1, Counter(ab=10, phosphorylation=3)) == ["phosphorylation"]
+    stems = [f"{a}{b}" for a in "bcdf" for b in "ghjk"]
+    words = Counter({f"{stem}otomy": 2 for stem in stems} | {"phosphorylation": 3})
+    assert added_pieces(old, 2, words) == ["##otomy", "phosphorylation"]
+    # After "##otomy", the piece "##gotomy" saves less than "abc".
+    assert added_pieces(old, 3, words | {"abc": 5})[2] == "abc"
+    # Pieces that occur once, and words that are whole, need no piece.
+    assert added_pieces(old, 5, Counter({"river": 9, "qx": 1, "λ": 1})) == []
+
+
+def test_unknown_characters_get_pieces(vocabulary):
+    counts = Counter({"λ": 4, "river": 30} | {f"{letter}λ": 2 for letter in "abcdefgh"})
+    new, entry = extend_vocabulary(load_vocabulary(vocabulary), 9, [counts])
+    assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
+    assert entry["unknown_words_after"] == 0
+    # Each of two characters of a word saves something, although the word is unknown without the other.
+    words = Counter({f"{first}λ{second}μ": 2 for first in "abcd" for second in "efgh"})
+    assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
+
+
+def test_text_with_few_useful_pieces_yields_fewer(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", [["river stone", "green glucose"], ["glucose lamp"]] * 5)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=50)
+    assert manifest["added_pieces"]["count"] == 1
+    message = "  the text yields 1 useful pieces, fewer than the 50 of --add_pieces"
+    assert message in prepare.summary("corpus", manifest).splitlines()
+
+
+def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary):
+    write_text(tmp_path / "a.txt", [["river Glucose", "Glucose lamp"]] * 5)
+    content = b"[unused0]\n" + vocabulary.read_bytes() + "\n".join("GS").encode()
+    (tmp_path / "cased.txt").write_bytes(content)
+    manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=tmp_path / "cased.txt", add_pieces=1)
+    assert (tmp_path / "corpus" / "vocab.txt").read_bytes() == content + b"\nGlucose\n"
+    assert manifest["vocabulary"]["lower_case"] is False and manifest["splits"]["train"]["tokens"] == 20
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "message"),
+    [
+        (-1, "vocab.txt", "--add_pieces is -1; it must be at least 0"),
+        (5, None, "--add_pieces has no effect without --vocab"),
+        (5, "spiece.model", "--add_pieces cannot extend a SentencePiece model: .*spiece.model; use a vocab.txt"),
+        (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
+    ],
+)
+def test_invalid_arguments(tmp_path, vocabulary, pieces, kind, message):
+    path = vocabulary
+    if kind == "spiece.model":
+        path = tmp_path / kind
+        path.write_bytes(sentencepiece_model((s for d in make_text(40) for s in d), 60, True))
+    check_refused(tmp_path, message, vocabulary=kind and path, add_pieces=pieces)
+
+
+def test_command(tmp_path, vocabulary, capsys):
+    write_domain_text(tmp_path / "a.txt")
+    flags = ["--input", f"text:{tmp_path}/a.txt", f"--vocab={vocabulary}", "--add_pieces=4", "--workers=1"]
+    cli.main(["prepare", *flags, f"--output={tmp_path}/corpus"])
+    assert "  4 pieces were added to --vocab: " in capsys.readouterr().out
