@@ -21,7 +21,7 @@ def command_name(args: argparse.Namespace) -> str:
 def experiment(args: argparse.Namespace) -> str:
     """Returns the value of `--config`. Raises a UsageError if the option is missing."""
     if not args.config:
-        example = "tables/table5" if args.command == "reproduce" else "experiments/pretrain.py:size=base"
+        example = "tables/table5" if args.command == "reproduce" else "pretrain:size=base"
         raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}")
     return args.config
 
