@@ -233,8 +233,12 @@ class Pretrained:
 
         Args:
           texts: texts or tuples of texts: (first, second) for pairs, (beginning, ending, ...) for multiple choice, or
-            the words for tags. For question answering, the texts are questions.
+            the words for tags. For tags, a text is split into words at whitespace and punctuation. For question
+            answering, the texts are questions.
           context: passage that contains the answers, for question answering.
+
+        Records of tags have `words`, their character `spans`, and `entities` with label, start, end and text if the
+        tags are of IOB, BIOES or BILOU. Records of answers have `start` and `end`, character offsets in the context.
 
         >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])
         >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
@@ -243,7 +247,10 @@ class Pretrained:
         layer = self._loaded.output_layer
         kind = layer.kind if layer else ""
         max_parts = {CHOICES: None, TAGS: None, SPANS: 1}.get(kind, 2)
-        return list(predict_texts(self._loaded, _as_tuples(texts, max_parts), context=context))
+        inputs = _as_tuples(texts, max_parts)
+        if kind == TAGS:
+            inputs = [text if isinstance(text, str) else words for text, words in zip(texts, inputs, strict=True)]
+        return list(predict_texts(self._loaded, inputs, context=context))
 
     def _tokenize(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
         vocabulary = self._loaded.vocabulary

@@ -21,7 +21,7 @@ from bertjax.presets import trials_of
 from bertjax.reproduce import released
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
-from bertjax.tasks.finetuning.output_layer import CLASSES
+from bertjax.tasks.finetuning.output_layer import CLASSES, TAGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "RESULTS.md", "CONTRIBUTING.md")
@@ -180,6 +180,7 @@ def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
     for folder, checkpoint in {
         "base": random_checkpoint(letters),
         "sst2": random_checkpoint(letters, CLASSES, ("bad", "good")),
+        "ner": random_checkpoint(letters, TAGS, ("O", "B-LOC", "I-LOC")),
     }.items():
         path = tmp_path / "runs" / folder
         path.mkdir(parents=True)

@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="Times the train step or the input pipeline.",
-        epilog="example:\n  bertjax bench step --config experiments/pretrain.py:size=tiny,quick=true",
+        epilog="example:\n  bertjax bench step --config pretrain:size=tiny,quick=true",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         "step",
         bench_step,
         "Times train steps on synthetic batches of the first training phase. The last line of the output is JSON.",
-        "bertjax bench step --config experiments/pretrain.py:size=base,batch=sequences --config.data.batch_size=8",
+        "bertjax bench step --config pretrain:size=base,batch=sequences --config.data.batch_size=8",
         config=True,
     )
     parser.add_argument("--steps", type=int, default=10, help="number of timed steps, after one step for compilation")
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "input",
         bench_input,
         "Times the input pipeline of the first pre-training phase. The last line of the output is JSON.",
-        "bertjax bench input --config experiments/pretrain.py:corpus=runs/corpus --seconds 10",
+        "bertjax bench input --config pretrain:corpus=runs/corpus --seconds 10",
         config=True,
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement in seconds")
@@ -64,7 +64,7 @@ def bench_input(args: argparse.Namespace) -> None:
     if not isinstance(config, Config):
         raise UsageError(f"`bench input` does not support task {config.task}; use a pre-training config")
     if not config.has_data:
-        raise UsageError("`bench input` needs a corpus; set --config FILE:corpus=DIR")
+        raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
     log_timed_phase(config)
     result = run(
         open_anywhere(config.data.corpus),

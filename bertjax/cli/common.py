@@ -21,7 +21,7 @@ def command_name(args: argparse.Namespace) -> str:
 def experiment(args: argparse.Namespace) -> str:
     """Returns the value of `--config`. Raises a UsageError if the option is missing."""
     if not args.config:
-        example = "tables/table5" if args.command == "reproduce" else "experiments/pretrain.py:size=base"
+        example = "tables/table5" if args.command == "reproduce" else "pretrain:size=base"
         raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}")
     return args.config
 
@@ -103,12 +103,17 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
 
 
 def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) -> bool:
-    """Connects the processes of a distributed run. Returns whether there are several processes."""
+    """Connects the processes of a distributed run and checks devices. Returns whether there are several processes."""
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
+    from bertjax.training.sharding import list_devices
 
     distributed = args.distributed or is_multihost_environment()
+    config = cluster_config()
     if distributed:
-        initialize_distributed(cluster_config())
+        initialize_distributed(config)
+    else:
+        # Check the devices before the run creates files.
+        list_devices()
     return distributed
 
 

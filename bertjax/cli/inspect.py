@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
         "inspect",
         inspect,
         "Prints training batches as text.",
-        "bertjax inspect --config experiments/pretrain.py:corpus=runs/corpus --rows 2",
+        "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2",
         config=True,
     )
     parser.add_argument("--steps", type=int, default=1, help="number of batches to print, starting at step 0")
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "describe",
         describe,
         "Prints parameter counts by module, FLOPs per token, batch and schedule.",
-        "bertjax describe --config experiments/pretrain.py:size=large,phases=2",
+        "bertjax describe --config pretrain:size=large,phases=2",
         config=True,
     )
     parser.add_argument("--fields", action="store_true", help="print only the config fields and their meanings")

@@ -9,11 +9,14 @@ from bertjax.errors import UsageError, shortened
 from bertjax.utils.logging import LOG_LEVELS
 
 # Metavars of options whose values are paths. Such options reject empty values.
-PATH_METAVARS = ("DIR", "FILE", "CKPT", "SRC", "DST")
+PATH_METAVARS = ("DIR", "FILE", "NAME", "CKPT", "SRC", "DST")
 CHECKPOINT_HELP = (
     "workdir, checkpoint in a workdir, hf:ORG/NAME[@REVISION], Hugging Face folder or TensorFlow 1 checkpoint"
 )
-_CONFIG_HELP = "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS"
+_CONFIG_HELP = (
+    "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS, or config.json of a "
+    "workdir"
+)
 _MAX_INTEGER = 2**31 - 1
 
 
@@ -97,7 +100,7 @@ def add_command(
     )
     parser.set_defaults(run=run)
     if config:
-        parser.add_argument("--config", metavar="FILE[:ARGS]", help=_CONFIG_HELP)
+        parser.add_argument("--config", metavar="NAME[:ARGS]", help=_CONFIG_HELP)
         parser.epilog += "\n\n--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
     parser.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="minimum level of log messages")
     return parser

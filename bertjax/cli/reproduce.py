@@ -21,10 +21,12 @@ def add_parser(commands: Any) -> None:
         "reproduce",
         reproduce,
         "Runs all experiments of a table of the paper. Skips finished runs and resumes interrupted runs.",
-        "bertjax reproduce --config experiments/tables/table5.py:scale=small,corpus=runs/corpus,glue=glue_data "
+        "bertjax reproduce --config tables/table5:scale=small,corpus=runs/corpus,glue=glue_data "
         "--results runs/tables --plan",
     )
-    parser.add_argument("--config", metavar="FILE[:ARGS]", help="table in experiments/tables, such as tables/table5")
+    parser.add_argument(
+        "--config", metavar="NAME[:ARGS]", help="table and its arguments, such as tables/table5:scale=small"
+    )
     parser.add_argument(
         "--results",
         required=True,

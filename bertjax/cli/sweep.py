@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
         "sweep",
         sweep,
         "Trains all trials of a grid, with one or more seeds each, and selects the best trial on the dev set.",
-        "bertjax sweep --config experiments/glue.py:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
+        "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
         "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
         config=True,
     )

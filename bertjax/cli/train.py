@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
         "train",
         train,
         "Trains a model, or resumes training from the last checkpoint of the workdir.",
-        "bertjax train --config experiments/pretrain.py:size=mini,corpus=runs/corpus --workdir runs/mini",
+        "bertjax train --config pretrain:size=mini,corpus=runs/corpus --workdir runs/mini",
         config=True,
     )
     parser.add_argument(

@@ -1,8 +1,9 @@
 """Loading of configs: experiment files with typed arguments, overrides, and the `config.json` of a workdir."""
 
+import difflib
 import os
 import runpy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from ml_collections import ConfigDict, config_flags
 from bertjax.config.fields import check_value_text
 from bertjax.errors import UsageError
 from bertjax.utils.io import read_json_object
+
+# Minimum `difflib` ratio of a field name that messages suggest.
+_MIN_SIMILARITY = 0.75
 
 
 def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
@@ -55,13 +59,18 @@ def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
     """Loads the config of an experiment and applies overrides.
 
     Args:
-      config: experiment as `FILE[:ARGUMENTS]`, the form of `--config`.
+      config: experiment as `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]`, or the `config.json` of a workdir, the forms of
+        `--config`.
       overrides: `--config.FIELD=VALUE` flags.
 
     Raises:
       UsageError: the file, a field or a value is invalid.
     """
     name, colon, arguments = config.partition(":")
+    if name.endswith(".json"):
+        if colon:
+            raise UsageError(f"{name} takes no arguments: {arguments}; set fields with --config.FIELD=VALUE")
+        return load_saved_config(Path(name).expanduser(), overrides)
     file = experiment_file(name)
     get_config = runpy.run_path(file).get("get_config")
     if get_config is None:
@@ -97,7 +106,8 @@ def load_saved_config(file: os.PathLike, overrides: Sequence[str]) -> ConfigDict
         if not {"task", "data", "model"} <= values.keys():
             raise ValueError("it lacks task, data or model")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the checkpoint's config {file}: {error}; copy it again") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read the config {file}: {reason}; use the config.json of a workdir") from error
     return apply_overrides(ConfigDict(_with_tuples(values)), overrides)
 
 
@@ -139,15 +149,33 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
     field_type: type = ConfigDict
     for depth, name in enumerate(names):
         if not isinstance(node, ConfigDict) or name not in node:
-            section = ".".join(["config", *names[:depth]])
-            remedy = (
-                f"use one of {', '.join(sorted(node))}"
-                if isinstance(node, ConfigDict)
-                else "it is a single value, so set it directly"
-            )
-            raise UsageError(f"unknown field {'.'.join(names)!r}: {section} does not contain {name!r}; {remedy}")
+            section, field = ".".join(["config", *names[:depth]]), ".".join(names)
+            similar = _similar_fields(config_dict, field)
+            if not isinstance(node, ConfigDict):
+                remedy = "it is a single value, so set it directly"
+            elif similar:
+                remedy = f"did you mean {' or '.join(similar)}?"
+            else:
+                remedy = f"use one of {', '.join(sorted(node))}"
+            raise UsageError(f"unknown field {field!r}: {section} does not contain {name!r}; {remedy}")
         field_type, node = node.get_type(name), node[name]
     if isinstance(node, ConfigDict):
         raise UsageError(f"{flag} is a section, not a field; set one of its fields: {', '.join(sorted(node))}")
     if field_type in (bool, int, float) and has_value:
         check_value_text(field_type, flag, text)
+
+
+def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
+    """Returns the fields of all sections with the name of an unknown field, or else with the most similar name."""
+    # Compare names without sections, because all paths of a section are similar.
+    names = {path: path.split(".")[-1] for path in _field_paths(config_dict)}
+    closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)
+    return [path for path, name in names.items() if name in closest]
+
+
+def _field_paths(config_dict: ConfigDict, prefix: str = "") -> Iterator[str]:
+    for name in config_dict:
+        if isinstance(config_dict[name], ConfigDict):
+            yield from _field_paths(config_dict[name], f"{prefix}{name}.")
+        else:
+            yield prefix + name

@@ -20,6 +20,7 @@ from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
+from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, is_converted, read_origin
 from bertjax.utils import hub
 from bertjax.utils.atomic_directory import atomic_directory, recover_directory
@@ -134,6 +135,8 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     is_local = "://" not in source and not hub.is_hub(source)
     if is_local and (target == origin or target in origin.parents or origin in target.parents):
         raise UsageError(f"{destination} and {source} overlap; choose a destination outside the source")
+    # Orbax needs devices to read and write.
+    list_devices()
     path = local_checkpoint(source)
     source_fmt = detect_format(path)
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:

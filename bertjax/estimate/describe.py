@@ -12,6 +12,7 @@ from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
 from bertjax.training.freezing import Frozen, check_frozen, count_trainable
 from bertjax.training.optimizer import make_optimizer
+from bertjax.training.sharding import list_devices
 
 # Architecture fields that `_options` omits, because other lines of the description contain them.
 _SIZES = {
@@ -38,6 +39,7 @@ def _abstract_params(task: Task) -> Any:
     model = task.objective.model
     model = model.clone(config=dataclasses.replace(model.config, pad_vocab_to_multiple_of=1))
     objective = dataclasses.replace(task.objective, model=model)
+    list_devices()
     return nn.unbox(jax.eval_shape(objective.init_params, jax.random.key(0)))
 
 

@@ -1,5 +1,7 @@
 """Model inputs at inference: lines of text files, and batches of encoded examples."""
 
+import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +12,10 @@ import numpy as np
 from bertjax.data.finetuning.examples import Batching, Examples, make_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
-from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
 from bertjax.utils.io import reject_utf16
+
+logger = logging.getLogger(__name__)
 
 # Texts of one example, such as a question, a pair of texts, or a beginning and its endings.
 Texts = tuple[str, ...]
@@ -25,6 +29,31 @@ _BUCKET = 32
 # The maximum limits memory for files without line ends.
 _MAX_LINE_BYTES = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
+
+
+@dataclasses.dataclass
+class TruncationCount:
+    """Number of encoded texts (a pair is one text), and of those that were cut to `seq_len` tokens.
+
+    Attributes:
+      seq_len: maximum tokens per row.
+      total: number of texts.
+      cut: number of cut texts.
+    """
+
+    seq_len: int
+    total: int = 0
+    cut: int = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Counts a text whose row has `num_tokens` tokens, with special tokens, if it is not cut."""
+        self.total += 1
+        self.cut += num_tokens > self.seq_len
+
+    def log(self) -> None:
+        """Logs a warning with both counts if any text was cut."""
+        if self.cut:
+            logger.warning(f"{self.cut:,} of {self.total:,} texts were cut to {self.seq_len} tokens")
 
 
 def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
@@ -48,8 +77,10 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
         start += num_rows
 
 
-def split_line(line: str, kind: str) -> Texts:
-    """Splits a line at ` ||| ` into the texts for an output layer of this kind."""
+def split_line(line: str, kind: str) -> str | Texts:
+    """Splits a line at ` ||| ` into the texts for an output layer of this kind. A line to tag stays a text."""
+    if kind == TAGS:
+        return line
     return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))
 
 

@@ -11,7 +11,7 @@ from etils import epath
 
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.inference.inputs import Texts
+from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.inference.text_predictions import TextPredictor
@@ -46,14 +46,22 @@ def check_model(model: LoadedModel, context: str | None) -> None:
 
 
 def predict_texts(
-    model: LoadedModel, inputs: Iterable[Texts], *, context: str = "", seq_len: int | None = None, logits: bool = False
+    model: LoadedModel,
+    inputs: Iterable[str | Texts],
+    *,
+    context: str = "",
+    seq_len: int | None = None,
+    logits: bool = False,
 ) -> Iterator[Record]:
     """Yields one prediction record per input, in order. At most a few hundred inputs are in memory.
+
+    Logs the number of texts that are cut to `seq_len` tokens. Taggers and models for spans use windows and cut none.
 
     Args:
       model: fine-tuned model.
       inputs: tuple of texts for each example. Models for choices take a beginning and its endings. Models for spans
-        take a question, and models for tags take a text or its words. All other models take one text or a pair.
+        take a question. Models for tags take a text as a string, which is split into words at whitespace and
+        punctuation, or its words as a tuple. All other models take one text or a pair.
       context: passage that contains the answers, for spans.
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
@@ -67,11 +75,13 @@ def predict_texts(
         seq_len = min(model.defaults.seq_len or max_len, max_len)
     if not 8 <= seq_len <= max_len:
         raise UsageError(f"seq_len={seq_len} is out of range; use 8 to {max_len}")
-    predictor = TextPredictor(model, seq_len, context, logits)
+    truncation = TruncationCount(seq_len)
+    predictor = TextPredictor(model, seq_len, context, logits, truncation)
     predict = OUTPUT_KINDS[model.output_layer.kind].predict
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
         yield from predict(predictor, chunk)
+    truncation.log()
 
 
 def format_record(line: str, record: Record) -> str:

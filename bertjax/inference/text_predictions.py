@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.data.corpus.tokenizer import BasicTokenizer
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, make_batches
 from bertjax.inference.loaded_model import LoadedModel
+from bertjax.metrics.entities import follows_scheme
 from bertjax.tasks.finetuning import records
 from bertjax.tasks.finetuning import spans as squad_spans
 from bertjax.tasks.finetuning.records import Record
@@ -28,12 +30,14 @@ class TextPredictor:
       seq_len: maximum tokens per row.
       context: passage that contains the answers, for spans.
       with_logits: whether records include logits.
+      truncation: counts of encoded and of cut texts, updated in place.
     """
 
     model: LoadedModel
     seq_len: int
     context: str
     with_logits: bool
+    truncation: TruncationCount
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -54,6 +58,7 @@ class TextPredictor:
         vocabulary = self.model.vocabulary
         first, *second = (self.model.tokenizer.encode(text) for text in texts)
         pair = second[0] if second else None
+        self.truncation.add(len(first) + 2 if pair is None else len(first) + len(pair) + 3)
         return encode_pair(first, pair, self.seq_len, vocabulary.cls_id, vocabulary.sep_id)
 
     def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:
@@ -106,9 +111,12 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
     ]
 
 
-def predict_tags(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
-    """Predicts a tag for each word of each text. Words are separated by spaces, or are separate texts."""
-    sentences = [[word for text in texts for word in text.split()] for texts in inputs]
+def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> list[Record]:
+    """Predicts a tag for each word of each text. A tuple contains the words of a text, separated by spaces."""
+    split = BasicTokenizer(lower_case=False).word_spans
+    texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
+    spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]
+    sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]
     words = list(itertools.chain.from_iterable(sentences))
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
     labels = list(predictor.labels)
@@ -116,13 +124,23 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Reco
     examples, row_of_word, positions = encode_tagged(
         tagged, labels, predictor.model.tokenizer, predictor.seq_len, False, "the text"
     )
-    inputs = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
-    logits = predictor.logits(dataclasses.replace(examples, tokens=inputs))
+    tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
+    logits = predictor.logits(dataclasses.replace(examples, tokens=tokens))
     word_logits = gather_words(row_of_word, positions, logits)
-    return [
-        records.tags_record(sentence, labels, word_logits[end - len(sentence) : end], predictor.with_logits)
-        for sentence, end in zip(sentences, ends, strict=True)
-    ]
+    tag_records = []
+    for text, text_spans, sentence, end in zip(texts, spans, sentences, ends, strict=True):
+        record = records.tags_record(sentence, labels, word_logits[end - len(sentence) : end], predictor.with_logits)
+        record["spans"] = [list(span) for span in text_spans]
+        if follows_scheme(labels):
+            record["entities"] = records.entity_records(text, text_spans, record["prediction"])
+        tag_records.append(record)
+    return tag_records
+
+
+def _joined_spans(words: Texts) -> list[tuple[int, int]]:
+    """Returns the start and end character of each word in the words joined by spaces."""
+    ends = list(itertools.accumulate(len(word) + 1 for word in words))
+    return [(end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True)]
 
 
 def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:

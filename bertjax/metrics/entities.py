@@ -37,11 +37,15 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns whether a tag set marks entities, that is, all tags except O belong to IOB, BIOES or BILOU."""
+    """Returns whether a tag set marks entities, that is, all tags except O belong to IOB, BIOES or BILOU.
+
+    Raises:
+      UsageError: the tags mix schemes, or only some of them mark entities.
+    """
     inside = {tag for tag in tags if tag != "O"}
-    prefixes = {tag: prefix for tag in inside for prefix, _, type_ in [tag.partition("-")] if type_}
-    if inside and len(prefixes) == len(inside) and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES):
+    if follows_scheme(inside):
         return True
+    prefixes = _prefixes(inside)
     entity_tags = {tag for tag, prefix in prefixes.items() if prefix in ("B", "I")}
     if not entity_tags:
         return False
@@ -54,6 +58,18 @@ def has_entities(tags: Iterable[str]) -> bool:
         f"the tags mix schemes: {min(entity_tags)} marks an entity, {other_tag} does not; use only O, B-TYPE and "
         "I-TYPE, or no tags with the prefixes B- and I-"
     )
+
+
+def follows_scheme(tags: Iterable[str]) -> bool:
+    """Returns whether all tags except O belong to one of IOB, BIOES and BILOU, and there are such tags."""
+    inside = {tag for tag in tags if tag != "O"}
+    prefixes = _prefixes(inside)
+    return bool(inside) and {*prefixes} == inside and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES)
+
+
+def _prefixes(tags: set[str]) -> dict[str, str]:
+    """Returns the prefix of each tag that has a prefix and a type."""
+    return {tag: prefix for tag in tags for prefix, _, type_ in [tag.partition("-")] if type_}
 
 
 def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:

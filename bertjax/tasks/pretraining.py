@@ -143,7 +143,7 @@ class Task(task.Task):
 
 def _no_corpus() -> UsageError:
     return UsageError(
-        "no corpus; create one with `bertjax prepare --input docs: --output DIR`, and set --config FILE:corpus=DIR"
+        "no corpus; create one with `bertjax prepare --input docs: --output DIR`, and set --config NAME:corpus=DIR"
     )
 
 

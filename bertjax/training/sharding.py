@@ -60,7 +60,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     Raises:
       UsageError: the product of the sizes is not the number of devices, or the mesh does not fit the slices.
     """
-    devices = _devices() if devices is None else devices
+    devices = list_devices() if devices is None else devices
     slices = _slices(config.slices, devices)
     sizes = [config.data, config.fsdp, config.tensor]
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
@@ -85,12 +85,18 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return Mesh(np.concatenate(parts), MESH_AXES)
 
 
-def _devices() -> list[jax.Device]:
+def list_devices() -> list[jax.Device]:
+    """Returns the devices of all processes. Raises a UsageError if there are none for JAX_PLATFORMS."""
     try:
         return jax.devices()
-    except RuntimeError as error:
+    # JAX raises an AssertionError without a message if only CUDA or ROCm is requested and no GPU is found.
+    except (RuntimeError, AssertionError) as error:
         platforms = quoted(jax.config.jax_platforms or "")
-        raise UsageError(f"JAX finds no devices ({first_line(error)}); check JAX_PLATFORMS={platforms}") from error
+        reason = f" ({first_line(error)})" if str(error) else ""
+        raise UsageError(
+            f"JAX finds no devices for JAX_PLATFORMS={platforms}{reason}; use a platform of this machine, such as cpu, "
+            "or unset JAX_PLATFORMS"
+        ) from error
 
 
 def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:

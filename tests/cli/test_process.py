@@ -56,6 +56,16 @@ def test_expected_error_is_one_line(tmp_path):
     assert run("open('nosuch')", tmp_path) == (1, "bertjax: nosuch: No such file or directory\n")
 
 
+def test_platform_without_devices_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    convert = "from bertjax.convert.convert import convert as run\nrun('a', 'b', 'bertjax', False)"
+    describe = "from bertjax.cli import inspect\nmain.main(['describe', '--config=pretrain:size=tiny'])"
+    for body in (convert, describe):
+        code, error = run(body, tmp_path)
+        assert code == 2 and error.startswith("bertjax: JAX finds no devices for JAX_PLATFORMS='cuda'; use a platform")
+        assert error.count("\n") == 1
+
+
 def test_storage_error_of_tensorflow_is_one_line(tmp_path):
     raised = "import tensorflow as tf\nraise tf.errors.PermissionDeniedError(None, None, 'HTTP 403 gs://nosuch\\nmore')"
     advice = "check the address and the network, then run the same command again"

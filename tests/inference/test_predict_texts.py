@@ -1,5 +1,6 @@
 """Predictions of fine-tuned models for texts from the command line, a file or standard input."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.convert import huggingface, workdir
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
-from bertjax.inference import predict
+from bertjax.inference import predict, text_predictions
 from bertjax.inference.load import load_model
 from bertjax.model.heads import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
@@ -126,8 +127,16 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
         itertools.combinations_with_replacement(spans, 2), key=lambda pair: logits[pair[0], 0] + logits[pair[1], 1]
     )
     assert record["prediction"] == context[spans[first][0] : spans[last][1]]
+    assert (record["start"], record["end"]) == (spans[first][0], spans[last][1])
     assert 0 < record["probability"] <= 1
     assert run_predict(capfd, folders[SPANS], "who?", f"--context={context}").splitlines()[1].endswith(" %")
+
+
+def test_no_answer_has_no_offsets(folders):
+    loaded = load_model(folders[SPANS])
+    loaded = dataclasses.replace(loaded, defaults=dataclasses.replace(loaded.defaults, null_threshold=-1e9))
+    (record,) = predict.predict_texts(loaded, [("who?",)], context="Jo saw Al.")
+    assert (record["prediction"], record["start"], record["end"]) == ("", None, None)
 
 
 def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
@@ -152,6 +161,51 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
 def test_words_for_tags_may_be_a_tuple(folders):
     tagger = bertjax.load(folders[TAGS])
     assert tagger.predict([("a", "dog", "too")]) == tagger.predict(["a dog too"])
+    # The words of a tuple are not split.
+    (one, two) = tagger.predict([("Munich,",), ("U.S.", "a b", "")])
+    assert (one["words"], one["spans"]) == (["Munich,"], [[0, 7]])
+    assert (two["words"], two["spans"]) == (["U.S.", "a b", ""], [[0, 4], [5, 8], [9, 9]])
+
+
+def test_text_to_tag_is_split_at_punctuation_and_has_entities(folders, capfd, monkeypatch):
+    text = "Al saw Jo, (once)."
+    (record,) = predict_json(capfd, folders[TAGS], text)
+    assert record["words"] == ["Al", "saw", "Jo", ",", "(", "once", ")", "."]
+    assert [text[start:end] for start, end in record["spans"]] == record["words"]
+    assert record["prediction"] == bertjax.load(folders[TAGS]).predict([tuple(record["words"])])[0]["prediction"]
+    lines = run_predict(capfd, folders[TAGS], text).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == record["words"]
+
+    tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
+    logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
+    monkeypatch.setattr(text_predictions, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
+    (record,) = predict_json(capfd, folders[TAGS], text)
+    assert record["entities"] == [
+        {"label": "X", "start": 0, "end": 2, "text": "Al"},
+        {"label": "X", "start": 7, "end": 12, "text": "Jo, ("},
+        {"label": "X", "start": 17, "end": 18, "text": "."},
+    ]
+
+
+def test_tags_without_scheme_have_no_entities(letters, tmp_path):
+    for name, labels in (("parts", ("DET", "NOUN", "O")), ("mixed", ("B-X", "O", "[SEP]"))):
+        (tmp_path / name).mkdir()
+        huggingface.write(random_checkpoint(letters, TAGS, labels), tmp_path / name)
+        (record,) = bertjax.load(tmp_path / name).predict(["a dog"])
+        assert "entities" not in record and record["spans"] == [[0, 1], [2, 5]]
+
+
+def test_cut_texts_are_counted_once(folders, log_lines, monkeypatch):
+    monkeypatch.setattr(predict, "_CHUNK_TEXTS", 2)
+    classifier = bertjax.load(folders[CLASSES])
+    classifier.predict(["a " * 38, ("a " * 20, "b " * 17)])
+    assert log_lines == []
+    classifier.predict(["a " * 39, "b", ("a " * 20, "b " * 18), "c", "d"])
+    assert log_lines == ["2 of 5 texts were cut to 40 tokens"]
+    # Windows cover long texts of these models.
+    bertjax.load(folders[TAGS]).predict(["a " * 50])
+    bertjax.load(folders[SPANS]).predict(["who?"], context="a " * 50)
+    assert len(log_lines) == 1
 
 
 def test_terminal_escape_sequences_are_escaped(folders, capfd):

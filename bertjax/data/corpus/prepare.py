@@ -17,6 +17,7 @@ from bertjax.errors import UsageError
 from bertjax.utils.atomic_directory import atomic_directory
 from bertjax.utils.io import as_path, check_free_space, is_remote
 
+logger = logging.getLogger(__name__)
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 _MAX_WORKERS = 1024
 # Disk space for a corpus and its shards per byte of text. It is below the 0.9 measured for 200 MB of English text.
@@ -104,6 +105,12 @@ def prepare(
     run = _runner(runner, runner_options, output, workers, progress)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     _check_add_pieces(add_pieces, loaded)
+    if loaded and loaded.kind == WORDPIECE and lower_case == loaded.has_upper_case:
+        option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
+        logger.warning(
+            f"{option} does not fit the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
+            "detect the case"
+        )
     sources, duplicates = readers.find_sources(inputs, data_dir)
     text_bytes = sum(source.size_bytes or 0 for source in sources)
     check_free_space(output.parent, _DISK_BYTES_PER_TEXT_BYTE * text_bytes, f"the corpus {output}")

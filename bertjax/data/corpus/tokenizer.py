@@ -101,6 +101,25 @@ class BasicTokenizer:
             words = [unicodedata.normalize("NFD", word.lower()) for word in words]
         return " ".join(words).translate(self._punctuation).split()
 
+    def word_spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns the start and end (exclusive) character of each word and punctuation character of a text, in order.
+
+        The words are those of `words`, as they are written in the text.
+        """
+        spans: list[tuple[int, int]] = []
+        is_open = False
+        for index, char in enumerate(text):
+            spaced = char.translate(self._cleaning)
+            if not spaced:
+                continue  # Cleaning drops the character and joins its neighbors.
+            is_word = spaced == char and not char.isspace() and not is_punctuation(char)
+            if is_word and is_open:
+                spans[-1] = (spans[-1][0], index + 1)
+            elif not spaced.isspace():
+                spans.append((index, index + 1))
+            is_open = is_word
+        return spans
+
 
 class _ChunkIds(dict[str, tuple[int, ...]]):
     """Bounded cache of the token ids of chunks (text between spaces). The cache is cleared when it is full."""

@@ -62,6 +62,11 @@ class Vocabulary:
         """Ids of [PAD], [UNK], [CLS], [SEP] and [MASK], in this order."""
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
+    @property
+    def has_upper_case(self) -> bool:
+        """Whether a piece contains an upper-case letter, other than pieces such as [CLS]."""
+        return _has_upper_case(self.pieces)
+
     @functools.cached_property
     def is_continuation(self) -> np.ndarray:
         """Mask of the pieces that continue the previous piece's word, bool [V]. Special pieces are False."""
@@ -113,10 +118,14 @@ def load_vocabulary(
             raise UsageError(f"the vocabulary {path} has {piece} on {pieces.count(piece)} lines; keep one of them")
         special_ids[f"{piece[1:-1].lower()}_id"] = ids[known_names[0]]
     if lower_case is None:
-        lower_case = kind == WORDPIECE and not any(p != p.lower() for p in pieces if not p.startswith("["))
+        lower_case = kind == WORDPIECE and not _has_upper_case(pieces)
     return Vocabulary(
         path, content, kind, pieces, lower_case, **special_ids, sha256=hashlib.sha256(content).hexdigest()
     )
+
+
+def _has_upper_case(pieces: tuple[str, ...]) -> bool:
+    return any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
 
 
 def _wordpiece_pieces(path: os.PathLike, content: bytes) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.finetuning.tables import Row
+from bertjax.metrics.entities import extract_entities
 
 Record = dict[str, Any]
 # Predictions file of a task with a single input file.
@@ -73,6 +74,21 @@ def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray,
         "probabilities": [_by_label(labels, row) for row in softmax(logits)] if len(words) else [],
     }
     return {**record, "logits": [_by_label(labels, row) for row in logits]} if include_logits else record
+
+
+def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
+    """Returns the entities of a text in order, with label, start and end (exclusive) character, and text.
+
+    Args:
+      text: the text.
+      spans: start and end character of each word.
+      tags: tag of each word, of IOB, BIOES or BILOU.
+    """
+    return [
+        {"label": label, "start": start, "end": end, "text": text[start:end]}
+        for first, last, label in sorted(extract_entities(tags))
+        for start, end in [(spans[first][0], spans[last - 1][1])]
+    ]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

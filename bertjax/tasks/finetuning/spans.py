@@ -18,10 +18,15 @@ _ODDS_WITHOUT_SPAN = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Candidate answer: a text of the passage and its score."""
+    """Candidate answer: a text of the passage, its score, and its start and end (exclusive) character.
+
+    The null answer has no characters.
+    """
 
     text: str
     score: float
+    start: int | None = None
+    end: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +69,13 @@ def best_answers(
         spans[question] += _window_spans(data, windows, index, start, end)
     answers = []
     for question, candidates, null_score in zip(questions, spans, null_scores, strict=True):
-        scores: dict[str, float] = {}
+        best_of_text: dict[str, Candidate] = {}
         for score, first, last in sorted(candidates, key=lambda span: -span[0]):
-            scores.setdefault(question.context[first:last], score)
-            if len(scores) == data.n_best:
+            text = question.context[first:last]
+            best_of_text.setdefault(text, Candidate(text, score, first, last))
+            if len(best_of_text) == data.n_best:
                 break
-        nbest = tuple(Candidate(text, score) for text, score in scores.items())
+        nbest = tuple(best_of_text.values())
         odds = float(null_score - nbest[0].score) if nbest else _ODDS_WITHOUT_SPAN
         answers.append(Answer(nbest, odds, float(null_score)))
     return answers
@@ -102,7 +108,9 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
-    """Returns an answer as a JSON object. The text of the null answer is "".
+    """Returns an answer as a JSON object with its text and its start and end (exclusive) character in the passage.
+
+    The text of the null answer is "", and its start and end are None.
 
     Args:
       answer: the prediction.
@@ -110,10 +118,17 @@ def answer_record(answer: Answer, null_threshold: float | None, include_score: b
       include_score: whether to add the score of the prediction.
     """
     has_null = null_threshold is not None
-    text = "" if has_null and answer.null_odds > null_threshold else answer.text
+    is_null = has_null and answer.null_odds > null_threshold
+    span = answer.nbest[0] if answer.nbest and not is_null else None
+    text = span.text if span else ""
     candidates = nbest_with_probabilities(answer, has_null)
     best = next((candidate for candidate in candidates if candidate["text"] == text), None)
-    record: Record = {"prediction": text, "probability": round_digits(best["probability"]) if best else 1.0}
+    record: Record = {
+        "prediction": text,
+        "start": span.start if span else None,
+        "end": span.end if span else None,
+        "probability": round_digits(best["probability"]) if best else 1.0,
+    }
     if has_null:
         record["null_odds"] = round_digits(answer.null_odds)
     return {**record, "score": round_digits(best["score"])} if best and include_score else record

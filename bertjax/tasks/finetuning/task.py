@@ -212,7 +212,7 @@ class FinetuningTask(task.Task):
     def _init_without_data(self) -> None:
         config = self.config
         if not config.model["hidden_size"]:
-            raise UsageError("the config has no model size; set a size, such as --config FILE:size=base")
+            raise UsageError("the config has no model size; set a size, such as --config NAME:size=base")
         self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
         self._init_schedule()
         self.batch_sizes = (config.data.batch_size,)
@@ -333,6 +333,6 @@ def _open_vocabulary(config: FinetuningConfig) -> Vocabulary:
     if not config.data.vocabulary or not config.model["hidden_size"]:
         raise UsageError(
             "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "
-            "--config FILE:size=mini, and --config.data.vocabulary=vocab.txt"
+            "--config NAME:size=mini, and --config.data.vocabulary=vocab.txt"
         )
     return open_vocabulary(config.data.vocabulary)

@@ -166,3 +166,22 @@ def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
     assert manifest["vocabulary"]["sha256"] == manifest["files"]["vocab.txt"]["sha256"]
     assert manifest["vocabulary"]["special_ids"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     assert manifest["vocabulary"]["lower_case"] is False
+
+
+def test_option_that_does_not_fit_the_case_of_the_vocabulary_is_warned_of(tmp_path, vocabulary, log_lines):
+    write_text(tmp_path / "a.txt", make_text(5))
+    cased = tmp_path / "cased.txt"
+    cased.write_bytes(vocabulary.read_bytes() + b"London\n")
+    for number, (file, lower_case, warning) in enumerate(
+        [
+            (cased, True, "--uncased does not fit the vocabulary .*cased.txt, which has upper-case letters; omit"),
+            (vocabulary, False, "--cased does not fit the vocabulary .*, which does not have upper-case letters; omit"),
+            (cased, False, ""),
+            (vocabulary, True, ""),
+            (cased, None, ""),
+        ]
+    ):
+        log_lines.clear()
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=file, lower_case=lower_case, name=str(number))
+        warnings = [line for line in log_lines if "does not fit" in line]
+        assert len(warnings) == bool(warning) and all(re.match(warning, line) for line in warnings)

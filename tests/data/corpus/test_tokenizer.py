@@ -157,7 +157,17 @@ def test_every_code_point(lower_case):
         text = f"A{chr(code)}b"
         if basic.words(text) != plain_words(text, lower_case):
             wrong.append(hex(code))
+        spans = basic.word_spans(text)
+        if [word for start, end in spans for word in basic.words(text[start:end])] != basic.words(text):
+            wrong.append(f"spans of {code:x}")
     assert wrong == []
+
+
+def test_word_spans_in_the_text():
+    text = " U.S.\tna\u00efve\u200bly,\u4e2d\u6587\u2028e\u0301 \x01"
+    spans = BasicTokenizer(lower_case=True).word_spans(text)
+    words = ["U", ".", "S", ".", "na\u00efve\u200bly", ",", "\u4e2d", "\u6587", "e\u0301"]
+    assert [text[start:end] for start, end in spans] == words
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
@@ -176,6 +186,9 @@ def test_random_text(vocabulary_file, lower_case):
     for _ in range(3000):
         text = "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(40)))
         assert tokenizer.pieces(tokenizer.encode(text)) == plain_tokens(text, lower_case, set(PIECES)), repr(text)
+        if not lower_case:
+            words = [text[start:end] for start, end in BasicTokenizer(lower_case).word_spans(text)]
+            assert [plain_words(word, lower_case) for word in words] == [[w] for w in plain_words(text, lower_case)]
 
 
 def test_special_pieces_in_a_text_are_ordinary_text(vocabulary_file):

@@ -1,0 +1,42 @@
+"""Loading of configs: saved configs, and suggestions for unknown fields."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bertjax.config.load import load_config
+from bertjax.errors import UsageError
+from bertjax.tasks.build import parse_config
+
+
+@pytest.mark.parametrize(
+    "field, remedy",
+    [
+        ("learning_rate", "did you mean optimizer.learning_rate?"),
+        ("data.rate", "did you mean data.masking.rate?"),
+        ("optimizer.lerning_rate", "did you mean optimizer.learning_rate?"),
+        ("mesh.zzz", "use one of data, fsdp, slices, tensor"),
+        ("seed.nosuch", "config.seed does not contain 'nosuch'; it is a single value, so set it directly"),
+    ],
+)
+def test_unknown_field_names_the_field_that_was_meant(field, remedy):
+    with pytest.raises(UsageError) as error:
+        load_config("pretrain:size=tiny", [f"--config.{field}=1"])
+    assert str(error.value).startswith(f"unknown field '{field}': config") and str(error.value).endswith(remedy)
+
+
+def test_config_json_of_a_workdir_is_an_experiment(tmp_path):
+    file = tmp_path / "config.json"
+    config = parse_config(load_config("pretrain:size=tiny", ["--config.seed=3"]))
+    file.write_text(json.dumps(dataclasses.asdict(config)))
+    assert parse_config(load_config(str(file), [])) == config
+    changed = parse_config(load_config(str(file), ["--config.seed=4"]))
+    assert changed == dataclasses.replace(config, seed=4)
+    with pytest.raises(UsageError, match="config.json takes no arguments: size=base; set fields with --config.FIELD="):
+        load_config(f"{file}:size=base", [])
+    with pytest.raises(UsageError, match="none.json: No such file or directory; use the config.json of a workdir"):
+        load_config(str(tmp_path / "none.json"), [])
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="config.json: it lacks task, data or model; use the config.json"):
+        load_config(str(file), [])
