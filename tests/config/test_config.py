@@ -96,7 +96,7 @@ def test_explicit_zero_overrides_an_unset_model_field(monkeypatch):
     assert init_from.adopt(config_dict, checkpoint).model.layer_norm_eps == 1e-12
     config_dict = apply_overrides(config_dict, ["--config.model.layer_norm_eps=0.0"])
     with pytest.raises(UsageError, match="layer_norm_eps"):
-        init_from.adopt(config_dict, checkpoint)
+        init_from.adopt(config_dict, checkpoint, {"layer_norm_eps"})
 
 
 @pytest.mark.parametrize(
