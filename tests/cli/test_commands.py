@@ -120,7 +120,9 @@ def test_train_traces_steps_and_logs_to_a_tracker(capfd, corpus, tmp_path, monke
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
     assert {1, 2} <= losses.keys()
-    assert {step: logged[step]["loss"] for step in losses} == pytest.approx(losses)
+    assert {"eval/mlm_loss", "train/learning_rate", "train/tokens"} <= logged[2].keys()
+    assert all(tag.startswith(("train/", "eval/")) for values in logged.values() for tag in values)
+    assert {step: logged[step]["train/loss"] for step in losses} == pytest.approx(losses)
 
 
 @pytest.mark.slow

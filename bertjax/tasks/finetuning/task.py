@@ -236,13 +236,13 @@ class FinetuningTask(task.Task):
             return
         self._batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
         self._order = EpochOrder(self.train_examples, self._batching, config.seed)
-        steps_per_epoch = self._order.steps_per_epoch
-        self.total_steps = config.steps or config.epochs * steps_per_epoch
+        self.steps_per_epoch = self._order.steps_per_epoch
+        self.total_steps = config.steps or config.epochs * self.steps_per_epoch
         # The default is `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup = config.optimizer.warmup_steps
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
-        self.eval_every = (config.eval_every or steps_per_epoch) if self.eval_examples is not None else 0
-        self.checkpoint_every = config.checkpoint_every or steps_per_epoch
+        self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
+        self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
         # Packed batches have batch_size / examples_per_row rows or a multiple of this number.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
@@ -265,6 +265,7 @@ class FinetuningTask(task.Task):
         self.notes = (
             *(stats.summary() for stats in self.read_stats),
             *self._class_counts(),
+            *self._class_weights(),
             *([] if evaluated else [f"evaluated on {not_evaluated}"]),
         )
         hashes = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
@@ -317,6 +318,15 @@ class FinetuningTask(task.Task):
         lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
         more = f" and {len(lines) - _MAX_LOGGED_CLASSES} more" if len(lines) > _MAX_LOGGED_CLASSES else ""
         return [f"{len(lines)} classes: {', '.join(lines[:_MAX_LOGGED_CLASSES])}{more}"]
+
+    def _class_weights(self) -> list[str]:
+        """Formats the class weights of the training loss, if it has any."""
+        weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
+        if self.train_examples is None or not weights:
+            return []
+        pairs = [f"{name!r}={weight:.4g}" for name, weight in zip(self.labels, weights, strict=True)]
+        more = f" and {len(pairs) - _MAX_LOGGED_CLASSES} more" if len(pairs) > _MAX_LOGGED_CLASSES else ""
+        return [f"class weights: {', '.join(pairs[:_MAX_LOGGED_CLASSES])}{more}"]
 
     def _cost(self, rows: int, length: int) -> StepCost:
         model, head = self.objective.model.config, self.config.feature_head
