@@ -185,7 +185,7 @@ class FinetuningTask(task.Task):
         return 0 if self.train_examples is None else self._order.typical_step()
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return format_row(batch, row, vocabulary=self.vocabulary)
+        return format_row(batch, row, self.tokenizer, self.labels)
 
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return {**means, **self.score(outputs)}
@@ -212,10 +212,16 @@ class FinetuningTask(task.Task):
     def _init_without_data(self) -> None:
         config = self.config
         if not config.model["hidden_size"]:
-            raise UsageError("the config has no model size; set a size, such as --config FILE:size=base")
+            raise UsageError(
+                "the config has no model size; use --init_from CKPT, or set a size, such as --config FILE:size=base"
+            )
         self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
         self._init_schedule()
         self.batch_sizes = (config.data.batch_size,)
+        self.has_schedule = False
+        length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
+        unknown = "warm-up and FLOPs" if config.steps else "steps, warm-up and FLOPs"
+        self.notes = (f"schedule: {length}, batches of {config.data.batch_size}; {unknown} are unknown without data",)
 
     def _init_objective(self, model: ModelConfig) -> None:
         objective = self.make_objective(model)
