@@ -59,15 +59,15 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
 
     A checkpoint in another format is converted to a temporary folder, which contains the vocabulary.
     """
+    if not args.checkpoint:
+        with convert_init_checkpoint(args) as init_from:
+            yield config_dict_without_data(load_config_dict(args, init_from), init_from)
+        return
     from bertjax.convert.convert import BERTJAX, detect_format
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.utils.hub import is_hub
 
     fix = "use --config, such as glue, and --init_from"
-    if not args.checkpoint:
-        with convert_init_checkpoint(args) as init_from:
-            yield config_dict_without_data(load_config_dict(args, init_from), init_from)
-        return
     for option in ("config", "init_from"):
         if getattr(args, option):
             raise UsageError(
@@ -93,12 +93,12 @@ def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
 @contextlib.contextmanager
 def convert_init_checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to a temporary folder if necessary, or None without the option."""
-    from bertjax.convert.convert import bertjax_checkpoint
-    from bertjax.tasks.build import parse_config
-
     if not args.init_from:
         yield None
         return
+    from bertjax.convert.convert import bertjax_checkpoint
+    from bertjax.tasks.build import parse_config
+
     # Check the config first, because a conversion may take minutes.
     parse_config(load_config_dict(args))
     with bertjax_checkpoint(args.init_from) as path:

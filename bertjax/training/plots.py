@@ -98,9 +98,9 @@ def _plot(
         bottom=0.55 / height,
         top=1 - 0.35 / height,
         wspace=0.15,
-        hspace=0.3,
+        hspace=0.18,
     )
-    grid = figure.subplots(rows, columns, squeeze=False)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     for axes, panel in zip(grid.flat, [panel for row in panels for panel in row], strict=True):
         for index, name in enumerate(panel.metrics):
             prefix = f"{name}, " if len(panel.metrics) > 1 else ""
@@ -113,10 +113,12 @@ def _plot(
                 axes.axhline(
                     baseline[name], color="gray", linestyle="--", label=f"{prefix}baseline {baseline[name]:.3g}"
                 )
-        axes.set(title=panel.title, xlabel=x_label)
+        axes.set_title(panel.title)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel(x_label)
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
