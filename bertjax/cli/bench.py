@@ -4,9 +4,10 @@ import argparse
 import json
 from typing import Any
 
-from bertjax.cli.common import load_config_dict, log_timed_phase
-from bertjax.cli.parser import HelpFormatter, add_command, add_profile
+from bertjax.cli.common import load_config_dict, log_timed_phase, open_config_dict
+from bertjax.cli.parser import HelpFormatter, add_command, add_json, add_model_source, add_profile
 from bertjax.errors import UsageError
+from bertjax.utils.terminal import format_table
 
 
 def add_parser(commands: Any) -> None:
@@ -23,40 +24,48 @@ def add_parser(commands: Any) -> None:
         benchmarks,
         "step",
         bench_step,
-        "Times train steps on synthetic batches of the first training phase. The last line of the output is JSON.",
+        "Times train steps on one batch of the first training phase.",
         "bertjax bench step --config pretrain:size=base,batch=sequences --config.data.batch_size=8",
         config=True,
     )
+    add_model_source(parser)
     parser.add_argument("--steps", type=int, default=10, help="number of timed steps, after one step for compilation")
+    add_json(parser)
     add_profile(parser)
     parser = add_command(
         benchmarks,
         "input",
         bench_input,
-        "Times the input pipeline of the first pre-training phase. The last line of the output is JSON.",
+        "Times the input pipeline of the first pre-training phase.",
         "bertjax bench input --config pretrain:corpus=runs/corpus --seconds 10",
         config=True,
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement in seconds")
+    add_json(parser)
 
 
 def bench_step(args: argparse.Namespace) -> None:
     """Runs `bertjax bench step`."""
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.training.bench import bench_step as run
+    from bertjax.training.bench import step_table
     from bertjax.training.profiling import parse_steps
 
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be at least 1")
-    config = parse_config(load_config_dict(args))
+    with open_config_dict(args) as config_dict:
+        config = parse_config(config_dict)
+        task = build_task(config, train=None)
     log_timed_phase(config)
-    print(json.dumps(run(build_task(config, train=None), args.steps, parse_steps(args.profile))))
+    result = run(task, args.steps, parse_steps(args.profile))
+    print(json.dumps(result) if args.json else format_table(step_table(result)))
 
 
 def bench_input(args: argparse.Namespace) -> None:
     """Runs `bertjax bench input`."""
     from bertjax.data.corpus.local_copy import open_anywhere
     from bertjax.data.pretraining.bench import bench_input as run
+    from bertjax.data.pretraining.bench import input_table
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.tasks.objectives.config import Config
 
@@ -75,4 +84,4 @@ def bench_input(args: argparse.Namespace) -> None:
         dupe_factor=config.data.dupe_factor,
         seconds=args.seconds,
     )
-    print(json.dumps(result))
+    print(json.dumps(result) if args.json else format_table(input_table(result)))

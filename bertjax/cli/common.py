@@ -22,7 +22,8 @@ def experiment(args: argparse.Namespace) -> str:
     """Returns the value of `--config`. Raises a UsageError if the option is missing."""
     if not args.config:
         example = "tables/table5" if args.command == "reproduce" else "pretrain:size=base"
-        raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}")
+        run = ", or --checkpoint, such as runs/base" if hasattr(args, "checkpoint") else ""
+        raise UsageError(f"`bertjax {command_name(args)}` needs --config, such as {example}{run}")
     return args.config
 
 
@@ -52,8 +53,66 @@ def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
     return config_dict
 
 
-def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
-    """Returns the ConfigDict of `--config`. Without this option, returns the checkpoint's ConfigDict."""
+@contextlib.contextmanager
+def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
+    """Yields the ConfigDict of `--config`, with the architecture of `--init_from`, or that of the run `--checkpoint`.
+
+    A checkpoint in another format is converted to a temporary folder, which contains the vocabulary.
+    """
+    if not args.checkpoint:
+        with convert_init_checkpoint(args) as init_from:
+            yield config_dict_without_data(load_config_dict(args, init_from), init_from)
+        return
+    from bertjax.convert.convert import BERTJAX, detect_format
+    from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.utils.hub import is_hub
+
+    fix = "use --config, such as glue, and --init_from"
+    for option in ("config", "init_from"):
+        if getattr(args, option):
+            raise UsageError(
+                f"--{option} and --checkpoint both define the run; use --checkpoint alone for its own config"
+            )
+    # Do not convert a checkpoint of another format, because it has no config.
+    if is_hub(args.checkpoint) or detect_format(args.checkpoint) != BERTJAX:
+        raise UsageError(f"{args.checkpoint} has no config of a run; {fix}")
+    yield checkpoint_config_dict(args, find_checkpoint(args.checkpoint), fix)
+
+
+def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
+    """Returns the ConfigDict with the vocabulary size of `init_from` if it names no data, which would determine it."""
+    from bertjax.tasks.build import parse_config
+    from bertjax.training.checkpoint import find_checkpoint
+    from bertjax.training.checkpoint_metadata import saved_architecture
+
+    if init_from and not parse_config(config_dict).has_data:
+        config_dict.model.vocab_size = saved_architecture(find_checkpoint(init_from)).vocab_size
+    return config_dict
+
+
+@contextlib.contextmanager
+def convert_init_checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
+    """Yields the path of `--init_from`, converted to a temporary folder if necessary, or None without the option."""
+    if not args.init_from:
+        yield None
+        return
+    from bertjax.convert.convert import bertjax_checkpoint
+    from bertjax.tasks.build import parse_config
+
+    # Check the config first, because a conversion may take minutes.
+    parse_config(load_config_dict(args))
+    with bertjax_checkpoint(args.init_from) as path:
+        yield path
+
+
+def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
+    """Returns the ConfigDict of `--config`. Without this option, returns the checkpoint's ConfigDict.
+
+    Args:
+      args: parsed arguments.
+      checkpoint: directory of a step.
+      fix: end of the error message for a checkpoint without config.
+    """
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
     from bertjax.training.workdir import is_converted
@@ -62,7 +121,7 @@ def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any) -> Any:
         config_dict = load_config_dict(args, checkpoint)
         return config_dict if config_dict.data.get("labels") else with_labels_of(config_dict, checkpoint)
     if is_converted(workdir_of(checkpoint)):
-        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; set --config, such as glue")
+        raise UsageError(f"the converted checkpoint {args.checkpoint} lacks task settings; {fix}")
     return checkpoint_config(checkpoint, args.overrides)
 
 

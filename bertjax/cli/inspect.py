@@ -4,8 +4,8 @@ import argparse
 from itertools import islice
 from typing import Any
 
-from bertjax.cli.common import load_config_dict
-from bertjax.cli.parser import add_command
+from bertjax.cli.common import open_config_dict
+from bertjax.cli.parser import add_command, add_model_source
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -17,9 +17,12 @@ def add_parser(commands: Any) -> None:
         "inspect",
         inspect,
         "Prints training batches as text.",
-        "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2",
+        "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2\n"
+        "  bertjax inspect --config text:train=train.csv,dev=dev.csv --init_from runs/base\n"
+        "  bertjax inspect --checkpoint runs/topic",
         config=True,
     )
+    add_model_source(parser)
     parser.add_argument("--steps", type=int, default=1, help="number of batches to print, starting at step 0")
     parser.add_argument("--rows", type=int, default=3, help="number of rows to print per batch")
     parser.add_argument("--npz", metavar="FILE", help="write the complete batches to this file")
@@ -29,9 +32,10 @@ def add_parser(commands: Any) -> None:
         "describe",
         describe,
         "Prints parameter counts by module, FLOPs per token, batch and schedule.",
-        "bertjax describe --config pretrain:size=large,phases=2",
+        "bertjax describe --config pretrain:size=large,phases=2\n  bertjax describe --checkpoint runs/base",
         config=True,
     )
+    add_model_source(parser)
     parser.add_argument("--fields", action="store_true", help="print only the config fields and their meanings")
 
 
@@ -41,7 +45,8 @@ def inspect(args: argparse.Namespace) -> None:
     from bertjax.data.shard import SINGLE_SHARD
     from bertjax.tasks.build import build_task, parse_config
 
-    task = build_task(parse_config(load_config_dict(args)), train=True)
+    with open_config_dict(args) as config_dict:
+        task = build_task(parse_config(config_dict), train=True)
     if not 1 <= args.steps <= task.total_steps:
         raise UsageError(f"--steps is {args.steps}; it must be between 1 and {task.total_steps}, the steps of the run")
     if args.rows < 1:
@@ -65,8 +70,9 @@ def describe(args: argparse.Namespace) -> None:
     from bertjax.estimate.describe import describe_task
     from bertjax.tasks.build import build_task, parse_config
 
-    config = parse_config(load_config_dict(args))
-    if args.fields:
-        show(describe_fields(config))
-    else:
-        show(describe_task(config, build_task(config, train=None)))
+    with open_config_dict(args) as config_dict:
+        config = parse_config(config_dict)
+        if args.fields:
+            show(describe_fields(config))
+        else:
+            show(describe_task(config, build_task(config, train=None)))

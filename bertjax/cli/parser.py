@@ -111,6 +111,25 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, metavar="CKPT", help=CHECKPOINT_HELP)
 
 
+def add_model_source(parser: argparse.ArgumentParser) -> None:
+    """Adds `--init_from` and `--checkpoint` for commands that describe a run without training."""
+    parser.add_argument(
+        "--init_from",
+        metavar="CKPT",
+        help=f"with --config, architecture and vocabulary as in `train`: {CHECKPOINT_HELP}",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="CKPT",
+        help="instead of --config, a run with its config: workdir or checkpoint in a workdir",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
 def add_distributed(parser: argparse.ArgumentParser) -> None:
     """Adds `--distributed`."""
     parser.add_argument(

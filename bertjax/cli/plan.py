@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import load_config_dict
-from bertjax.cli.parser import add_command
+from bertjax.cli.common import config_dict_without_data, convert_init_checkpoint, load_config_dict
+from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_json
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -24,6 +24,9 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument(
+        "--init_from", metavar="CKPT", help=f"architecture and vocabulary as in `train`: {CHECKPOINT_HELP}"
+    )
+    parser.add_argument(
         "--topology", metavar="GENERATION:SIZE", help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
     )
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")
@@ -36,18 +39,13 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="first search for the largest batch that fits, for each remat policy",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_json(parser)
     parser.add_argument("--output", metavar="FILE", help="write the plan to this JSON file")
 
 
 def plan(args: argparse.Namespace) -> None:
     """Runs `bertjax plan`."""
-    from bertjax.estimate.plan import describe_plan, plan_run
-    from bertjax.estimate.search import describe_search, search
     from bertjax.estimate.topology import chip_of, use_tpu_compiler
-    from bertjax.tasks.build import build_task, parse_config
-    from bertjax.training.checkpoint_config import experiment_config
-    from bertjax.utils.io import write_atomic
 
     if not args.topology:
         raise UsageError("`bertjax plan` needs --topology, such as v5e:16x16")
@@ -63,9 +61,20 @@ def plan(args: argparse.Namespace) -> None:
     chip_of(args.topology)
     load_config_dict(args)
     use_tpu_compiler()
+    with convert_init_checkpoint(args) as init_from:
+        _plan(args, init_from)
+
+
+def _plan(args: argparse.Namespace, init_from: str | None) -> None:
+    from bertjax.estimate.plan import describe_plan, plan_run
+    from bertjax.estimate.search import describe_search, search
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.checkpoint_config import experiment_config
+    from bertjax.utils.io import write_atomic
 
     def config_with(overrides: Sequence[str]) -> Any:
-        return parse_config(experiment_config(args.config, [*args.overrides, *overrides]))
+        config_dict = experiment_config(args.config, [*args.overrides, *overrides], init_from)
+        return parse_config(config_dict_without_data(config_dict, init_from))
 
     candidates = search(config_with, args.topology, args.slices) if args.search else []
     overrides, compiled = (candidates[0].overrides, candidates[0].step) if candidates else ((), None)

@@ -1,13 +1,13 @@
 """Output of `bertjax inspect`: formatted rows of fine-tuning batches, and batches in `.npz` files."""
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
 from bertjax.utils.io import write_npz
 
@@ -48,36 +48,73 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
     write_npz(path, arrays)
 
 
-_INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids")
+_INPUTS = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "sequence_ids",
+    "position_ids",
+    "token_labels",
+    "example",
+    "weights",
+)
+_SPAN = ("start_positions", "end_positions")
 
 
-def format_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary) -> str:
-    """Formats a row of a fine-tuning batch as text: the word pieces of each segment, then the labels.
+def format_row(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> str:
+    """Formats a row of a fine-tuning batch as text: each example's word pieces by segment, and its label or answer.
+
+    A tagged piece is followed by the tag of its word, as in `jo/B-PER`.
 
     Args:
       batch: a batch of `train_batches` or `eval_batches`.
       row: index of the row.
-      vocabulary: maps token ids to word pieces.
+      tokenizer: tokenizer of the model.
+      labels: names of classes or tags by id; () for numbers and for the choice of a sequence.
     """
+    pieces = tokenizer.pieces(batch["input_ids"][row].reshape(-1))
+    if "token_labels" in batch:
+        tags = batch["token_labels"][row]
+        pieces = [piece if tag < 0 else f"{piece}/{labels[tag]}" for piece, tag in zip(pieces, tags, strict=True)]
     is_packed = "sequence_ids" in batch
     if is_packed:
         sequence_ids = batch["sequence_ids"][row]
         mask = sequence_ids == 1 + np.arange(sequence_ids.max(initial=0))[:, None]  # [examples, L]
-        ids, segment_ids = (np.broadcast_to(batch[name][row], mask.shape) for name in ("input_ids", "segment_ids"))
+        segment_ids = np.broadcast_to(batch["segment_ids"][row], mask.shape)
+        texts = [pieces] * len(mask)
         noun = "example" if len(mask) == 1 else "examples"
         lines = [f"{len(mask)} {noun}, {mask.sum()} tokens + {(sequence_ids == 0).sum()} padding"]
     else:
-        ids, mask, segment_ids = (
-            np.atleast_2d(batch[name][row]) for name in ("input_ids", "input_mask", "segment_ids")
-        )
+        mask, segment_ids = (np.atleast_2d(batch[name][row]) for name in ("input_mask", "segment_ids"))
         mask, lines = mask > 0, []
-    for index, (sequence, inside, segments) in enumerate(zip(ids, mask, segment_ids, strict=True)):
-        head = f"{'example' if is_packed else 'sequence'} {index}, " if len(ids) > 1 else ""
+        texts = [pieces[start : start + mask.shape[1]] for start in range(0, len(pieces), mask.shape[1])]
+    for index, (text, inside, segments) in enumerate(zip(texts, mask, segment_ids, strict=True)):
+        head = f"{'example' if is_packed else 'sequence'} {index}, " if len(mask) > 1 else ""
         padding = "" if is_packed else f" + {(~inside).sum()} padding"
         lines.append(f"{head}{inside.sum()} tokens{padding}")
         for segment, letter in enumerate("AB"):
-            pieces = [vocabulary.pieces[token] for token in sequence[inside & (segments == segment)]]
-            lines += paragraph(f"{letter}: ", " ".join(pieces))
-    labels = {name: values[row] for name, values in batch.items() if name not in _INPUTS}
-    lines += paragraph("", "  ".join(f"{name} {np.array2string(value)}" for name, value in labels.items()))
+            lines += paragraph(f"{letter}: ", " ".join(text[i] for i in np.flatnonzero(inside & (segments == segment))))
+        if is_packed and "labels" in batch:
+            lines += paragraph("", f"label: {_format_label(batch['labels'][row, index], labels)}")
+    if "labels" in batch and not is_packed:
+        lines += paragraph("", f"label: {_format_label(batch['labels'][row], labels)}")
+    if "start_positions" in batch:
+        start, end = (int(batch[name][row]) for name in _SPAN)
+        answer = tokenizer.decode(batch["input_ids"][row, start : end + 1]) if start else "(not in this row)"
+        lines += paragraph("", f"answer: {answer}")
+    others = [name for name in batch if name not in (*_INPUTS, *_SPAN, "labels")]
+    lines += paragraph("", "  ".join(f"{name} {np.array2string(batch[name][row])}" for name in others))
+    if not np.any(batch["weights"][row]):
+        lines.append("weight 0: this row fills the batch and does not count")
     return "\n".join(lines)
+
+
+def _format_label(label: np.ndarray, names: Sequence[str]) -> str:
+    """Formats a class id, a number, 0 or 1 for each of several labels, or the index of the correct sequence."""
+    if label.ndim:
+        return ", ".join(name for name, value in zip(names, label, strict=True) if value > 0) or "(none)"
+    if np.issubdtype(label.dtype, np.floating):
+        return f"{label:g}"
+    if label < 0:
+        return "(unknown)"
+    return names[label] if names else f"sequence {label}"

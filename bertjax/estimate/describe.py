@@ -58,12 +58,23 @@ def _options(model: ModelConfig) -> list[str]:
     return [f"{name} {getattr(model, name)}" for name in options]
 
 
+def _describe_schedule(task: Task) -> list[str]:
+    """Describes steps, warm-up and total FLOPs. Without data, the notes of the task contain what is known."""
+    if not task.has_schedule:
+        return []
+    cost = task.cost_before(task.total_steps)
+    return [
+        f"schedule: {task.total_steps:,} steps, {task.warmup_steps:,} of them warm-up, then linear decay to 0",
+        f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
+        "matrix products)",
+    ]
+
+
 def describe_task(settings: RunConfig, task: Task) -> str:
     """Describes a task as text: parameter counts by module, model, optimizer, schedule and total FLOPs."""
     model, optimizer = task.objective.model.config, settings.optimizer
     counts = parameter_counts(task)
     encoder = sum(count for name, count in counts.items() if name.startswith(("encoder", "pooler")))
-    cost = task.cost_before(task.total_steps)
     lines = [
         "parameters",
         *(f"  {name:<24}{count:>14,}" for name, count in counts.items()),
@@ -72,11 +83,9 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"vocabulary: {model.vocab_size:,} tokens, padded to {model.padded_vocab_size:,} embedding rows",
         f"model: {', '.join((_describe_layers(model), f'dtype {model.dtype}', *_options(model)))}",
         *task.notes,
-        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g} after {task.warmup_steps:,} "
-        f"warmup steps, linear decay to 0 at step {task.total_steps:,}; weight decay {optimizer.weight_decay:g}, "
-        f"gradient clipping to norm {optimizer.clip_norm:g}",
-        f"run: {cost.rows:,} rows, {cost.positions:,} positions, {cost.flops:.3g} model FLOPs (forward and backward, "
-        "matrix products)",
+        f"optimizer: {optimizer.name}, learning rate {optimizer.learning_rate:g}, weight decay "
+        f"{optimizer.weight_decay:g}, gradient clipping to norm {optimizer.clip_norm:g}",
+        *_describe_schedule(task),
     ]
     frozen = make_optimizer(optimizer).frozen
     if frozen != Frozen():

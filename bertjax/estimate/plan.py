@@ -19,7 +19,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.optimizer import make_optimizer
 from bertjax.training.sharding import make_mesh
 from bertjax.training.state import abstract_state
-from bertjax.utils.terminal import duration
+from bertjax.utils.terminal import duration, format_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def plan_run(
 
     Returns:
       A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
-      if a phase does not fit into memory.
+      if a phase does not fit into memory. They and `steps` are None without data, if the data determines the steps.
 
     Raises:
       UsageError: the topology does not exist, the mesh does not fit it, or the mesh does not divide the batch.
@@ -146,7 +146,7 @@ def plan_run(
         }
         phases.append(
             {
-                "steps": count,
+                "steps": count if task.has_schedule else None,
                 "rows": cost.rows,
                 "positions": cost.positions,
                 "fits": step.fits,
@@ -164,7 +164,8 @@ def plan_run(
         )
         start += count
     fits = all(phase["fits"] for phase in phases)
-    seconds = sum(phase["steps"] * phase["seconds_per_step"] for phase in phases)
+    has_times = fits and task.has_schedule
+    seconds = sum(count * phase["seconds_per_step"] for count, phase in zip(steps, phases, strict=True))
     hours = chips * seconds / 3600
     return {
         "topology": topology,
@@ -179,10 +180,10 @@ def plan_run(
         "peak_memory_bytes": max(phase["peak_memory_bytes"] for phase in phases),
         "memory_bytes_per_chip": int(chip.hbm_bytes),
         "mfu": mfu,
-        "steps": sum(steps),
-        "seconds": seconds if fits else None,
-        "chip_hours": hours if fits else None,
-        "cost": hours * price_per_chip_hour if fits and price_per_chip_hour is not None else None,
+        "steps": sum(steps) if task.has_schedule else None,
+        "seconds": seconds if has_times else None,
+        "chip_hours": hours if has_times else None,
+        "cost": hours * price_per_chip_hour if has_times and price_per_chip_hour is not None else None,
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
 
@@ -209,21 +210,32 @@ def describe_plan(plan: dict[str, Any]) -> str:
     ]
     for number, phase in enumerate(plan["phases"], 1):
         lines += ["", *_describe_phase(number, phase, plan)]
-    if plan["fits"]:
-        cost = f", {_rounded(plan['cost'])} at the given price" if plan["cost"] is not None else ""
-        lines += [
-            "",
-            f"run       {plan['steps']:,} steps in {duration(plan['seconds'])}, {_rounded(plan['chip_hours'])} "
-            f"chip-hours{cost}, if the MFU is {plan['mfu']:.0%}",
-        ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", format_table(_totals(plan))])
+
+
+def _totals(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the (name, value, unit) of each total of a plan. Times are omitted if they are unknown."""
+    limit = plan["memory_bytes_per_chip"] / _GIB
+    rows = [
+        ("memory", f"{plan['peak_memory_bytes'] / _GIB:.2f}", f"GiB per chip, of {limit:.2f}"),
+        ("steps", f"{plan['steps']:,}" if plan["steps"] is not None else "unknown without data", ""),
+    ]
+    if plan["seconds"] is None:
+        return rows
+    return [
+        *rows,
+        ("time", duration(plan["seconds"]), f"h:mm:ss, if the MFU is {plan['mfu']:.0%}"),
+        ("chip-hours", _rounded(plan["chip_hours"]), ""),
+        *([("cost", _rounded(plan["cost"]), "at the given price")] if plan["cost"] is not None else []),
+    ]
 
 
 def _describe_phase(number: int, phase: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in phase["memory"].items())
+    steps = f"{phase['steps']:,} " if phase["steps"] is not None else ""
     peak, limit = phase["peak_memory_bytes"] / _GIB, plan["memory_bytes_per_chip"] / _GIB
     lines = [
-        f"phase {number}   {phase['steps']:,} steps of {phase['rows']:,} rows of {phase['positions'] // phase['rows']} "
+        f"phase {number}   {steps}steps of {phase['rows']:,} rows of {phase['positions'] // phase['rows']} "
         f"tokens, {phase['rows'] / plan['chips']:g} rows per chip; compiled in {phase['compile_seconds']:.0f} s",
         f"  memory  {peak:.2f} of {limit:.2f} GiB per chip, {'fits' if phase['fits'] else 'DOES NOT FIT'} ({parts})",
     ]

@@ -106,6 +106,9 @@ class Task:
       eval_first: whether to evaluate before the first step too.
       batch_sizes: numbers of rows of the global batches. Each must be divisible by the number of data shards.
       phase_steps: number of steps of each training phase. All batches of a phase have the same shape.
+      has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). If not, they depend on data that
+        the config does not name, and have arbitrary values.
+      steps_per_epoch: steps of an epoch (default: 0, the task has no epochs).
       num_eval_batches: number of batches of an evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
       unlabeled_source: source of the evaluation data if it lacks labels (default: "", it contains labels).
@@ -121,6 +124,8 @@ class Task:
     """
 
     phase_steps: tuple[int, ...] = ()
+    has_schedule = True
+    steps_per_epoch = 0
     num_eval_batches = 0
     eval_first = False
     patience = 0

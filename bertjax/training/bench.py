@@ -89,6 +89,28 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
     }
 
 
+def step_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the (name, value, unit) of each measurement of `bench_step`."""
+    losses = [(name, "not finite" if value is None else f"{value:.4f}", "") for name, value in result["losses"].items()]
+    peak = result["peak_flops_per_second"]
+    return [
+        ("device", f"{result['devices']} x {result['device']}", ""),
+        ("batch", f"{result['rows']:,} x {result['seq_len']:,}", "rows x tokens"),
+        ("dtype", result["dtype"], ""),
+        *losses,
+        ("peak memory", f"{result['peak_memory_bytes'] / 2**30:.2f}", "GiB per device"),
+        ("peak speed", f"{peak / 1e12:.3g}" if peak else "unknown", f"TFLOP/s ({result['peak_source']})"),
+        ("first step", f"{result['seconds_to_first_step']:.1f}", "s, with compilation"),
+        ("fastest step", f"{result['seconds_per_step_min']:.4f}", "s"),
+        ("slowest step", f"{result['seconds_per_step_max']:.4f}", "s"),
+        ("median step", f"{result['seconds_per_step']:.4f}", "s"),
+        ("MFU", f"{100 * result['mfu']:.1f}" if result["mfu"] is not None else "unknown", "% without padding"),
+        ("tokens", f"{100 * result['token_fraction']:.1f}", "% of positions, the rest is padding"),
+        ("positions", f"{result['positions_per_second']:,.0f}", "positions/s"),
+        ("speed", f"{result['tokens_per_second']:,.0f}", "tokens/s"),
+    ]
+
+
 def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, tuple[Any, ...]]:
     """Returns the train step, an initial state, and the step's other arguments (batch, dropout key and schedule)."""
     config = task.config

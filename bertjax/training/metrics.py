@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from etils import epath
@@ -22,6 +22,8 @@ from bertjax.utils.io import is_remote, write_atomic
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
+# Prefix of evaluation metrics in `metrics.jsonl`.
+HELD_OUT = "eval_"
 # Minimum seconds between rewrites of a file in object storage, which cannot append to files.
 _REWRITE_SECONDS = 60.0
 
@@ -52,6 +54,23 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             lines.append(entry)
     return lines
+
+
+def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
+    """Returns the values of a line under the tags of TensorBoard and trackers: `train/NAME` or `eval/NAME`.
+
+    Each quantity has one tag. A line of an evaluation contributes only its evaluation metrics, because the lines of
+    training contain the other values. If there is only one loss, its tag is `loss`.
+
+    Args:
+      values: values of a line of `metrics.jsonl` or `timing.jsonl`.
+      losses: names of the metrics whose means add up to `loss`.
+    """
+    evaluated = {name.removeprefix(HELD_OUT): value for name, value in values.items() if name.startswith(HELD_OUT)}
+    group, shown = ("eval", evaluated) if evaluated else ("train", values)
+    # A suffix names the evaluation set, as in `cross_entropy_mismatched`.
+    duplicates = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
+    return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(duplicates)}
 
 
 class JsonlWriter:

@@ -1,78 +1,148 @@
 """Plots of a run: training and evaluation metrics, and confusion matrices."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from bertjax.metrics.report import ClassReport, truncate_name
+from bertjax.training.metrics import HELD_OUT
 from bertjax.utils.io import atomic_file
 
-# Prefix of evaluation metrics in `metrics.jsonl`.
-HELD_OUT = "eval_"
 # Maximum numbers of classes for which a confusion matrix shows legible names and counts.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
+# Titles of the pre-training objectives, by the prefix of their metrics.
+_OBJECTIVES = {"mlm": "masked LM", "nsp": "next sentence", "ltr": "left to right", "rtl": "right to left"}
 
 
-def plot_curves(lines: list[dict[str, Any]], path: epath.Path, score: str) -> None:
-    """Plots losses and scores against tokens seen, with thin lines for training and thick lines for evaluation.
+@dataclasses.dataclass(frozen=True)
+class _Panel:
+    """Axes of a figure: one metric, or several metrics of the same unit.
+
+    Attributes:
+      title: title above the axes.
+      metrics: names of the metrics without `HELD_OUT`.
+    """
+
+    title: str
+    metrics: tuple[str, ...]
+
+
+def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
+    """Plots loss and accuracy of each pre-training objective on its own axes, against tokens seen.
 
     Args:
       lines: objects of `metrics.jsonl`. Objects without `tokens` are skipped.
       path: PNG file, written atomically.
-      score: metric of the right panel. If empty, the panel shows all accuracies.
     """
+    names = _metric_names(lines)
+    objectives = [name.removesuffix("_loss") for name in names if name.endswith("_loss")]
+    panels = [
+        [
+            _Panel(f"{_OBJECTIVES.get(objective, objective)}: {kind}", (f"{objective}_{kind}",))
+            for objective in objectives
+        ]
+        for kind in ("loss", "accuracy")
+        if any(f"{objective}_{kind}" in names for objective in objectives)
+    ]
+    if not panels:
+        panels = [[_Panel("loss", ("loss",))]]
+    _plot(
+        panels, [line for line in lines if "tokens" in line], lambda line: line["tokens"] / 1e6, "million tokens", path
+    )
+
+
+def plot_finetuning(
+    lines: list[dict[str, Any]], path: epath.Path, score: str, steps_per_epoch: int, baseline: Mapping[str, float]
+) -> None:
+    """Plots loss and score against epochs, with a marker for each evaluation.
+
+    Args:
+      lines: objects of `metrics.jsonl`.
+      path: PNG file, written atomically.
+      score: metric of the right panel. If empty, the panel shows all accuracies.
+      steps_per_epoch: optimizer steps per epoch.
+      baseline: metrics of the baseline, drawn as dashed lines.
+    """
+    scores = (score,) if score else tuple(name for name in _metric_names(lines) if name.endswith("accuracy"))
+    panels = [[_Panel("loss", ("loss",)), _Panel(score.replace("_", " ") or "accuracy", scores)]]
+    _plot(panels, lines, lambda line: line["step"] / steps_per_epoch, "epochs", path, baseline)
+
+
+def _metric_names(lines: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name.removeprefix(HELD_OUT) for line in lines for name in line))
+
+
+def _plot(
+    panels: list[list[_Panel]],
+    lines: list[dict[str, Any]],
+    x_of: Callable[[dict[str, Any]], float],
+    x_label: str,
+    path: epath.Path,
+    baseline: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines."""
     # The import takes half a second. A Figure without pyplot needs no display.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2))
-    # Use fixed margins, because automatic layout would double the time of a plot.
-    figure.subplots_adjust(left=0.06, right=0.985, bottom=0.12, top=0.93, wspace=0.16)
-    for axes, (title, names) in zip(figure.subplots(1, 2), _panels(lines, score), strict=True):
-        for index, name in enumerate(names):
-            for key, width, label in (
-                (name, 0.8, f"{name}, training"),
-                (f"{HELD_OUT}{name}", 2.2, f"{name}, held out"),
-            ):
-                shown = [line for line in lines if "tokens" in line and isinstance(line.get(key), float)]
-                points = [(line["tokens"] / 1e6, line[key]) for line in shown]
+    rows, columns = len(panels), len(panels[0])
+    width, height = 5.5 * columns, 3.8 * rows
+    figure = Figure(figsize=(width, height))
+    # Use fixed margins in inches, because automatic layout would double the time of a plot.
+    figure.subplots_adjust(
+        left=0.7 / width,
+        right=1 - 0.2 / width,
+        bottom=0.55 / height,
+        top=1 - 0.35 / height,
+        wspace=0.15,
+        hspace=0.18,
+    )
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for axes, panel in zip(grid.flat, [panel for row in panels for panel in row], strict=True):
+        for index, name in enumerate(panel.metrics):
+            prefix = f"{name}, " if len(panel.metrics) > 1 else ""
+            styles = {"linewidth": 0.8}, {"linewidth": 2.2, "marker": "o", "markersize": 4}
+            for key, label, style in zip((name, f"{HELD_OUT}{name}"), ("training", "held out"), styles, strict=True):
+                points = [(x_of(line), line[key]) for line in lines if isinstance(line.get(key), float)]
                 if points:
-                    axes.plot(*zip(*points, strict=True), f"C{index}", linewidth=width, label=label)
-        axes.set(title=title, xlabel="million tokens seen")
+                    axes.plot(*zip(*points, strict=True), f"C{index}", label=f"{prefix}{label}", **style)
+            if name in baseline:
+                axes.axhline(
+                    baseline[name], color="gray", linestyle="--", label=f"{prefix}baseline {baseline[name]:.3g}"
+                )
+        axes.set_title(panel.title)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel(x_label)
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
 
-def _panels(lines: list[dict[str, Any]], score: str) -> list[tuple[str, list[str]]]:
-    """Returns the title and metric names of each panel."""
-    names = list(dict.fromkeys(name.removeprefix(HELD_OUT) for line in lines for name in line))
-    losses = [name for name in names if name == "loss" or name.endswith("_loss")]
-    if score:
-        return [("Loss", losses), (score.replace("_", " "), [score])]
-    return [("Loss", losses), ("Accuracy", [name for name in names if name.endswith("_accuracy")])]
-
-
-def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None:
-    """Plots a confusion matrix for each evaluation set. Colors show counts as fractions of each label's total.
+def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: str) -> None:
+    """Plots a confusion matrix for each evaluation set. Colors show counts as shares of each true label's total.
 
     Args:
       reports: reports with confusion matrices, by panel title.
       path: PNG file, written atomically.
+      title: title of the figure, such as task, file and score.
     """
     from matplotlib.figure import Figure
 
     count = max(len(report.confusion_names) for report in reports.values())
     side = float(np.clip(2.5 + 0.45 * count, 4, 14))
-    figure = Figure(figsize=(side * len(reports), side), layout="constrained")
-    for axes, (name, report) in zip(figure.subplots(1, len(reports), squeeze=False)[0], reports.items(), strict=True):
-        matrix, names = report.confusion, [_label(label) for label in report.confusion_names]
+    figure = Figure(figsize=((side + 0.8) * len(reports), side + 0.4), layout="constrained")
+    figure.suptitle(_escape(title), fontsize=10, wrap=True)
+    panels = figure.subplots(1, len(reports), squeeze=False)[0]
+    for axes, (name, report) in zip(panels, reports.items(), strict=True):
+        matrix, names = report.confusion, [_escape(truncate_name(label)) for label in report.confusion_names]
         shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        axes.set(title=name.strip("_"), xlabel="predicted", ylabel="label")
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        axes.set(title=name.strip("_"), xlabel="predicted label", ylabel="true label")
         if len(names) <= _MAX_NAMED_CLASSES:
             axes.set_xticks(range(len(names)), names, rotation=90)
             axes.set_yticks(range(len(names)), names)
@@ -80,10 +150,11 @@ def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path) -> None
             for i, j in zip(*np.nonzero(matrix), strict=True):
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color=color, fontsize=8)
+    figure.colorbar(image, ax=panels, label="share of the true label's total", shrink=0.8)
     with atomic_file(path) as temporary, open(temporary, "wb") as file:
         figure.savefig(file, format="png", dpi=110)
 
 
-def _label(name: str) -> str:
+def _escape(text: str) -> str:
     # Escape dollar signs, because matplotlib reads text between them as a formula.
-    return truncate_name(name).replace("$", r"\$")
+    return text.replace("$", r"\$")

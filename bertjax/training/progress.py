@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import sys
@@ -20,15 +21,17 @@ from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS
 from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.metrics import (
+    HELD_OUT,
     METRICS,
     TIMING,
     JsonlWriter,
     MetricsWriter,
     TensorBoardWriter,
     TrackerWriter,
+    group_metrics,
     read_lines,
 )
-from bertjax.training.plots import HELD_OUT, plot_curves
+from bertjax.training.plots import plot_finetuning, plot_pretraining
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
 
@@ -94,13 +97,13 @@ class Progress:
 
     def flush(self) -> None:
         """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint."""
-        for writer in self._metric_writers:
+        for writer in self._files + self._trackers:
             writer.flush()
 
     def close(self) -> None:
         self._bar.close()
         self._compilation.close()
-        for writer in dict.fromkeys((*self._metric_writers, *self._timing_writers)):
+        for writer in self._files + self._trackers:
             writer.close()
 
     @contextlib.contextmanager
@@ -145,12 +148,9 @@ class Progress:
         logger.info(f"step {step:,}/{self._task.total_steps:,}: loss {loss:.3f}  {accuracies}{speed}")
         self._tokens, self._counted_at = self._tokens_at(step, values[TOKEN_FRACTION]), step
         learning_rate = float(self._schedule(step - 1))
-        self._write(
-            self._metric_writers,
-            step,
-            {**values, "learning_rate": learning_rate, **self._sizes(step, values[TOKEN_FRACTION])},
-        )
-        self._write(self._timing_writers, step, self._speed)
+        sizes = self._sizes(step, values[TOKEN_FRACTION])
+        self._write(self._jsonl, step, {**values, "learning_rate": learning_rate, **sizes})
+        self._write(self._timing, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, token_fraction: float) -> None:
         """Logs an evaluation, and redraws the curves at most every 30 seconds.
@@ -164,7 +164,7 @@ class Progress:
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
         prefixed = {f"{HELD_OUT}{name}": value for name, value in values.items()}
-        self._write(self._metric_writers, step, {**prefixed, **self._sizes(step, token_fraction)})
+        self._write(self._jsonl, step, {**prefixed, **self._sizes(step, token_fraction)})
         self.flush()
         if self._jsonl and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
             self.plot_curves()
@@ -172,9 +172,13 @@ class Progress:
 
     def plot_curves(self) -> None:
         """Draws `curves.png` if `metrics.jsonl` contains at least two lines."""
-        lines = read_lines(self._workdir / METRICS)
-        if self._jsonl and len(lines) > 1:
-            plot_curves(lines, self._workdir / CURVES, self._task.best_metric)
+        lines, path, task = read_lines(self._workdir / METRICS), self._workdir / CURVES, self._task
+        if not self._jsonl or len(lines) < 2:
+            return
+        if task.steps_per_epoch:
+            plot_finetuning(lines, path, task.best_metric, task.steps_per_epoch, self._baseline)
+        else:
+            plot_pretraining(lines, path)
 
     def finish(self, step: int, best: epath.Path) -> None:
         """Logs the duration of a finished run."""
@@ -189,21 +193,28 @@ class Progress:
         logger.info(f"done: {step:,} steps in {duration(seconds)}, {compilation}; best checkpoint {best}")
         logger.info(f"curves in {self._workdir / CURVES}, metrics in {self._workdir / METRICS}")
 
+    @functools.cached_property
+    def _baseline(self) -> dict[str, float]:
+        return self._task.baseline() if self._task.eval_every else {}
+
     def _open_writers(self, step: int, trackers: Sequence[str]) -> None:
         self._jsonl: JsonlWriter | None = None
-        self._metric_writers: tuple[MetricsWriter, ...] = ()
-        self._timing_writers: tuple[MetricsWriter, ...] = ()
+        self._timing: JsonlWriter | None = None
+        self._trackers: tuple[MetricsWriter, ...] = ()
         if jax.process_index() != 0:
             return
         resumed_after = step if step else -1
         self._jsonl = JsonlWriter(self._workdir / METRICS, resumed_after)
-        timing = JsonlWriter(self._workdir / TIMING, resumed_after)
+        self._timing = JsonlWriter(self._workdir / TIMING, resumed_after)
         config = dataclasses.asdict(self._task.config)
-        shared = (
+        self._trackers = (
             TensorBoardWriter(self._workdir, resumed_after),
             *(TrackerWriter(name, self._workdir, config) for name in trackers),
         )
-        self._metric_writers, self._timing_writers = (self._jsonl, *shared), (timing, *shared)
+
+    @property
+    def _files(self) -> tuple[MetricsWriter, ...]:
+        return tuple(filter(None, (self._jsonl, self._timing)))
 
     def _check_lines(self, step: int) -> None:
         saved = read_metadata(self._workdir / CHECKPOINTS / str(step)).metric_lines if step else None
@@ -213,9 +224,14 @@ class Progress:
                 f"{saved - self.metric_lines:,} are truncated or missing, also in the curves"
             )
 
-    def _write(self, writers: Sequence[MetricsWriter], step: int, values: dict[str, Any]) -> None:
-        for writer in writers:
-            writer.write(step, values)
+    def _write(self, file: JsonlWriter | None, step: int, values: dict[str, Any]) -> None:
+        """Writes a line to a file, and its grouped values to TensorBoard and the trackers. Does nothing without one."""
+        if file is None:
+            return
+        file.write(step, values)
+        grouped = group_metrics(values, self._task.objective.losses)
+        for writer in self._trackers:
+            writer.write(step, grouped)
 
     def _sizes(self, step: int, token_fraction: float) -> dict[str, int]:
         return {"tokens": self._tokens_at(step, token_fraction), "positions": self._task.cost_before(step).positions}

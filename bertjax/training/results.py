@@ -104,7 +104,9 @@ def write_results(
     }
     with_confusion = {suffix: report for suffix, report in reports.items() if report.confusion is not None}
     if with_confusion:
-        plot_confusion(with_confusion, workdir / CONFUSION)
+        score = f", {task.best_metric} {values[task.best_metric]:.4g}" if task.best_metric in values else ""
+        title = f"{task.config.task}, {task.results['evaluated_on']}{score}"
+        plot_confusion(with_confusion, workdir / CONFUSION, title)
     # Write this file last, because it marks the run as finished. A run killed earlier writes all files again.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
     return baseline

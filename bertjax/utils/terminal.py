@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Protocol, TextIO
 
 from tqdm import tqdm
@@ -25,6 +26,13 @@ def printable(text: str) -> str:
 def show(text: object, file: TextIO | None = None) -> None:
     """Prints a text with control characters escaped, to `file` (default: standard output)."""
     print(printable(str(text)), file=file or sys.stdout)
+
+
+def format_table(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Formats rows of (name, value, unit) as a table. Values are aligned to the right."""
+    name_width = max(len(name) for name, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    return "\n".join(f"{name:<{name_width}}  {value:>{value_width}}  {unit}".rstrip() for name, value, unit in rows)
 
 
 class ProgressBar(Protocol):

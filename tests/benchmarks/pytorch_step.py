@@ -60,7 +60,7 @@ def bertjax_command(size: str, rows: int, seq_len: int, steps: int) -> list[str]
     return [
         *(sys.executable, "-m", "bertjax", "bench", "step", "--config", f"pretrain:size={size},seq_len={seq_len}"),
         *(f"--config.data.batch_size={rows}",),
-        *(f"--config.model.vocab_size={VOCAB_SIZE}", "--steps", str(steps)),
+        *(f"--config.model.vocab_size={VOCAB_SIZE}", "--steps", str(steps), "--json"),
     ]
 
 

@@ -355,7 +355,7 @@ def test_bench_step_names_its_phase_and_non_finite_losses(capfd):
         "--config.long_phase.keep_tokens_per_batch=false",
         f"--config.model.attention={__name__}.nan_attention",
     )
-    main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", *overrides])
+    main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", "--json", *overrides])
     out, error = capfd.readouterr()
     assert re.search(r"timing the first phase \(\d+ rows of 16 tokens\); set .*seq_len=512 to time the second", error)
     assert re.search("not finite: .*mlm_loss", error)

@@ -77,6 +77,30 @@ def test_damaged_parameters_are_reported(workdir, tmp_path):
     assert re.search(message, result.stderr, re.MULTILINE)
 
 
+def test_describe_inspect_and_bench_read_the_config_of_a_run(capfd, workdir):
+    text = printed(capfd, "describe", "--checkpoint", workdir)
+    assert "hidden size 16" in text and "schedule: 4 steps, 0 of them warm-up" in text
+    assert printed(capfd, "inspect", "--checkpoint", workdir, "--rows=1").count("A: [CLS]") == 1
+    lines = printed(capfd, "bench", "step", "--checkpoint", workdir / "checkpoints/2", "--steps=1").splitlines()
+    assert re.fullmatch(r"batch +8 x 16  rows x tokens", lines[1])
+    assert re.fullmatch(r"speed +[\d,]+  tokens/s", lines[-1])
+
+
+def test_describe_takes_architecture_and_vocabulary_of_init_from(capfd, workdir, corpus, tmp_path):
+    pieces = load_vocabulary(corpus / "vocab.txt").size
+    printed(capfd, "convert", workdir, tmp_path / "huggingface", "--format", "huggingface")
+    for checkpoint in (workdir, tmp_path / "huggingface"):
+        text = printed(capfd, "describe", "--config", "text", "--init_from", checkpoint)
+        assert f"vocabulary: {pieces} tokens" in text and "hidden size 16" in text
+        assert "schedule: 3 epochs, batches of 32; steps, warm-up and FLOPs are unknown without data" in text
+        assert "run: " not in text
+    converted = ["describe", "--checkpoint", tmp_path / "huggingface"]
+    assert "has no config of a run; use --config, such as glue, and --init_from" in refused(capfd, *converted)
+    for option in (["--config", TINY], ["--init_from", workdir]):
+        assert "both define the run" in refused(capfd, "describe", "--checkpoint", workdir, *option)
+    assert "or --checkpoint, such as runs/base" in refused(capfd, "inspect", "--init_from", workdir)
+
+
 def test_describe_prints_architecture_fields_that_differ_from_bert(capfd):
     cli.main(["describe", "--config=pretrain:size=L1_H16", "--config.model.hidden_act=relu"])
     (model,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("model: ")]
@@ -90,11 +114,11 @@ def test_describe_prints_the_parameter_count_of_the_paper(capfd, size, count):
 
 
 @pytest.mark.slow
-def test_bench_step_needs_no_tensorflow_and_ends_with_json():
+def test_bench_step_needs_no_tensorflow_and_prints_json():
     code = (
         "import sys; from bertjax.cli.main import main; main(sys.argv[1:]); sys.exit(3 * ('tensorflow' in sys.modules))"
     )
-    arguments = ["bench", "step", f"--config={TINY},seq_len=16", "--steps=2"]
+    arguments = ["bench", "step", f"--config={TINY},seq_len=16", "--steps=2", "--json"]
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=ONE_DEVICE)
     assert run.returncode == 0, f"exit code {run.returncode} (3: TensorFlow was imported)\n{run.stderr}"
     figures = json.loads(run.stdout.splitlines()[-1])
@@ -120,7 +144,9 @@ def test_train_traces_steps_and_logs_to_a_tracker(capfd, corpus, tmp_path, monke
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
     assert {1, 2} <= losses.keys()
-    assert {step: logged[step]["loss"] for step in losses} == pytest.approx(losses)
+    assert {"eval/mlm_loss", "train/learning_rate", "train/tokens"} <= logged[2].keys()
+    assert all(tag.startswith(("train/", "eval/")) for values in logged.values() for tag in values)
+    assert {step: logged[step]["train/loss"] for step in losses} == pytest.approx(losses)
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from small_corpora import write_pieces
 
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.inspection import write_batches
+from bertjax.data.inspection import format_row, write_batches
 from bertjax.data.pretraining.bench import bench_input
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.formatting import format_masked_row, format_packed_row
@@ -61,6 +62,58 @@ def test_packed_row_shows_each_pair(tmp_path):
         "A: [CLS] [MASK]←p22 [SEP]",
         "B: p18 p19 [SEP]",
     ]
+
+
+@pytest.fixture
+def tokenizer(tmp_path) -> Tokenizer:
+    write_pieces(tmp_path / "vocab.txt", 60)
+    return Tokenizer(load_vocabulary(tmp_path / "vocab.txt"))
+
+
+def finetuning_batch(tokenizer: Tokenizer, **arrays) -> dict[str, np.ndarray]:
+    cls, sep = tokenizer.vocabulary.cls_id, tokenizer.vocabulary.sep_id
+    return {
+        "input_ids": np.array([[cls, 13, sep, 17, 20, sep, 0]]),
+        "input_mask": np.array([[1] * 6 + [0]]),
+        "segment_ids": np.array([[0] * 3 + [1] * 3 + [0]]),
+        "example": np.array([5]),
+        "weights": np.array([1.0]),
+        **{name: np.array([value]) for name, value in arrays.items()},
+    }
+
+
+ROW = ["6 tokens + 1 padding", "A: [CLS] p13 [SEP]", "B: p17 ##p20 [SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "names", "lines"),
+    [
+        ({"labels": 1}, ("no", "yes"), [*ROW, "label: yes"]),
+        ({"labels": -1}, ("no", "yes"), [*ROW, "label: (unknown)"]),
+        ({"labels": [1, 0, 1]}, ("a", "b", "c"), [*ROW, "label: a, c"]),
+        ({"labels": 2.5}, (), [*ROW, "label: 2.5"]),
+        ({"start_positions": 3, "end_positions": 4}, (), [*ROW, "answer: p17p20"]),
+        ({"start_positions": 0, "end_positions": 0}, (), [*ROW, "answer: (not in this row)"]),
+        (
+            {"token_labels": [-1, 0, -1, 1, -1, -1, -1]},
+            ("O", "B-X"),
+            [ROW[0], "A: [CLS] p13/O [SEP]", "B: p17/B-X ##p20 [SEP]"],
+        ),
+    ],
+    ids=["class", "unlabeled", "labels", "number", "answer", "no answer", "tags"],
+)
+def test_finetuning_row_names_labels_tags_and_answers(tokenizer, arrays, names, lines):
+    assert format_row(finetuning_batch(tokenizer, **arrays), 0, tokenizer, names).splitlines() == lines
+
+
+def test_row_of_choices_names_the_correct_sequence(tokenizer):
+    batch = finetuning_batch(tokenizer, labels=1)
+    for name in ("input_ids", "input_mask", "segment_ids"):
+        batch[name] = np.stack([batch[name], batch[name]], axis=1)
+    batch["input_ids"][0, 1, 1] = 14
+    lines = format_row(batch, 0, tokenizer).splitlines()
+    assert lines[:2] == [f"sequence 0, {ROW[0]}", ROW[1]]
+    assert lines[3:] == [f"sequence 1, {ROW[0]}", "A: [CLS] p14 [SEP]", ROW[2], "label: sequence 1"]
 
 
 def example_batches(seq_len: int, count: int) -> list[dict[str, np.ndarray]]:

@@ -1,6 +1,7 @@
 """`bertjax plan`, with the TPU compiler and without a TPU."""
 
 import json
+import re
 
 import pytest
 from commanding import printed, refused
@@ -43,7 +44,16 @@ def test_plan_has_memory_communication_time_and_cost(tmp_path, capfd):
     assert plan["seconds"] == pytest.approx(1000 * phase["seconds_per_step"])
     assert plan["cost"] == pytest.approx(2 * plan["chip_hours"]) == pytest.approx(8 * plan["seconds"] / 3600)
     # A cost below 1 is not rounded to 0.
-    assert 0 < plan["cost"] < 10 and f", {plan['cost']:.3g} at the given price" in text
+    assert 0 < plan["cost"] < 10
+    assert re.search(rf"^cost +{plan['cost']:.3g}  at the given price$", text, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_steps_and_times_are_unknown_without_data(capfd):
+    arguments = ["--config", "text:size=L2_H128", "--topology", "v5e:2x2", "--price_per_chip_hour", "2"]
+    plan = planned(capfd, *arguments)
+    assert plan["fits"] and [plan[name] for name in ("steps", "seconds", "chip_hours", "cost")] == [None] * 4
+    assert describe_plan(plan).splitlines()[-1].split(maxsplit=1) == ["steps", "unknown without data"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -216,7 +217,8 @@ def test_inspect_shows_examples_as_word_pieces(task, text, glue, letters, capfd)
     cli.main(["inspect", config, "--rows=2", *overrides(letters)])
     output = capfd.readouterr().out
     assert output.count("step 0, row") == 2 and text in output and "padding" in output
-    assert "labels " in output and "[SEP]" in output and "weights 1." in output
+    names = "0|1" if task == "cola" else "entailment|not_entailment"
+    assert "[SEP]" in output and len(re.findall(f"^label: ({names})$", output, re.MULTILINE)) == 2
 
 
 def test_training_without_size_and_checkpoint_is_an_error(glue, tmp_path, capfd):
@@ -230,8 +232,9 @@ def test_training_without_size_and_checkpoint_is_an_error(glue, tmp_path, capfd)
 def test_describe_and_bench_work_without_data(experiment, capfd):
     config = f"--config={EXPERIMENTS}/{experiment}.py:size=L1_H16,quick=true"
     cli.main(["describe", config])
-    assert "classifier/" in capfd.readouterr().out
-    cli.main(["bench", "step", config, "--steps=1", *overrides(None)])
+    text = capfd.readouterr().out
+    assert "classifier/" in text and "schedule: 4 steps" in text and "unknown without data" in text
+    cli.main(["bench", "step", config, "--steps=1", "--json", *overrides(None)])
     assert json.loads(capfd.readouterr().out)["tokens_per_second"] > 0
 
 

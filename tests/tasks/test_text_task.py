@@ -264,8 +264,17 @@ def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capf
     config = f"--config={EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16"
     flags = overrides(letters, data__bucket=8, data__seq_len=64, data__batch_size=32, data__eval_split="none", seed=3)
     task = build_task(parse_config(experiment_config(config.partition("=")[2], flags)), train=True)
-    cli.main(["bench", "step", config, *flags, "--steps=2"])
+    cli.main(["bench", "step", config, *flags, "--steps=2", "--json"])
     report = json.loads(capfd.readouterr().out.splitlines()[-1])
     first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], task.synthetic_batch(0)["input_ids"]
     assert first.shape != timed.shape == (report["rows"], report["seq_len"])
     assert report["positions_per_second"] * report["seconds_per_step"] == pytest.approx(timed.size)
+
+
+def test_class_weights_are_logged_by_label(letters, tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\n" + "ba,a\n" * 6 + "zu,b\n" * 2)
+    arguments = f"{EXPERIMENTS}/text.py:train={tmp_path}/train.csv,size=L1_H16"
+    for weights, expected in (("balanced", ["class weights: 'a'=0.6667, 'b'=2"]), ("", [])):
+        flags = overrides(letters, data__eval_split="none", data__class_weights=weights)
+        notes = build_task(parse_config(experiment_config(arguments, flags)), train=True).notes
+        assert [note for note in notes if note.startswith("class weights")] == expected

@@ -10,7 +10,7 @@ from etils import epath
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bertjax.errors import UsageError
-from bertjax.training.metrics import METRICS, TIMING, JsonlWriter, TensorBoardWriter, TrackerWriter
+from bertjax.training.metrics import METRICS, TIMING, JsonlWriter, TensorBoardWriter, TrackerWriter, group_metrics
 
 
 def tensorboard_scalars(workdir) -> dict[str, list[tuple[int, float]]]:
@@ -49,6 +49,36 @@ def test_tensorboard_shows_each_step_once_after_kills(tmp_path):
     assert jsonl_scalars(tmp_path)["loss"] == [(0, 2.0), (1, 2.5), (2, 3.0), (3, 4.5), (4, 5.0), (5, 5.5)]
     for board in boards:
         board.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "losses", "tags"),
+    [
+        (
+            {"loss": 3.0, "mlm_loss": 2.0, "nsp_loss": 1.0, "tokens": 5},
+            ("mlm_loss", "nsp_loss"),
+            {"train/loss", "train/mlm_loss", "train/nsp_loss", "train/tokens"},
+        ),
+        ({"loss": 1.0, "cross_entropy": 1.0, "accuracy": 0.5}, ("cross_entropy",), {"train/loss", "train/accuracy"}),
+        (
+            {
+                "eval_loss": 1.0,
+                "eval_cross_entropy": 1.0,
+                "eval_cross_entropy_mismatched": 1.0,
+                "eval_f1": 0.5,
+                "tokens": 5,
+            },
+            ("cross_entropy",),
+            {"eval/loss", "eval/f1"},
+        ),
+        ({"tokens_per_second": 7.0}, ("cross_entropy",), {"train/tokens_per_second"}),
+    ],
+    ids=["two losses", "one loss", "evaluation", "timing"],
+)
+def test_tags_are_grouped_and_name_each_quantity_once(values, losses, tags):
+    grouped = group_metrics(values, losses)
+    assert grouped.keys() == tags
+    assert all(values[tag.replace("train/", "").replace("eval/", "eval_")] == value for tag, value in grouped.items())
 
 
 def test_local_event_files_do_not_import_tensorflow(tmp_path):

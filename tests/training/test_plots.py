@@ -1,10 +1,12 @@
-"""Plot of a run's training and evaluation curves."""
+"""Plots of training and evaluation curves and of confusion matrices."""
 
+import numpy as np
 import pytest
 from etils import epath
 from matplotlib.figure import Figure
 
-from bertjax.training.plots import plot_curves
+from bertjax.metrics.report import class_report
+from bertjax.training.plots import plot_confusion, plot_finetuning, plot_pretraining
 
 PRETRAINING = [
     {
@@ -13,6 +15,8 @@ PRETRAINING = [
         "loss": 9.0,
         "mlm_loss": 8.0,
         "mlm_accuracy": 0.1,
+        "nsp_loss": 1.0,
+        "nsp_accuracy": 0.5,
         "learning_rate": 0.1,
         "token_fraction": 0.9,
     },
@@ -24,30 +28,67 @@ TAGGING = [
 ]
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """Returns the list of saved figures."""
+    saved = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **kwargs: (saved.append(self), save(self, *args, **kwargs))
+    )
+    return saved
+
+
+def labels(figure: Figure) -> list[tuple[str, list[str]]]:
+    """Returns the title and the curves of each panel."""
+    return [(axes.get_title(), [line.get_label() for line in axes.lines]) for axes in figure.axes]
+
+
+BOTH = ["training", "held out"]
+
+
 @pytest.mark.parametrize(
-    ("lines", "best_metric", "labels"),
+    ("lines", "panels"),
     [
         (
             PRETRAINING,
-            "",
             [
-                ["loss, training", "loss, held out", "mlm_loss, training", "mlm_loss, held out"],
-                ["mlm_accuracy, training", "mlm_accuracy, held out"],
+                ("masked LM: loss", BOTH),
+                ("next sentence: loss", ["training"]),
+                ("masked LM: accuracy", BOTH),
+                ("next sentence: accuracy", ["training"]),
             ],
         ),
-        (TAGGING, "f1", [["loss, training", "loss, held out"], ["f1, held out"]]),
-        ([{"step": 0, "tokens": 0}], "", [[], []]),
+        ([{"step": 0, "tokens": 0}], [("loss", [])]),
         # A damaged line of `metrics.jsonl`.
-        ([{"step": 1, "tokenr": 10, "loss": 0.5}], "", [[], []]),
+        ([{"step": 1, "tokenr": 10, "mlm_loss": 0.5}], [("masked LM: loss", [])]),
     ],
-    ids=["pre-training", "task with a selection metric", "no metrics", "damaged line"],
+    ids=["pre-training", "no metrics", "damaged line"],
 )
-def test_curves_show_losses_and_the_selection_metric(lines, best_metric, labels, tmp_path, monkeypatch):
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **kwargs: (figures.append(self), save(self, *args, **kwargs))
-    )
-    plot_curves(lines, epath.Path(tmp_path / "curves.png"), best_metric)
-    assert [[line.get_label() for line in axes.lines] for axes in figures[0].axes] == labels
+def test_each_pretraining_objective_has_its_own_axes(lines, panels, tmp_path, figures):
+    plot_pretraining(lines, epath.Path(tmp_path / "curves.png"))
+    assert labels(figures[0]) == panels
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("score", "panel"),
+    [("f1", ("f1", ["held out", "baseline 50"])), ("", ("accuracy", ["training"]))],
+    ids=["selection metric", "without dev set"],
+)
+def test_finetuning_curves_show_epochs_and_the_baseline(score, panel, tmp_path, figures):
+    plot_finetuning(TAGGING, epath.Path(tmp_path / "curves.png"), score, steps_per_epoch=4, baseline={"f1": 50.0})
+    assert labels(figures[0]) == [("loss", BOTH), panel]
+    loss, _ = figures[0].axes
+    assert loss.get_xlabel() == "epochs" and [line.get_xdata().tolist() for line in loss.lines] == [[0.25], [0.25]]
+    assert [line.get_marker() for line in loss.lines] == ["None", "o"]
+
+
+def test_confusion_states_its_source_and_the_meaning_of_its_colors(tmp_path, figures):
+    report = class_report(["a", "b$"], np.array([0, 1, 1]), np.array([0, 0, 1]))
+    plot_confusion({"": report}, epath.Path(tmp_path / "confusion.png"), "text, dev.csv, accuracy 0.67")
+    matrix, colors = figures[0].axes
+    assert figures[0].get_suptitle() == "text, dev.csv, accuracy 0.67"
+    assert (matrix.get_xlabel(), matrix.get_ylabel()) == ("predicted label", "true label")
+    assert colors.get_ylabel() == "share of the true label's total"
+    np.testing.assert_array_equal(matrix.images[0].get_array(), [[0.5, 0.5], [0, 1]])

@@ -99,7 +99,7 @@ def test_evaluations_share_one_dataset(corpus, monkeypatch):
 def test_evaluations_redraw_curves_after_some_seconds(corpus, tmp_path, monkeypatch, seconds, lines_drawn):
     num_lines = []
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
-    monkeypatch.setattr(progress, "plot_curves", lambda lines, path, metric: num_lines.append(len(lines)))
+    monkeypatch.setattr(progress, "plot_pretraining", lambda lines, path: num_lines.append(len(lines)))
     schedule = bert_schedule(1e-2, 3, 14)
     with contextlib.closing(progress.Progress(make(corpus)[1], epath.Path(tmp_path), 0, [], schedule)) as run:
         for step in (0, 5, 10):

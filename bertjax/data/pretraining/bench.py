@@ -107,6 +107,20 @@ def bench_input(
     }
 
 
+def input_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the (name, value, unit) of each measurement of `bench_input`."""
+    return [
+        ("batch", f"{result['batch_size']:,} x {result['seq_len']:,}", "rows x tokens"),
+        ("first batch", f"{result['seconds_to_first_batch']:.1f}", "s"),
+        ("measured", f"{result['batches']:,}", f"batches in {result['seconds']:.1f} s"),
+        ("tokens", f"{100 * result['token_fraction']:.1f}", "% of positions, the rest is padding"),
+        ("corpus order", f"{result['sequential_positions_per_second']:,.0f}", "positions/s"),
+        ("training order", f"{result['positions_per_second']:,.0f}", "positions/s"),
+        ("cost of random access", f"{100 * result['random_access_cost']:.1f}", "% of the speed in corpus order"),
+        ("speed", f"{result['real_tokens_per_second']:,.0f}", "tokens/s in training order"),
+    ]
+
+
 def _measure(stream: Iterator[dict[str, np.ndarray]], seconds: float) -> tuple[int, float]:
     """Times at least one batch after a warm-up that starts the threads.
 

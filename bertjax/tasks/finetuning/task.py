@@ -185,7 +185,7 @@ class FinetuningTask(task.Task):
         return 0 if self.train_examples is None else self._order.typical_step()
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return format_row(batch, row, vocabulary=self.vocabulary)
+        return format_row(batch, row, self.tokenizer, self.labels)
 
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return {**means, **self.score(outputs)}
@@ -212,10 +212,16 @@ class FinetuningTask(task.Task):
     def _init_without_data(self) -> None:
         config = self.config
         if not config.model["hidden_size"]:
-            raise UsageError("the config has no model size; set a size, such as --config NAME:size=base")
+            raise UsageError(
+                "the config has no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base"
+            )
         self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
         self._init_schedule()
         self.batch_sizes = (config.data.batch_size,)
+        self.has_schedule = False
+        length = f"{config.steps:,} steps" if config.steps else f"{config.epochs} epoch{'s' * (config.epochs > 1)}"
+        unknown = "warm-up and FLOPs" if config.steps else "steps, warm-up and FLOPs"
+        self.notes = (f"schedule: {length}, batches of {config.data.batch_size}; {unknown} are unknown without data",)
 
     def _init_objective(self, model: ModelConfig) -> None:
         objective = self.make_objective(model)
@@ -236,13 +242,13 @@ class FinetuningTask(task.Task):
             return
         self._batching = Batching(data.batch_size, data.bucket, data.seq_len, data.examples_per_row)
         self._order = EpochOrder(self.train_examples, self._batching, config.seed)
-        steps_per_epoch = self._order.steps_per_epoch
-        self.total_steps = config.steps or config.epochs * steps_per_epoch
+        self.steps_per_epoch = self._order.steps_per_epoch
+        self.total_steps = config.steps or config.epochs * self.steps_per_epoch
         # The default is `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup = config.optimizer.warmup_steps
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
-        self.eval_every = (config.eval_every or steps_per_epoch) if self.eval_examples is not None else 0
-        self.checkpoint_every = config.checkpoint_every or steps_per_epoch
+        self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
+        self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
         # Packed batches have batch_size / examples_per_row rows or a multiple of this number.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
@@ -265,6 +271,7 @@ class FinetuningTask(task.Task):
         self.notes = (
             *(stats.summary() for stats in self.read_stats),
             *self._class_counts(),
+            *self._class_weights(),
             *([] if evaluated else [f"evaluated on {not_evaluated}"]),
         )
         hashes = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
@@ -317,6 +324,15 @@ class FinetuningTask(task.Task):
         lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
         more = f" and {len(lines) - _MAX_LOGGED_CLASSES} more" if len(lines) > _MAX_LOGGED_CLASSES else ""
         return [f"{len(lines)} classes: {', '.join(lines[:_MAX_LOGGED_CLASSES])}{more}"]
+
+    def _class_weights(self) -> list[str]:
+        """Formats the class weights of the training loss, if it has any."""
+        weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
+        if self.train_examples is None or not weights:
+            return []
+        pairs = [f"{name!r}={weight:.4g}" for name, weight in zip(self.labels, weights, strict=True)]
+        more = f" and {len(pairs) - _MAX_LOGGED_CLASSES} more" if len(pairs) > _MAX_LOGGED_CLASSES else ""
+        return [f"class weights: {', '.join(pairs[:_MAX_LOGGED_CLASSES])}{more}"]
 
     def _cost(self, rows: int, length: int) -> StepCost:
         model, head = self.objective.model.config, self.config.feature_head
