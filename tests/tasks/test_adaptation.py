@@ -17,8 +17,6 @@ from bertjax.errors import UsageError
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training.checkpoint_config import experiment_config
 
-WORDS = ("losuna", "##kero", "baqb")
-
 
 @pytest.fixture(scope="module")
 def general(corpus, tmp_path_factory) -> Path:
@@ -26,18 +24,22 @@ def general(corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("general")
     sentences = "".join(f"lona mite {'kesu ' * (line % 7)}bavi\n" + "\n" * (line % 6 == 5) for line in range(240))
     (folder / "text.txt").write_text(sentences)
-    prepare([f"text:{folder}/text.txt"], folder / "corpus", vocabulary=vocabulary_of(corpus), heldout_fraction=0.1)
+    prepare(
+        [f"text:{folder}/text.txt"],
+        folder / "corpus",
+        vocabulary=vocabulary_of(corpus),
+        heldout_fraction=0.1,
+        workers=1,
+    )
     return folder / "corpus"
 
 
 @pytest.fixture(scope="module")
-def extended(corpus, tmp_path_factory) -> Path:
-    """The corpus with more pieces in its vocabulary."""
-    folder = tmp_path_factory.mktemp("extended")
-    (folder / "vocab.txt").write_text(vocabulary_of(corpus).read_text() + "".join(f"{word}\n" for word in WORDS))
-    text = f"text:{corpus.parent}/text.txt"
-    prepare([text], folder / "corpus", vocabulary=folder / "vocab.txt", heldout_fraction=0.1)
-    return folder / "corpus"
+def spelled(corpus, letters, tmp_path_factory) -> Path:
+    """The corpus with a vocabulary of letters."""
+    folder = tmp_path_factory.mktemp("spelled") / "corpus"
+    prepare([f"text:{corpus.parent}/text.txt"], folder, vocabulary=letters, heldout_fraction=0.1, workers=1)
+    return folder
 
 
 def vocabulary_of(corpus: Path) -> Path:
@@ -103,9 +105,9 @@ def test_data_hash_covers_both_corpora(corpus, general):
     assert task_of(corpus).data_hash == open_corpus(corpus).fingerprint
 
 
-def test_invalid_replay_is_refused(corpus, extended):
+def test_invalid_replay_is_refused(corpus, spelled):
     with pytest.raises(UsageError, match="have different vocabularies; prepare .* with --vocab .*vocab.txt"):
-        task_of(corpus, f",replay={extended}:0.5")
+        task_of(corpus, f",replay={spelled}:0.5")
     for replay, message in (
         ("folder", "replay=folder lacks a share; write replay=DIR:SHARE, such as folder:0.2"),
         ("folder:1.0", "data.replay_share=1.0 is out of range"),
@@ -123,9 +125,9 @@ def test_mean_piece_bytes(tmp_path):
     assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
 
 
-def test_words_have_the_same_bytes_with_any_pieces(corpus, extended):
+def test_words_have_the_same_bytes_with_any_pieces(corpus, spelled):
     totals, counts = set(), set()
-    for path in (corpus, extended):
+    for path in (corpus, spelled):
         opened = open_corpus(path)
         counts.add(len(opened.train.tokens))
         totals.add(round(mean_piece_bytes(opened.vocabulary(), opened.train.tokens) * len(opened.train.tokens)))

@@ -17,8 +17,8 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.new_pieces import NewPieces, find_new_pieces
 from bertjax.training.parameters import load_params_on_host
 
-# Some words of the corpus, a continuation piece, and a character that no old piece contains.
-ADDED = ("losu", "kerona", "##rovi", "é")
+# Two words, a continuation piece, and a character that no old piece contains.
+ADDED = ("losuna", "kerona", "##rovi", "ж")
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,13 @@ def vocabularies(corpus, tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def domain(corpus, vocabularies, tmp_path_factory) -> Path:
-    """The corpus with the extended vocabulary."""
-    folder = tmp_path_factory.mktemp("domain") / "corpus"
-    prepare([f"text:{corpus.parent}/text.txt"], folder, vocabulary=vocabularies[1], heldout_fraction=0.1)
-    return folder
+def domain(vocabularies, tmp_path_factory) -> Path:
+    """A corpus with the extended vocabulary, whose text contains the new pieces."""
+    folder = tmp_path_factory.mktemp("domain")
+    documents = [f"losuna mite kerona\n{'misurovi ' * (count % 7)}ж lona\nbavi losuna" for count in range(60)]
+    (folder / "text.txt").write_text("\n\n".join(documents))
+    prepare([f"text:{folder}/text.txt"], folder / "corpus", vocabulary=vocabularies[1], heldout_fraction=0.2, workers=1)
+    return folder / "corpus"
 
 
 def released(vocabulary: Path, folder: Path, without: tuple[str, ...] = (), **fields) -> dict[str, np.ndarray]:
@@ -121,12 +123,12 @@ def test_only_pretraining_starts_with_new_pieces(corpus, vocabularies, domain, t
     error = "differs from the data's vocabulary"
     assert error in refused(capfd, "evaluate", f"--checkpoint={tmp_path}/run", f"--config.data.corpus={corpus}")
     table = tmp_path / "table.tsv"
-    table.write_text("text\tlabel\nlosu\ta\nkerona\tb\n")
+    table.write_text("text\tlabel\nlosuna\ta\nkerona\tb\n")
     finetuning = [f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true", f"--workdir={tmp_path}/topic"]
     vocabulary = overrides(vocabularies[1])
     assert error in refused(capfd, "train", *finetuning, f"--init_from={tmp_path}/released", *vocabulary)
     # The adapted run has the new vocabulary.
-    cli.main(["train", *finetuning, f"--init_from={tmp_path}/run", *overrides(None, steps=1, data__batch_size=2)])
+    cli.main(["train", *finetuning, f"--init_from={tmp_path}/run", *overrides(None, steps=1, data__batch_size=8)])
     assert (tmp_path / "topic/vocab.txt").read_bytes() == vocabularies[1].read_bytes()
 
 
@@ -138,7 +140,7 @@ def test_adapted_run_opens_in_transformers(vocabularies, domain, tmp_path):
     cli.main(["convert", f"{tmp_path}/run", f"{tmp_path}/exported", "--format=huggingface"])
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "exported")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    assert tokenizer.tokenize("losu kerona") == ["losu", "kerona"]
+    assert tokenizer.tokenize("losuna misurovi") == ["losuna", "misu", "##rovi"]
     size = load_vocabulary(vocabularies[1]).size
     assert len(tokenizer) == size == model.get_input_embeddings().weight.shape[0]
-    assert torch.isfinite(model(**tokenizer("losu kerona", return_tensors="pt")).logits).all()
+    assert torch.isfinite(model(**tokenizer("losuna misurovi", return_tensors="pt")).logits).all()
