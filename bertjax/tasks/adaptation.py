@@ -24,8 +24,8 @@ class AdaptationData(objectives.PretrainingData):
     """Corpora and batches of continued pre-training.
 
     Attributes:
-      objective: see pre-training. The default `none` needs no next-sentence head, which most published encoders lack,
-        and its rows have no padding.
+      objective: pre-training objective. The default `none`, masked LM on running text, needs no next-sentence head, which
+        most published encoders lack, and its rows have no padding.
       replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Its held-out text is
         evaluated too, and its metrics start with `general_`.
       replay_share: fraction of the training batches that come from `replay_corpus`.
