@@ -24,7 +24,7 @@ class AdaptationData(objectives.PretrainingData):
     """Corpora and batches of continued pre-training.
 
     Attributes:
-      objective: pre-training objective. The default `none`, masked LM on running text, needs no next-sentence head, which
+      objective: objective of pre-training. The default `none` needs no next-sentence head, which
         most published encoders lack, and its rows have no padding.
       replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Its held-out text is
         evaluated too, and its metrics start with `general_`.
