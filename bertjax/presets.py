@@ -53,6 +53,11 @@ def pretraining_config(size: str = "base") -> ConfigDict:
     return config
 
 
+def adaptation_config(size: str = "") -> ConfigDict:
+    """Returns the default config of continued pre-training. `size` has the same meaning as in `finetuning_config`."""
+    return finetuning_config("adaptation", size)
+
+
 def finetuning_config(task: str, size: str = "") -> ConfigDict:
     """Returns the default fine-tuning config of a task (section A.3 of the paper).
 

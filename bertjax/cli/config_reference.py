@@ -19,13 +19,15 @@ prints the resulting values. `python -m bertjax.cli.config_reference` generates 
 def document() -> str:
     """Returns the reference of all config fields in Markdown."""
     run, finetuning = _fields(RunConfig()), _fields(FinetuningConfig())
+    pretraining = _fields(config_class("pretraining")())
     # Title and fields of each section, and the fields that it omits because an earlier section documents them.
     sections = [
         ("Every run", run, {}),
-        ("Pre-training", _fields(config_class("pretraining")()), run),
+        ("Pre-training", pretraining, run),
+        ("Continued pre-training", _fields(config_class("adaptation")()), pretraining),
         ("Fine-tuning", finetuning, run),
     ]
-    tasks = [task for task in task_names() if task != "pretraining"]
+    tasks = [task for task in task_names() if task not in ("pretraining", "adaptation")]
     sections += [(f"Task `{task}`", _fields(config_class(task)()), finetuning) for task in tasks]
     texts = [_HEAD]
     for title, fields, documented in sections:

@@ -11,7 +11,7 @@ from bertjax.model.attention.dispatch import check_attention
 from bertjax.model.config import ModelConfig
 
 # Fields of `config.data` that contain paths. Comparisons of configs ignore them, because data may be moved.
-DATA_PATHS = ("corpus", "path", "vocabulary", "labels")
+DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels")
 # Fields of `config.data` that contain file names, relative to `data.path` if it is set.
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))

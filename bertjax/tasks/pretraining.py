@@ -9,11 +9,13 @@ from bertjax.config.run import DEFAULT_VOCAB_SIZE
 from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary import vocabulary_files
+from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.tasks import task
 from bertjax.tasks.objectives.config import Config
+from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch
@@ -49,6 +51,7 @@ class Task(task.Task):
         vocab_size = self._vocabulary.size if self._vocabulary else config.model["vocab_size"] or DEFAULT_VOCAB_SIZE
         model = config.model_config(vocab_size)
         self.objective = config.objective_class.for_model(model, config.data.packing)
+        self.can_add_pieces = isinstance(self.objective, MaskedLm)
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
@@ -62,27 +65,34 @@ class Task(task.Task):
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 
     @functools.cached_property
+    def _bytes_per_token(self) -> float:
+        return mean_piece_bytes(self._vocabulary, self._require_corpus().heldout.tokens)
+
+    @functools.cached_property
     def _row_source(self) -> "RowSource":
         return self.objective.row_source()
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        for phase in self.config.phases:
+            if start_step < phase.stop_step:
+                yield from self.phase_batches(phase, max(start_step, phase.start_step), shard)
+
+    def phase_batches(self, phase: Phase, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        """Yields the shard's rows of the training batches of a phase, starting at `start_step`."""
         # Import TensorFlow here, because describing and timing models does not need it.
         from bertjax.data.pretraining.batches import numpy_batches, train_dataset
 
-        for phase in self.config.phases:
-            if start_step < phase.stop_step:
-                first = max(start_step, phase.start_step)
-                dataset = train_dataset(
-                    self._require_corpus(),
-                    phase,
-                    source=self._row_source,
-                    masking=self.config.data.masking,
-                    seed=self.config.seed,
-                    dupe_factor=self.config.data.dupe_factor,
-                    start_step=first,
-                    shard=shard,
-                )
-                yield from self.objective.prepare(numpy_batches(dataset, self._require_corpus()))
+        dataset = train_dataset(
+            self._require_corpus(),
+            phase,
+            source=self._row_source,
+            masking=self.config.data.masking,
+            seed=self.config.seed,
+            dupe_factor=self.config.data.dupe_factor,
+            start_step=start_step,
+            shard=shard,
+        )
+        return self.objective.prepare(numpy_batches(dataset, self._require_corpus()))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         from bertjax.data.pretraining.batches import numpy_batches
@@ -102,11 +112,19 @@ class Task(task.Task):
         return self._row_source.row_format.format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
-        """Adds the perplexity of the predicted tokens. For two directions, it is based on the mean loss."""
+        """Adds the perplexity of the predicted tokens, and for masked LM the bits per byte.
+
+        For two directions, perplexity is based on the mean loss. `bits_per_byte` is the mean masked-LM loss of a token
+        in bits, divided by the mean bytes of a held-out token (`mean_piece_bytes`).
+        """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:
             return means
-        return {**means, "perplexity": math.exp(min(sum(losses) / len(losses), _MAX_LOG_PERPLEXITY))}
+        perplexity = math.exp(min(sum(losses) / len(losses), _MAX_LOG_PERPLEXITY))
+        if "mlm_loss" not in means:
+            return {**means, "perplexity": perplexity}
+        bits = means["mlm_loss"] / math.log(2)
+        return {**means, "perplexity": perplexity, "bits_per_byte": bits / self._bytes_per_token}
 
     def baseline(self) -> dict[str, float]:
         # Verify the whole corpus first, because the baseline may count all its tokens.

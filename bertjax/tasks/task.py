@@ -114,6 +114,8 @@ class Task:
       unlabeled_source: source of the evaluation data if it lacks labels (default: "", it contains labels).
       reinit_params: top-level parameters that are restored from `--init_from` only if its output layer has the same
         labels.
+      can_add_pieces: whether a run can start from a checkpoint whose vocabulary is the beginning of the data's.
+      other_tasks: tasks by name that are evaluated with the same parameters. Their metrics get the name as prefix.
       workdir_files: content by name of files to store in the workdir, so that checkpoints can be used without the data.
       results: entries about the data for `results.json`.
       notes: log lines about the data.
@@ -132,6 +134,7 @@ class Task:
     best_metric = ""
     unlabeled_source = ""
     reinit_params: tuple[str, ...] = ()
+    can_add_pieces = False
     notes: tuple[str, ...] = ()
     data_hash = ""
     features_fingerprint = ""
@@ -148,6 +151,7 @@ class Task:
         self.config = config
         self.workdir_files: dict[str, bytes] = {}
         self.results: dict[str, Any] = {}
+        self.other_tasks: dict[str, Task] = {}
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the shard's rows of each training batch, starting at `start_step`."""

@@ -43,7 +43,19 @@ def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] 
       params: parameters.
       heartbeat: called after each batch.
     """
-    return task.evaluate(*predict(task, mesh, params, heartbeat))
+    values = task.evaluate(*predict(task, mesh, params, heartbeat))
+    return {**values, **_evaluate_others(task, mesh, params, heartbeat)}
+
+
+def _evaluate_others(
+    task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """Returns the metrics of the task's `other_tasks`."""
+    return {
+        f"{prefix}_{name}": value
+        for prefix, other in task.other_tasks.items()
+        for name, value in evaluate(other, mesh, params, heartbeat).items()
+    }
 
 
 def predict(
@@ -84,7 +96,7 @@ def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
     means, outputs = predict(task, mesh, params)
     if task.has_class_reports:
         log_reports(task.class_reports(outputs))
-    values = task.evaluate(means, outputs)
+    values = {**task.evaluate(means, outputs), **_evaluate_others(task, mesh, params)}
     task.check_data(wait=True)
     if not math.isfinite(values.get("loss", 0.0)):
         raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint")

@@ -7,13 +7,14 @@ from collections.abc import Collection
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.data.corpus.vocabulary import ENTRY, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import ENTRY, load_vocabulary, workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.heads import model_kind
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
+from bertjax.training.new_pieces import NewPieces, find_new_pieces
 from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,24 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
             f"the vocabulary of {checkpoint} differs from the data's vocabulary (SHA-256 {saved[:12]} and "
             f"{expected[:12]}); prepare the data with {file.parent / read_json(file)['file']}"
         )
+
+
+def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
+    """Checks the vocabulary of an initial checkpoint against that of the task's data.
+
+    Returns:
+      The pieces that the data's vocabulary adds to the checkpoint's. None if the vocabularies are equal.
+
+    Raises:
+      UsageError: the vocabularies differ, and the task cannot start with new pieces.
+    """
+    if task.can_add_pieces and (workdir_of(checkpoint) / ENTRY).exists() and ENTRY in task.workdir_files:
+        entry = json.loads(task.workdir_files[ENTRY])
+        vocabulary = load_vocabulary(entry["file"], entry["lower_case"], task.workdir_files[entry["file"]])
+        if new_pieces := find_new_pieces(workdir_vocabulary(workdir_of(checkpoint)), vocabulary):
+            return new_pieces
+    check_vocabulary(task, checkpoint)
+    return None
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:

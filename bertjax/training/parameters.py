@@ -24,6 +24,7 @@ from bertjax.training.checkpoint_metadata import (
     read_metadata,
 )
 from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
+from bertjax.training.new_pieces import VOCABULARY_PARAMS, NewPieces
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ logger = logging.getLogger(__name__)
 _FILE_BYTES = 4 << 20
 
 
-def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = ()) -> Any:
+def load_params(
+    path: str | Path, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
+) -> Any:
     """Restores the parameters of a checkpoint into `target`, to start a run or to evaluate.
 
     Args:
@@ -39,6 +42,7 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
       target: tree of arrays, or of shapes with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
+      new_pieces: pieces that the vocabulary of `target` adds to the checkpoint's (default: None, same vocabulary).
 
     Returns:
       A tree like `target`.
@@ -51,7 +55,8 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
     leaves = _flatten(target)
     with _open_params(checkpoint) as (checkpointer, saved):
         restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
-        for name in sorted(restored):
+        extended = {name for name in VOCABULARY_PARAMS if name in restored} if new_pieces else set()
+        for name in sorted(restored - extended):
             if tuple(saved[name].shape) != tuple(leaves[name].shape):
                 raise UsageError(
                     f"parameter {name} has shape {tuple(saved[name].shape)} in {checkpoint} but "
@@ -65,9 +70,13 @@ def load_params(path: str | Path, target: Any, reinit_params: tuple[str, ...] = 
         first = getattr(next(iter(leaves.values())), "sharding", None)
         replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
         shardings = {
-            name: getattr(leaves[name], "sharding", None) if name in restored else replicated for name in saved
+            name: getattr(leaves[name], "sharding", None) if name in restored - extended else replicated
+            for name in saved
         }
         params = _restore_all(checkpointer, checkpoint, saved, shardings)
+    for name in extended:
+        rows = new_pieces.extend(np.asarray(params[name]), len(leaves[name]))
+        params[name] = jax.make_array_from_callback(rows.shape, leaves[name].sharding, rows.__getitem__)
     return nested({name: params[name] if name in restored else leaf for name, leaf in leaves.items()})
 
 

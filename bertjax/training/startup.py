@@ -18,7 +18,7 @@ from bertjax.tasks.task import Task
 from bertjax.training import workdir as workdirs
 from bertjax.training.checkpoint import Checkpoints, find_checkpoint, saved_fingerprint, workdir_of
 from bertjax.training.checkpoint_metadata import model_metadata
-from bertjax.training.init_from import check_vocabulary, has_output_layer_of
+from bertjax.training.init_from import check_initial_vocabulary, has_output_layer_of
 from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
@@ -45,7 +45,7 @@ def open_workdir(
     config, start, origin = dataclasses.asdict(task.config), "", {}
     if init_from:
         checkpoint = find_checkpoint(init_from)
-        check_vocabulary(task, checkpoint)
+        check_initial_vocabulary(task, checkpoint)
         start = saved_fingerprint(checkpoint)
         origin = workdirs.read_origin(workdir_of(checkpoint))
     # Paths of the vocabulary and of labels may differ between hosts, their content may not.
@@ -79,9 +79,15 @@ def restore_or_init(
     if state is None:
         state = init_state(task.objective, optimizer, mesh, random_key(task.config.seed, "init"))
         if init_from:
-            reinit_params = () if has_output_layer_of(task, find_checkpoint(init_from)) else task.reinit_params
-            state = state.replace(params=load_params(init_from, state.params, reinit_params))
+            checkpoint = find_checkpoint(init_from)
+            reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
+            new_pieces = check_initial_vocabulary(task, checkpoint)
+            state = state.replace(params=load_params(init_from, state.params, reinit_params, new_pieces))
             logger.info(f"starting at step 0 with the parameters of {init_from}")
+            if new_pieces:
+                logger.info(
+                    f"{len(new_pieces.parts):,} new pieces start as the mean of the pieces they were split into"
+                )
         return state
     started_from = workdirs.saved_init_fingerprint(workdir)
     if task.features_fingerprint and task.features_fingerprint != started_from:

@@ -131,9 +131,9 @@ def test_field_meanings_come_from_docstrings():
 
 
 def test_each_task_module_has_a_config_class():
-    assert {"pretraining", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
+    assert {"pretraining", "adaptation", "glue", "squad", "swag", "ner", "text"} <= {*TASKS}
     assert all(config_class(task)().task == task for task in TASKS)
-    with pytest.raises(UsageError, match="config.task='run'; use one of glue, ner"):
+    with pytest.raises(UsageError, match="config.task='run'; use one of adaptation, glue, ner"):
         config_class("run")
 
 

@@ -1,10 +1,11 @@
-"""Baseline metrics of predictions that ignore the context."""
+"""Statistics of the tokens of a corpus: metrics of predictions that ignore the context, and bytes per token."""
 
 from collections.abc import Iterable
 
 import numpy as np
 
 from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 _BLOCK_TOKENS = 1 << 24
 
@@ -39,3 +40,23 @@ def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
     for start in range(0, len(tokens), _BLOCK_TOKENS):
         counts += np.bincount(tokens[start : start + _BLOCK_TOKENS], minlength=size)
     return counts
+
+
+def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
+    """Returns the mean number of UTF-8 bytes that a token stands for.
+
+    A piece has the bytes of its text, without `##` or the SentencePiece word start, and one byte for the space before a
+    word. So words have the same number of bytes with any pieces. The text of special pieces, such as [UNK], has no
+    bytes.
+
+    Args:
+      vocabulary: vocabulary of the tokens.
+      tokens: token ids, int [N], not empty.
+    """
+    is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
+    texts = (piece.removeprefix(CONTINUATION).removeprefix(WORD_START) for piece in vocabulary.pieces)
+    lengths = np.array([len(text.encode()) for text in texts])
+    piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
+    # Clip ids of damaged files, because the check of their checksums reports the damage.
+    blocks = (tokens[start : start + _BLOCK_TOKENS] for start in range(0, len(tokens), _BLOCK_TOKENS))
+    return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in blocks) / len(tokens)

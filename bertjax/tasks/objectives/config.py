@@ -103,6 +103,13 @@ class Config(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Without a size, the architecture is that of the `--init_from` checkpoint, which is not known yet.
+        if self.model["hidden_size"] is not None:
+            self._check_model()
+        for phase in self.phases:
+            self.check_batch(phase.batch_size, phase.seq_len)
+
+    def _check_model(self) -> None:
         if self.objective_class.has_pairs and self.model["type_vocab_size"] < 2:
             raise UsageError(
                 f"config.model.type_vocab_size={self.model['type_vocab_size']} is too small for sentence pairs; use 2"
@@ -111,7 +118,6 @@ class Config(RunConfig):
         self.objective_class.check_config(self)
         for phase in self.phases:
             self.check_rows(phase.seq_len, self.data.packing)
-            self.check_batch(phase.batch_size, phase.seq_len)
 
     @property
     def has_data(self) -> bool:

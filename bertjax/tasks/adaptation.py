@@ -1,0 +1,128 @@
+"""Continued pre-training of a checkpoint on another corpus, with replay of general text."""
+
+import dataclasses
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bertjax.data.pretraining.config import Phase
+from bertjax.data.shard import DataShard
+from bertjax.errors import UsageError
+from bertjax.tasks import pretraining
+from bertjax.tasks.finetuning.config import checkpoint_model
+from bertjax.tasks.objectives import config as objectives
+from bertjax.tasks.task import NumpyBatch
+
+# Prefix of the metrics on the held-out text of the replayed corpus.
+_GENERAL = "general"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptationData(objectives.PretrainingData):
+    """Corpora and batches of continued pre-training.
+
+    Attributes:
+      objective: objective of pre-training. The default `none` needs no next-sentence head, which
+        most published encoders lack, and its rows have no padding.
+      replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Its held-out text is
+        evaluated too, and its metrics start with `general_`.
+      replay_share: fraction of the training batches that come from `replay_corpus`.
+    """
+
+    objective: str = "none"
+    replay_corpus: str = ""
+    replay_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.replay_share < 1:
+            raise UsageError(f"config.data.replay_share={self.replay_share} is out of range; use a value in [0, 1)")
+        if self.replay_share and not self.replay_corpus:
+            raise UsageError(
+                f"config.data.replay_share={self.replay_share} needs a general corpus; set config.data.replay_corpus"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(objectives.Config):
+    """Config of continued pre-training.
+
+    Attributes:
+      model: fields of `ModelConfig`. Unset architecture fields are copied from the `--init_from` checkpoint.
+      data: see `AdaptationData`.
+    """
+
+    task: str = "adaptation"
+    model: dict[str, Any] = dataclasses.field(default_factory=checkpoint_model)
+    data: AdaptationData = AdaptationData()
+
+
+class Task(pretraining.Task):
+    """Pre-training whose batches come from two corpora.
+
+    The replayed steps are spread evenly: any n consecutive steps contain `replay_share` times n of them, up to one. The
+    seed determines the first one. Each corpus has its own step counter, so its batches are those of a run without the
+    other corpus and with fewer steps.
+    """
+
+    def __init__(self, config: Config, train: bool = True) -> None:
+        """Opens the corpora.
+
+        Args:
+          config: config of the run.
+          train: whether to require a corpus.
+        """
+        if config.model["hidden_size"] is None:
+            raise UsageError(
+                "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "
+                "--config FILE:size=mini"
+            )
+        super().__init__(config, train)
+        self.config: Config
+        self._general: pretraining.Task | None = None
+        # Runs with different seeds replay at different steps.
+        self._offset = random.Random(config.seed).random()
+        if self._corpus and config.data.replay_corpus:
+            self._add_general()
+
+    def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
+        if not self._general:
+            yield from super().train_batches(start_step, shard)
+            return
+        for phase in self.config.phases:
+            if start_step < phase.stop_step:
+                first = max(start_step, phase.start_step)
+                domain = self.phase_batches(*_own_steps(phase, first, lambda step: step - self._replayed(step)), shard)
+                general = self._general.phase_batches(*_own_steps(phase, first, self._replayed), shard)
+                for step in range(first, phase.stop_step):
+                    yield next(general if self._replayed(step + 1) > self._replayed(step) else domain)
+
+    def check_data(self, wait: bool) -> None:
+        super().check_data(wait)
+        if self._general:
+            self._general.check_data(wait)
+
+    def _add_general(self) -> None:
+        data = self.config.data
+        self._general = pretraining.Task(
+            dataclasses.replace(self.config, data=dataclasses.replace(data, corpus=data.replay_corpus))
+        )
+        if self._general.workdir_files != self.workdir_files:
+            raise UsageError(
+                f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
+                f"{data.replay_corpus} with --vocab {self._corpus.vocabulary_path}"
+            )
+        self.other_tasks = {_GENERAL: self._general}
+        self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()
+        self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
+
+    def _replayed(self, step: int) -> int:
+        """Returns the number of replayed batches before `step`."""
+        return math.floor(step * self.config.data.replay_share + self._offset)
+
+
+def _own_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
+    """Returns a phase and a step in the steps of one corpus. `count` is the number of its batches before a step."""
+    return dataclasses.replace(phase, start_step=count(phase.start_step), stop_step=count(phase.stop_step)), count(step)

@@ -1,0 +1,158 @@
+"""Continued pre-training: replay of a general corpus, bits per byte, and starting with new pieces."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_runs import EXPERIMENTS, overrides, refused
+
+from bertjax.cli import main as cli
+from bertjax.data.corpus.prepare import prepare
+from bertjax.data.corpus.store import open_corpus
+from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.data.pretraining.baseline import mean_piece_bytes
+from bertjax.data.shard import SINGLE_SHARD, DataShard
+from bertjax.errors import UsageError
+from bertjax.tasks.build import build_task, parse_config
+from bertjax.training.checkpoint_config import experiment_config
+
+
+@pytest.fixture(scope="module")
+def general(corpus, tmp_path_factory) -> Path:
+    """Corpus of other text with the same vocabulary."""
+    folder = tmp_path_factory.mktemp("general")
+    sentences = "".join(f"lona mite {'kesu ' * (line % 7)}bavi\n" + "\n" * (line % 6 == 5) for line in range(240))
+    (folder / "text.txt").write_text(sentences)
+    prepare(
+        [f"text:{folder}/text.txt"],
+        folder / "corpus",
+        vocabulary=vocabulary_of(corpus),
+        heldout_fraction=0.1,
+        workers=1,
+    )
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def spelled(corpus, letters, tmp_path_factory) -> Path:
+    """The corpus with a vocabulary of letters."""
+    folder = tmp_path_factory.mktemp("spelled") / "corpus"
+    prepare([f"text:{corpus.parent}/text.txt"], folder, vocabulary=letters, heldout_fraction=0.1, workers=1)
+    return folder
+
+
+def vocabulary_of(corpus: Path) -> Path:
+    return corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
+
+
+def config_of(corpus: Path, arguments: str = "") -> str:
+    return f"{EXPERIMENTS}/adapt.py:size=L1_H16,corpus={corpus},seq_len=16,quick=true{arguments}"
+
+
+def task_of(corpus: Path, arguments: str = "", **fields):
+    return build_task(parse_config(experiment_config(config_of(corpus, arguments), overrides(None, **fields))), True)
+
+
+def batches(task, start_step: int = 0, shard: DataShard = SINGLE_SHARD) -> list[dict]:
+    return list(task.train_batches(start_step, shard))
+
+
+def assert_same(first: list[dict], second: list[dict]) -> None:
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_replay_takes_a_share_of_every_window_of_steps(corpus, general):
+    fields = {"steps": 40, "long_phase__share": 0.25, "long_phase__seq_len": 32}
+    domain, other = batches(task_of(corpus, **fields)), batches(task_of(general, **fields))
+    mixed = batches(task_of(corpus, f",replay={general}:0.3", **fields))
+    assert [len(batch["input_ids"][0]) for batch in mixed] == [16] * 30 + [32] * 10
+
+    # The first batches of both corpora are in order in the first phase of the mixed run.
+    def is_batch(batch, expected):
+        return np.array_equal(batch["input_ids"], expected["input_ids"])
+
+    replayed, seen = [], 0
+    for step, batch in enumerate(mixed[:30]):
+        replayed.append(is_batch(batch, other[seen]))
+        assert replayed[-1] or is_batch(batch, domain[step - seen])
+        seen += replayed[-1]
+    for window in range(1, 31):
+        counts = np.convolve(replayed, np.ones(window, int), "valid")
+        assert np.all(np.abs(counts - 0.3 * window) < 1 + 1e-9)
+    assert_same(batches(task_of(corpus, f",replay={general}:0.3", **fields), 17), mixed[17:])
+    assert_same(batches(task_of(corpus, f",replay={general}:0.3", **fields), 33), mixed[33:])
+
+
+def test_batches_are_unchanged_without_replay(corpus, general):
+    assert_same(batches(task_of(corpus)), batches(task_of(corpus, f",replay={general}:0")))
+    pretraining = experiment_config(
+        f"{EXPERIMENTS}/pretrain.py:size=L1_H16,corpus={corpus},seq_len=16,objective=none,quick=true",
+        overrides(None, steps=10),
+    )
+    assert_same(batches(task_of(corpus)), batches(build_task(parse_config(pretraining), True)))
+
+
+def test_data_hash_covers_both_corpora(corpus, general):
+    hashes = {
+        task_of(first, arguments).data_hash
+        for first, arguments in ((corpus, ""), (corpus, f",replay={general}:0.5"), (general, f",replay={corpus}:0.5"))
+    }
+    assert len(hashes) == 3
+    assert task_of(corpus).data_hash == open_corpus(corpus).fingerprint
+
+
+def test_invalid_replay_is_refused(corpus, spelled):
+    with pytest.raises(UsageError, match="have different vocabularies; prepare .* with --vocab .*vocab.txt"):
+        task_of(corpus, f",replay={spelled}:0.5")
+    for replay, message in (
+        ("folder", "replay=folder lacks a share; write replay=DIR:SHARE, such as folder:0.2"),
+        ("folder:1.0", "data.replay_share=1.0 is out of range"),
+        (":0.5", "data.replay_share=0.5 needs a general corpus"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            task_of(corpus, f",replay={replay}")
+
+
+def test_mean_piece_bytes(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##é", "##c", "é"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    # "ab" and "é" follow a space. [UNK] stands for the space before it.
+    tokens = np.array([5, 6, 8, 7, 1], np.uint16)
+    assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
+
+
+def test_words_have_the_same_bytes_with_any_pieces(corpus, spelled):
+    totals, counts = set(), set()
+    for path in (corpus, spelled):
+        opened = open_corpus(path)
+        counts.add(len(opened.train.tokens))
+        totals.add(round(mean_piece_bytes(opened.vocabulary(), opened.train.tokens) * len(opened.train.tokens)))
+    assert len(totals) == 1 and len(counts) == 2
+
+
+def test_general_text_is_evaluated_too(corpus, general, tmp_path, capfd):
+    arguments = [f"--config={config_of(corpus, f',replay={general}:0.5')}", *overrides(None, steps=2, eval_every=2)]
+    cli.main(["train", *arguments, f"--workdir={tmp_path}/run"])
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    opened = open_corpus(general)
+    bits = results["general_mlm_loss"] / np.log(2) / mean_piece_bytes(opened.vocabulary(), opened.heldout.tokens)
+    assert results["general_bits_per_byte"] == pytest.approx(bits, rel=1e-4)
+    assert results["general_mlm_loss"] != results["mlm_loss"]
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 0 and {"eval_bits_per_byte", "eval_general_bits_per_byte"} <= first.keys()
+    capfd.readouterr()
+    cli.main(["evaluate", f"--checkpoint={tmp_path}/run"])
+    metrics = json.loads(capfd.readouterr().out)
+    assert metrics["general_bits_per_byte"] == pytest.approx(results["general_bits_per_byte"], rel=1e-4)
+    # The general corpus alone gives the same metrics.
+    cli.main(["evaluate", f"--checkpoint={tmp_path}/run", f"--config.data.corpus={general}"])
+    assert json.loads(capfd.readouterr().out)["mlm_loss"] == metrics["general_mlm_loss"]
+
+
+def test_adaptation_needs_a_checkpoint_or_a_size(corpus, tmp_path, capfd):
+    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},quick=true"
+    assert "no initial checkpoint; use --init_from CKPT" in refused(capfd, "train", config, f"--workdir={tmp_path}/run")

@@ -1,0 +1,146 @@
+"""Start of training with pieces that the checkpoint's vocabulary lacks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import random_checkpoint
+from command_runs import EXPERIMENTS, overrides, refused
+
+from bertjax.cli import main as cli
+from bertjax.convert import huggingface
+from bertjax.data.corpus.prepare import prepare
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import load_vocabulary
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.new_pieces import NewPieces, find_new_pieces
+from bertjax.training.parameters import load_params_on_host
+
+# Two words, a continuation piece, and a character that no old piece contains.
+ADDED = ("losuna", "kerona", "##rovi", "ж")
+
+
+@pytest.fixture(scope="module")
+def vocabularies(corpus, tmp_path_factory) -> tuple[Path, Path]:
+    """Vocabulary of the corpus, and the same with further pieces."""
+    old = corpus / json.loads((corpus / "manifest.json").read_text())["vocabulary"]["file"]
+    new = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    new.write_text(old.read_text() + "".join(f"{piece}\n" for piece in ADDED))
+    return old, new
+
+
+@pytest.fixture(scope="module")
+def domain(vocabularies, tmp_path_factory) -> Path:
+    """A corpus with the extended vocabulary, whose text contains the new pieces."""
+    folder = tmp_path_factory.mktemp("domain")
+    documents = [f"losuna mite kerona\n{'misurovi ' * (count % 7)}ж lona\nbavi losuna" for count in range(60)]
+    (folder / "text.txt").write_text("\n\n".join(documents))
+    prepare([f"text:{folder}/text.txt"], folder / "corpus", vocabulary=vocabularies[1], heldout_fraction=0.2, workers=1)
+    return folder / "corpus"
+
+
+def released(vocabulary: Path, folder: Path, without: tuple[str, ...] = (), **fields) -> dict[str, np.ndarray]:
+    """Writes a random Hugging Face checkpoint and returns its parameters."""
+    checkpoint = random_checkpoint(vocabulary, **fields)
+    for name in [name for name in checkpoint.params if name.startswith(without)]:
+        del checkpoint.params[name]
+    params = {name: array.copy() for name, array in checkpoint.params.items()}
+    folder.mkdir()
+    huggingface.write(checkpoint, folder)
+    return params
+
+
+def command(corpus: Path, init_from: Path, run: Path, **fields) -> list[str]:
+    """Returns the arguments of `bertjax train` that leave parameters as they are."""
+    values = {"steps": 1, "optimizer__warmup_steps": 1, "optimizer__learning_rate": 1e-30, **fields}
+    config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},seq_len=16,quick=true"
+    return ["train", config, f"--init_from={init_from}", f"--workdir={run}", *overrides(None, **values)]
+
+
+def test_new_pieces_are_split_as_the_old_tokenizer_does(vocabularies):
+    old, new = (load_vocabulary(path) for path in vocabularies)
+    pieces = find_new_pieces(old, new)
+    assert pieces.first_id == old.size and len(pieces.parts) == len(ADDED)
+    for piece, parts in zip(ADDED, pieces.parts, strict=True):
+        if not piece.startswith("##"):
+            assert list(parts) == Tokenizer(old).encode(piece)
+    assert pieces.parts[-1] == (old.unk_id,)
+    texts = [old.pieces[part] for part in pieces.parts[2]]
+    assert all(text.startswith("##") for text in texts)
+    assert "".join(text.removeprefix("##") for text in texts) == "rovi"
+
+
+def test_other_vocabularies_do_not_extend(vocabularies, tmp_path):
+    old, new = (load_vocabulary(path) for path in vocabularies)
+    (tmp_path / "vocab.txt").write_text("\n".join([*old.pieces[:-2], old.pieces[-1], old.pieces[-2], "new"]))
+    assert find_new_pieces(old, load_vocabulary(tmp_path / "vocab.txt")) is None
+    assert find_new_pieces(old, old) is None
+    assert find_new_pieces(new, old) is None
+    assert find_new_pieces(old, load_vocabulary(vocabularies[1], lower_case=not old.lower_case)) is None
+
+
+def test_padding_is_replaced_and_moved_behind_the_new_rows():
+    rows = np.array([[1, 2], [3, 4], [5, 8], [-1, -1]], np.float32)
+    extended = NewPieces(3, ((0, 2), (1,))).extend(rows, 8)
+    np.testing.assert_array_equal(extended, [[1, 2], [3, 4], [5, 8], [3, 5], [3, 4], [0, 0], [0, 0], [0, 0]])
+    assert extended.dtype == np.float32
+
+
+# With a multiple of 128, the old and the new table have the same shape. With 8, the new table is larger.
+@pytest.mark.parametrize("multiple", [8, 128])
+def test_rows_of_new_pieces_start_as_means(multiple, vocabularies, domain, tmp_path):
+    old, new = (load_vocabulary(path) for path in vocabularies)
+    before = released(vocabularies[0], tmp_path / "released", pad_vocab_to_multiple_of=multiple)
+    cli.main(["convert", f"{tmp_path}/released", f"{tmp_path}/converted", "--format=bertjax"])
+    cli.main(command(domain, tmp_path / "converted", tmp_path / "run"))
+    after = load_params_on_host(find_checkpoint(tmp_path / "run"))
+    parts = find_new_pieces(old, new).parts
+    for name in ("encoder/embeddings/token", "masked_lm/bias"):
+        np.testing.assert_allclose(after[name][: old.size], before[name][: old.size], atol=1e-6)
+        means = np.stack([before[name][list(part)].mean(axis=0) for part in parts])
+        np.testing.assert_allclose(after[name][old.size : new.size], means, atol=1e-6)
+        np.testing.assert_array_equal(after[name][new.size :], 0)
+    for name in before.keys() - {"encoder/embeddings/token", "masked_lm/bias"}:
+        np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
+
+
+def test_missing_masked_lm_head_is_new(vocabularies, domain, tmp_path, log_lines):
+    released(vocabularies[0], tmp_path / "released", ("masked_lm", "next_sentence"))
+    cli.main(command(domain, tmp_path / "released", tmp_path / "run", steps=2))
+    assert any("initialized randomly: masked_lm/bias" in line for line in log_lines)
+    assert "4 new pieces start as the mean of the pieces they were split into" in log_lines
+    assert "masked_lm/bias" in load_params_on_host(find_checkpoint(tmp_path / "run"))
+    # The run resumes without its initial checkpoint.
+    (tmp_path / "run/results.json").unlink()
+    cli.main([item for item in command(domain, "", tmp_path / "run", steps=2) if item != "--init_from="])
+    assert f"resumed {tmp_path}/run at step 2" in log_lines
+
+
+def test_only_pretraining_starts_with_new_pieces(corpus, vocabularies, domain, tmp_path, capfd):
+    released(vocabularies[0], tmp_path / "released")
+    cli.main(command(domain, tmp_path / "released", tmp_path / "run"))
+    error = "differs from the data's vocabulary"
+    assert error in refused(capfd, "evaluate", f"--checkpoint={tmp_path}/run", f"--config.data.corpus={corpus}")
+    table = tmp_path / "table.tsv"
+    table.write_text("text\tlabel\nlosuna\ta\nkerona\tb\n")
+    finetuning = [f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true", f"--workdir={tmp_path}/topic"]
+    vocabulary = overrides(vocabularies[1])
+    assert error in refused(capfd, "train", *finetuning, f"--init_from={tmp_path}/released", *vocabulary)
+    # The adapted run has the new vocabulary.
+    cli.main(["train", *finetuning, f"--init_from={tmp_path}/run", *overrides(None, steps=1, data__batch_size=8)])
+    assert (tmp_path / "topic/vocab.txt").read_bytes() == vocabularies[1].read_bytes()
+
+
+def test_adapted_run_opens_in_transformers(vocabularies, domain, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    torch = pytest.importorskip("torch", reason="needs torch")
+    released(vocabularies[0], tmp_path / "released")
+    cli.main(command(domain, tmp_path / "released", tmp_path / "run"))
+    cli.main(["convert", f"{tmp_path}/run", f"{tmp_path}/exported", "--format=huggingface"])
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.tokenize("losuna misurovi") == ["losuna", "misu", "##rovi"]
+    size = load_vocabulary(vocabularies[1]).size
+    assert len(tokenizer) == size == model.get_input_embeddings().weight.shape[0]
+    assert torch.isfinite(model(**tokenizer("losuna misurovi", return_tensors="pt")).logits).all()
