@@ -1,6 +1,6 @@
 """Continued pre-training of a checkpoint on text of your own, with the checkpoint's vocabulary or an extended one.
 
-    bertjax prepare --input prose:'texts/*.txt' --vocab runs/base/vocab.txt --output runs/domain
+    bertjax prepare --input prose:'texts/*.txt' --vocab runs/base --add_pieces 2000 --output runs/domain
     bertjax train --config experiments/adapt.py:corpus=runs/domain --init_from runs/base --workdir runs/adapted
 
 The architecture is that of the checkpoint. If the vocabulary of the corpus begins with the checkpoint's vocabulary, the
