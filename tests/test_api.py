@@ -219,4 +219,4 @@ def test_wheel_contains_the_package_and_its_experiments(tmp_path):
             timeout=300,
         )
         assert process.returncode == exit_code, process.stderr
-    assert "one of the experiments demo, glue, ner, pretrain" in process.stderr
+    assert "one of the experiments adapt, demo, glue, ner, pretrain" in process.stderr

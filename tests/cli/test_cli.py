@@ -225,7 +225,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
             "ConfigDict({'task': 'pretraining'})",
             "lacks `data` or `model`; start from a config of bertjax/presets.py",
         ),
-        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task=5; use one of glue, ner"),
+        ("ConfigDict(pretraining_config().to_dict() | {'task': 5})", "config.task=5; use one of adaptation, glue, ner"),
         ("ConfigDict(pretraining_config().to_dict() | {'data': 'x'})", "lacks `data` or `model`"),
         ("ConfigDict(pretraining_config().to_dict() | {'steps': None})", "config.steps is None; .* an integer"),
         ("None", "must return a ConfigDict with a task"),

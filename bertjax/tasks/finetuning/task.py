@@ -19,7 +19,7 @@ from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD, DataShard
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.metrics import selection
 from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import CACHED_FEATURES
@@ -212,9 +212,7 @@ class FinetuningTask(task.Task):
     def _init_without_data(self) -> None:
         config = self.config
         if not config.model["hidden_size"]:
-            raise UsageError(
-                "the config has no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base"
-            )
+            raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
         self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
         self._init_schedule()
         self.batch_sizes = (config.data.batch_size,)
@@ -322,8 +320,7 @@ class FinetuningTask(task.Task):
         labels = examples.rows["labels"]
         counts = labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.labels))
         lines = [f"{name!r} ({count:,})" for name, count in zip(self.labels, counts, strict=True)]
-        more = f" and {len(lines) - _MAX_LOGGED_CLASSES} more" if len(lines) > _MAX_LOGGED_CLASSES else ""
-        return [f"{len(lines)} classes: {', '.join(lines[:_MAX_LOGGED_CLASSES])}{more}"]
+        return [f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}"]
 
     def _class_weights(self) -> list[str]:
         """Formats the class weights of the training loss, if it has any."""
@@ -331,8 +328,7 @@ class FinetuningTask(task.Task):
         if self.train_examples is None or not weights:
             return []
         pairs = [f"{name!r}={weight:.4g}" for name, weight in zip(self.labels, weights, strict=True)]
-        more = f" and {len(pairs) - _MAX_LOGGED_CLASSES} more" if len(pairs) > _MAX_LOGGED_CLASSES else ""
-        return [f"class weights: {', '.join(pairs[:_MAX_LOGGED_CLASSES])}{more}"]
+        return [f"class weights: {listed(pairs, _MAX_LOGGED_CLASSES)}"]
 
     def _cost(self, rows: int, length: int) -> StepCost:
         model, head = self.objective.model.config, self.config.feature_head
