@@ -1,0 +1,71 @@
+"""Times vectors of texts by mean pooling, in bertjax and in transformers with PyTorch, compilation included.
+
+    pip install -e '.[parity,published]'
+    python tests/benchmarks/encode.py --texts sentences.txt --rounds 3
+
+Both read the same texts with the published all-MiniLM-L6-v2. transformers gets batches of 32 texts, sorted by length
+and padded to the longest. Each measurement is a process of its own, which does not count imports and loading.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import numpy as np
+from published import published_checkpoint
+
+
+def encode_bertjax(texts: list[str]) -> np.ndarray:
+    """Returns the vectors of bertjax, and prints the seconds."""
+    import bertjax
+
+    bert = bertjax.load(published_checkpoint())
+    start = time.perf_counter()
+    vectors = bert.encode(texts, pooling="mean").pooled
+    print(f"bertjax {time.perf_counter() - start:.2f} s")
+    return vectors
+
+
+def encode_transformers(texts: list[str]) -> np.ndarray:
+    """Returns the vectors of transformers, and prints the seconds."""
+    import torch
+    import transformers
+
+    folder = published_checkpoint()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    start = time.perf_counter()
+    vectors = np.empty((len(texts), model.config.hidden_size), np.float32)
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    with torch.inference_mode():
+        for first in range(0, len(texts), 32):
+            indices = order[first : first + 32]
+            batch = tokenizer([texts[i] for i in indices], padding=True, truncation=True, return_tensors="pt")
+            mask = batch["attention_mask"][..., None].float()
+            vectors[indices] = ((model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)).numpy()
+    print(f"transformers {time.perf_counter() - start:.2f} s")
+    return vectors
+
+
+SYSTEMS = {"bertjax": encode_bertjax, "transformers": encode_transformers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", required=True, help="file with one text per line")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.system:
+        with open(args.texts, encoding="utf-8") as file:
+            SYSTEMS[args.system]([line.rstrip("\n") for line in file])
+        return
+    for _ in range(args.rounds):
+        for system in SYSTEMS:
+            command = [sys.executable, __file__, "--texts", args.texts, "--system", system]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
