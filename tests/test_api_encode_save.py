@@ -61,6 +61,9 @@ def test_pooling_of_a_sentence_transformers_folder(folder, letters, tmp_path):
     bert = bertjax.load(tmp_path)
     np.testing.assert_array_equal(bert.encode(TEXTS).pooled, bert.encode(TEXTS, pooling="mean").pooled)
     assert bert.encode(TEXTS, pooling=None).last_hidden_state is not None
+    (tmp_path / "1_Pooling" / "config.json").write_text("")
+    with pytest.raises(bertjax.UsageError, match="cannot read the config .*1_Pooling/config.json"):
+        bertjax.load(tmp_path)
 
 
 def test_special_pieces_in_texts_are_tokens(bert):

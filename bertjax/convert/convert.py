@@ -45,8 +45,7 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         if not pickles:
             raise UsageError(f"{address} contains no {huggingface.WEIGHTS}; use a repository of a BERT model")
         name = hub.parse(address)[0]
-        architecture = "BertForPreTraining"
-        raise huggingface.pickle_error(name, pickles[0], architecture, name.split("/")[-1])
+        raise huggingface.pickle_error(name, pickles[0], "BertForPreTraining", name.split("/")[-1])
     return str(folder)
 
 
@@ -188,15 +187,14 @@ def upload(source: str, address: str, overwrite: bool) -> str:
       overwrite: whether to add a commit to a repository that contains a model.
     """
     path = local_checkpoint(source)
-    is_run = detect_format(path) == BERTJAX
-    run = workdir_of(find_checkpoint(path)) if is_run else None
+    run = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
     if run is not None and is_converted(run):
         run = None
+    checkpoint = read_checkpoint(path)
+    card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, _size(checkpoint))
     with tempfile.TemporaryDirectory(prefix="bertjax-") as parent:
         folder = Path(parent, "model")
-        convert(path, str(folder), HUGGINGFACE, overwrite=False)
-        checkpoint = read_checkpoint(path)
-        card = model_card.model_card(hub.parse(address)[0], run, checkpoint.output_kind, _size(checkpoint))
+        save(checkpoint, folder, HUGGINGFACE, overwrite=False)
         (folder / "README.md").write_text(card, encoding="utf-8")
         if run is not None:
             (folder / model_card.CONFIG_FILE).write_bytes((run / CONFIG).read_bytes())

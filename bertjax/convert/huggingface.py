@@ -23,15 +23,18 @@ from bertjax.convert.portable import (
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
-from bertjax.utils.io import read_json, read_json_object
+from bertjax.utils.io import read_json
 
 CONFIG = "config.json"
 WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an export. A folder with other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
+# Pooling module of sentence-transformers, and the fields of its config.
+_POOLING = "1_Pooling/config.json"
+_POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 # Files that a model of the hub is read from.
-READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", "1_Pooling/config.json", *TOKENIZER_FILES)
+READ_FILES = (CONFIG, WEIGHTS, _INDEX, "model-*-of-*.safetensors", _POOLING, *TOKENIZER_FILES)
 # Activations by their names in transformers, where `gelu` is the exact erf form, unlike in google-research/bert.
 _ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 # Defaults of `BertConfig` in transformers.
@@ -42,9 +45,6 @@ _DEFAULTS = {
     "attention_probs_dropout_prob": 0.1,
     "initializer_range": 0.02,
 }
-# Pooling module of sentence-transformers, and the fields of its config.
-POOLING = "1_Pooling/config.json"
-_POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 _DEFAULT_EPSILON = 1e-12
 _FIELD_TYPES = {"hidden_act": str, "architectures": list, "num_labels": int, "id2label": dict}
 _MULTILABEL_PROBLEM = "multi_label_classification"
@@ -264,10 +264,8 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 def read_pooling(folder: Path) -> str:
     """Returns the pooling of a sentence-transformers folder: `cls`, `mean`, or "" if there is none or another one."""
-    file = folder / POOLING
-    if not file.is_file():
-        return ""
-    config = read_json_object(file)
+    file = folder / _POOLING
+    config = read_config(file) if file.is_file() else {}
     return next((name for name, field in _POOLINGS.items() if config.get(field)), "")
 
 

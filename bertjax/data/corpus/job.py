@@ -45,7 +45,7 @@ class Job:
 
     @property
     def learns_vocabulary(self) -> bool:
-        """Whether the vocabulary depends on the text."""
+        """True if the vocabulary depends on the text."""
         return self.vocabulary is None or self.add_pieces > 0
 
 
