@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,17 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
         Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None,
     ) as path:
         yield path
+
+
+def check_topology(args: argparse.Namespace) -> None:
+    """Raises a UsageError if one of the options of `add_topology` is out of range."""
+    from bertjax.estimate.topology import chip_of
+
+    chip_of(args.topology)
+    if not 0 < args.mfu <= 1:
+        raise UsageError(f"--mfu is {args.mfu}; it must be in (0, 1]")
+    if args.price_per_chip_hour is not None and not 0 <= args.price_per_chip_hour < math.inf:
+        raise UsageError(f"--price_per_chip_hour is {args.price_per_chip_hour}; it must be at least 0")
 
 
 def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) -> bool:

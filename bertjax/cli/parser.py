@@ -106,6 +106,17 @@ def add_command(
     return parser
 
 
+def add_topology(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of estimates for TPUs, which `check_topology` checks."""
+    parser.add_argument(
+        "--topology", metavar="GENERATION:SIZE", help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
+    )
+    parser.add_argument(
+        "--mfu", type=float, default=0.35, help="model-FLOPs utilization assumed for the step time, in (0, 1]"
+    )
+    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, to print the cost of the run")
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Adds `--checkpoint`."""
     parser.add_argument("--checkpoint", required=True, metavar="CKPT", help=CHECKPOINT_HELP)

@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import config_dict_without_data, convert_init_checkpoint, load_config_dict
-from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_json
+from bertjax.cli.common import check_topology, config_dict_without_data, convert_init_checkpoint, load_config_dict
+from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_json, add_topology
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -26,14 +25,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--init_from", metavar="CKPT", help=f"architecture and vocabulary as in `train`: {CHECKPOINT_HELP}"
     )
-    parser.add_argument(
-        "--topology", metavar="GENERATION:SIZE", help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
-    )
+    add_topology(parser)
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")
-    parser.add_argument(
-        "--mfu", type=float, default=0.35, help="model-FLOPs utilization assumed for the step time, in (0, 1]"
-    )
-    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, to print the cost of the run")
     parser.add_argument(
         "--search",
         action="store_true",
@@ -45,20 +38,16 @@ def add_parser(commands: Any) -> None:
 
 def plan(args: argparse.Namespace) -> None:
     """Runs `bertjax plan`."""
-    from bertjax.estimate.topology import chip_of, use_tpu_compiler
+    from bertjax.estimate.topology import use_tpu_compiler
 
     if not args.topology:
         raise UsageError("`bertjax plan` needs --topology, such as v5e:16x16")
     if args.slices < 1:
         raise UsageError(f"--slices is {args.slices}; it must be at least 1")
-    if not 0 < args.mfu <= 1:
-        raise UsageError(f"--mfu is {args.mfu}; it must be in (0, 1]")
-    if args.price_per_chip_hour is not None and not 0 <= args.price_per_chip_hour < math.inf:
-        raise UsageError(f"--price_per_chip_hour is {args.price_per_chip_hour}; it must be at least 0")
+    check_topology(args)
     if args.output and not Path(args.output).absolute().parent.is_dir():
         # Check the path first, because compilation may take an hour.
         raise UsageError(f"no directory for --output: {Path(args.output).absolute().parent}; create it first")
-    chip_of(args.topology)
     load_config_dict(args)
     use_tpu_compiler()
     with convert_init_checkpoint(args) as init_from:

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import experiment, join_cluster, print_result
-from bertjax.cli.parser import add_command, add_distributed
+from bertjax.cli.common import check_topology, experiment, join_cluster, print_result
+from bertjax.cli.parser import add_command, add_distributed, add_topology
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import is_first, show
 
@@ -34,9 +34,7 @@ def add_parser(commands: Any) -> None:
         help="directory for all runs; a run that several tables share is trained once",
     )
     parser.add_argument("--plan", action="store_true", help="print the runs and their estimated time, then exit")
-    parser.add_argument("--topology", metavar="TPU", help="with --plan, also the time on these TPUs, such as v5e:2x4")
-    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model-FLOPs utilization of --topology")
-    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, for the cost on --topology")
+    add_topology(parser)
     add_distributed(parser)
 
     parser = add_command(
@@ -71,6 +69,10 @@ def reproduce(args: argparse.Namespace) -> None:
 
     if args.overrides:
         raise UsageError(f"`reproduce` takes no --config overrides: {args.overrides[0]}; edit the table's file")
+    if args.topology:
+        check_topology(args)
+        if not args.plan:
+            raise UsageError("--topology has an effect only with --plan; add --plan, or omit --topology")
     config = with_commits(experiment(args))
     paper_table = load_table(config)
     if not args.plan:

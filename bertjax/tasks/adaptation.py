@@ -77,7 +77,7 @@ class Task(pretraining.Task):
         if config.model["hidden_size"] is None:
             raise UsageError(
                 "no initial checkpoint; use --init_from CKPT, or start from random parameters with a size, such as "
-                "--config FILE:size=mini"
+                "--config NAME:size=mini"
             )
         super().__init__(config, train)
         self.config: Config
