@@ -213,13 +213,8 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
     if cache_dir:
         recover_directory(cache_dir)
     cached_origin = read_origin(epath.Path(cache_dir)) if cache_dir else {}
-    if hub.is_hub(path) and path in (cached_origin.get("address"), cached_origin.get("source")):
-        # The run continues with the commit that it started from.
+    if _replaces_source(cached_origin, path):
         logger.info(f"using {cache_dir}, the conversion of {cached_origin['source']}")
-        yield str(cache_dir)
-        return
-    if cache_dir and cached_origin.get("source") == _origin_of(path)["source"] and not Path(path).expanduser().exists():
-        logger.info(f"{path} no longer exists; using its conversion {cache_dir}")
         yield str(cache_dir)
     elif not hub.is_hub(path) and detect_format(path) == BERTJAX:
         yield path
@@ -240,6 +235,17 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
                 # Replace temporary paths in the message by the path that the user gave.
                 message = str(error).replace(f"{target}/{CHECKPOINTS}/0", path).replace(target, path)
                 raise type(error)(message) from error
+
+
+def _replaces_source(origin: dict[str, Any], path: str) -> bool:
+    """Returns whether a conversion with this origin is used without its source.
+
+    This is a conversion of a model of the hub, so that a run keeps its commit, or of a local checkpoint that no longer
+    exists.
+    """
+    if hub.is_hub(path):
+        return path in (origin.get("address"), origin.get("source"))
+    return origin.get("source") == _origin_of(path)["source"] and not Path(path).expanduser().exists()
 
 
 def _convert_in_subprocess(path: str, target: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -98,6 +99,7 @@ def test_run_keeps_the_commit_that_it_started_from(server, pretrained, letters, 
     assert server.push("org/bert", files_of(tmp_path / "new")) != commit
     server.requests.clear()
     server.status = 500
+    shutil.rmtree(tmp_path / "cache")
     (tmp_path / "run" / "results.json").unlink()
     train(tmp_path / "run", table, f"--init_from={ADDRESS}")
     assert not server.requests

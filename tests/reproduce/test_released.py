@@ -54,6 +54,14 @@ def test_table_from_released_checkpoints(inputs, capfd):
     assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
     trials = json.loads((inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json").read_text())["trials"]
     assert [trial["started_from"] for trial in trials] == [base] * 3
+    # Results that started from other parameters are not shown.
+    sweep = inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json"
+    content = sweep.read_text()
+    sweep.write_text(content.replace(base, large))
+    with pytest.raises(SystemExit):
+        cli.main(["table", "1", results])
+    assert "the initial parameters of" in capfd.readouterr().err
+    sweep.write_text(content)
     text = printed(capfd, "table", "1", results)
     assert f"BASE is {inputs}/base: 1 layers, hidden size 16, fingerprint {base[:8]}" in text
     assert f"LARGE is {inputs}/large: 2 layers" in text
