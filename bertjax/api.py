@@ -9,7 +9,6 @@
 """
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,17 +19,16 @@ from jax.sharding import Mesh
 
 from bertjax.convert.convert import BERTJAX, read_vocabulary, save
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
 from bertjax.inference import fill_mask
 from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
+from bertjax.inference.inputs import TruncationCount, encode_row
 from bertjax.inference.load import load_model, portable, replace_params
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.inference.predict import predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
-
-logger = logging.getLogger(__name__)
 
 # Default of `Pretrained.encode`: the pooling of the checkpoint's folder.
 AUTO = "auto"
@@ -253,15 +251,12 @@ class Pretrained:
         return list(predict_texts(self._loaded, inputs, context=context))
 
     def _tokenize(self, texts: Sequence[str | tuple[str, str]], seq_len: int) -> Examples:
-        vocabulary = self._loaded.vocabulary
-        rows, num_cut = [], 0
-        for parts in _as_tuples(texts, max_parts=2):
-            first, *second = (self.tokenizer.encode_with_special(part) for part in parts)
-            pair = second[0] if second else None
-            rows.append(encode_pair(first, pair, seq_len, vocabulary.cls_id, vocabulary.sep_id))
-            num_cut += len(rows[-1]["input_ids"]) < len(first) + (len(pair) + 3 if pair is not None else 2)
-        if num_cut:
-            logger.warning(f"{num_cut:,} of {len(rows):,} texts were cut to {seq_len} tokens")
+        encode, truncation = self.tokenizer.encode_with_special, TruncationCount(seq_len)
+        rows = [
+            encode_row([encode(part) for part in parts], self._loaded.vocabulary, truncation)
+            for parts in _as_tuples(texts, max_parts=2)
+        ]
+        truncation.log()
         return make_examples(rows, {})
 
 

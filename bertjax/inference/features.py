@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
 from bertjax.errors import UsageError
-from bertjax.inference.inputs import PAIR_SEPARATOR, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.encoder import Encoder
 from bertjax.model.partitioning import resolve_layout
@@ -82,7 +82,8 @@ class FeatureExtractor:
             `texts_sha256`: str, hash of the texts.
         """
         hidden_states_of = make_hidden_states_fn(self.model, self.layers, self.seq_len)
-        for rows, texts_hash in self._group(texts):
+        truncation = TruncationCount(self.seq_len)
+        for rows, texts_hash in self._group(texts, truncation):
             examples = make_examples(rows, {})
             tokens, offsets = examples.tokens, examples.offsets
             hidden_states = np.empty((int(offsets[-1]), len(self.layers), self.model.config.hidden_size), np.float32)
@@ -98,15 +99,18 @@ class FeatureExtractor:
                 "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
                 "texts_sha256": np.array(texts_hash),
             }
+        truncation.log()
 
-    def _group(self, texts: Iterable[str]) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
+    def _group(
+        self, texts: Iterable[str], truncation: TruncationCount
+    ) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
         """Yields the encoded texts of each shard and their hash."""
         token_bytes = 4 * len(self.layers) * self.model.config.hidden_size
         max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // token_bytes)
         rows: list[dict[str, list[int]]] = []
         num_tokens, texts_hash = 0, TextsHash()
         for text in texts:
-            rows.append(self._encode(text))
+            rows.append(self._encode(text, truncation))
             num_tokens += len(rows[-1]["input_ids"])
             texts_hash.add(text)
             if num_tokens >= max_tokens:
@@ -115,7 +119,7 @@ class FeatureExtractor:
         if rows:
             yield rows, texts_hash.hexdigest()
 
-    def _encode(self, text: str) -> dict[str, list[int]]:
+    def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
         vocabulary = self.model.vocabulary
         parts = text.split(PAIR_SEPARATOR, 1)
@@ -123,6 +127,7 @@ class FeatureExtractor:
             raise UsageError(f"{text[:60]!r} is a pair, but the model has one segment; use single texts")
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         lengths = [len(ids) for ids, _ in encoded]
+        truncation.add(sum(lengths) + len(lengths) + 1)
         if len(parts) > 1:
             lengths = truncated_lengths(*lengths, self.seq_len - 3)
         else:

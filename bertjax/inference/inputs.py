@@ -3,13 +3,14 @@
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import Batching, Examples, make_batch
+from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.finetuning.examples import Batching, Examples, encode_pair, make_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
@@ -75,6 +76,20 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
         batch_size = min(num_rows, 1 << (len(selected) - 1).bit_length())
         yield make_batch(examples, selected, length, batch_size, SINGLE_SHARD)
         start += num_rows
+
+
+def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: TruncationCount) -> dict[str, list[int]]:
+    """Encodes one text or a pair as a row with [CLS] and [SEP], and counts the text.
+
+    Args:
+      ids: token ids of one text or of both texts of a pair.
+      vocabulary: vocabulary with the special tokens.
+      truncation: counts to update, and the maximum tokens per row.
+    """
+    first, *second = ids
+    pair = second[0] if second else None
+    truncation.add(sum(map(len, ids)) + len(ids) + 1)
+    return encode_pair(first, pair, truncation.seq_len, vocabulary.cls_id, vocabulary.sep_id)
 
 
 def split_line(line: str, kind: str) -> str | Texts:

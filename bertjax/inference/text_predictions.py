@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import BasicTokenizer
-from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
+from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.finetuning.questions import Question, make_windows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
 from bertjax.errors import UsageError, quoted
-from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, make_batches
+from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row, make_batches
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.metrics.entities import follows_scheme
 from bertjax.tasks.finetuning import records
@@ -55,11 +55,8 @@ class TextPredictor:
 
     def encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """Encodes one text or a pair as a row with [CLS] and [SEP]."""
-        vocabulary = self.model.vocabulary
-        first, *second = (self.model.tokenizer.encode(text) for text in texts)
-        pair = second[0] if second else None
-        self.truncation.add(len(first) + 2 if pair is None else len(first) + len(pair) + 3)
-        return encode_pair(first, pair, self.seq_len, vocabulary.cls_id, vocabulary.sep_id)
+        ids = [self.model.tokenizer.encode(text) for text in texts]
+        return encode_row(ids, self.model.vocabulary, self.truncation)
 
     def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:
         """Returns the logits [outputs] of each text or pair."""

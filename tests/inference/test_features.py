@@ -174,3 +174,8 @@ def test_features_of_standard_input_are_shown(pretrained, capfd, monkeypatch, tm
     assert [line for line in lines if not line.startswith("  ")] == ["a", "b"]
     tokens = [line.split()[0] for line in lines if line.startswith("  ")]
     assert tokens == ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]
+
+
+def test_cut_texts_are_counted(pretrained, capfd):
+    cli.main(["features", f"--checkpoint={pretrained}", "a " * 100, "b", "a ||| " + "b " * 60])
+    assert "2 of 3 texts were cut to 40 tokens" in capfd.readouterr().err
