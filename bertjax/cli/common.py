@@ -61,7 +61,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
     A checkpoint in another format is converted to a temporary folder, which contains the vocabulary.
     """
     if not args.checkpoint:
-        with convert_init_checkpoint(args) as init_from:
+        with open_init_checkpoint(args) as init_from:
             yield config_dict_without_data(load_config_dict(args, init_from), init_from)
         return
     from bertjax.convert.convert import BERTJAX, detect_format
@@ -89,21 +89,6 @@ def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
     if init_from and not parse_config(config_dict).has_data:
         config_dict.model.vocab_size = saved_architecture(find_checkpoint(init_from)).vocab_size
     return config_dict
-
-
-@contextlib.contextmanager
-def convert_init_checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
-    """Yields the path of `--init_from`, converted to a temporary folder if necessary, or None without the option."""
-    if not args.init_from:
-        yield None
-        return
-    from bertjax.convert.convert import bertjax_checkpoint
-    from bertjax.tasks.build import parse_config
-
-    # Check the config first, because a conversion may take minutes.
-    parse_config(load_config_dict(args))
-    with bertjax_checkpoint(args.init_from) as path:
-        yield path
 
 
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
@@ -137,13 +122,13 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterator[str | None]:
+def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterator[str | None]:
     """Yields the path of `--init_from`, converted to bertjax's format if necessary. Yields None without the option.
 
     Args:
       args: parsed arguments.
-      distributed: whether several processes run the command. If so, each process converts the checkpoint to a temporary
-        folder. A single process stores the converted checkpoint in its local workdir.
+      keep: whether to store a converted checkpoint in the workdir, if it is local, instead of a temporary folder.
+        Several processes must not write the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -154,11 +139,12 @@ def open_init_checkpoint(args: argparse.Namespace, distributed: bool) -> Iterato
         return
     # Check the config first, because a conversion may take minutes.
     parse_config(load_config_dict(args))
-    keep = not distributed and "://" not in args.workdir
-    with bertjax_checkpoint(
-        pinned_address(args.init_from, args.workdir),
-        Path(args.workdir).expanduser().absolute() / CONVERTED if keep else None,
-    ) as path:
+    workdir, source, folder = getattr(args, "workdir", ""), args.init_from, None
+    if workdir:
+        source = pinned_address(source, workdir)
+    if keep and "://" not in workdir:
+        folder = Path(workdir).expanduser().absolute() / CONVERTED
+    with bertjax_checkpoint(source, folder) as path:
         yield path
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertjax.cli.common import check_topology, config_dict_without_data, convert_init_checkpoint, load_config_dict
+from bertjax.cli.common import check_topology, config_dict_without_data, load_config_dict, open_init_checkpoint
 from bertjax.cli.parser import CHECKPOINT_HELP, add_command, add_json, add_topology
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
@@ -50,7 +50,7 @@ def plan(args: argparse.Namespace) -> None:
         raise UsageError(f"no directory for --output: {Path(args.output).absolute().parent}; create it first")
     load_config_dict(args)
     use_tpu_compiler()
-    with convert_init_checkpoint(args) as init_from:
+    with open_init_checkpoint(args) as init_from:
         _plan(args, init_from)
 
 

@@ -44,7 +44,7 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.train import train as run
 
     distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, distributed) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
         task = build_training_task(config, init_from)
         steps = parse_steps(args.profile)
