@@ -7,7 +7,7 @@ DEMO := runs/demo
 # What Python compiles is kept for the next process, of which there are many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all attack lint clean
+.PHONY: demo test test-all test-lowest test-newest attack lint docs package lock clean
 
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
@@ -17,8 +17,8 @@ PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reord
 
 # Programs for one device compile faster than those for eight.
 test: lint
-	$(PYTEST) -m "devices and not slow and not beam" $$(grep -rl --include='*.py' mark.devices tests)
-	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam"
+	$(PYTEST) -m "devices and not slow and not beam and not notebooks" $$(grep -rl --include='*.py' mark.devices tests)
+	BERTJAX_TEST_DEVICES=1 $(PYTEST) -m "not devices and not slow and not beam and not notebooks"
 
 test-all: lint $(VENV)/.installed-parity
 	$(PYTEST)
@@ -31,6 +31,38 @@ attack: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+# Strict: a dead link, a page outside of the navigation or a wrong name fails. `mkdocs serve` shows pages while you write.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+
+# Builds wheel and sdist, checks them, and runs the installed wheel in an empty environment.
+package: $(VENV)/.installed-release
+	rm -rf build/package && $(BIN)/python -m build --outdir build/package .
+	$(BIN)/twine check --strict build/package/*
+	$(PYTHON) -m venv build/package/venv
+	build/package/venv/bin/pip install -qq --disable-pip-version-check --constraint constraints.txt build/package/*.whl
+	cd build && package/venv/bin/bertjax describe --config pretrain:size=tiny
+
+# The tests with the lowest and with the newest versions that pyproject.toml admits, in environments of their own.
+test-lowest: $(VENV)/.installed-release
+	$(MAKE) test-versions NAME=lowest RESOLUTION=lowest-direct
+
+test-newest: $(VENV)/.installed-release
+	$(MAKE) test-versions NAME=newest RESOLUTION=highest
+
+.PHONY: test-versions
+test-versions:
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) build/$(NAME)
+	$(BIN)/uv pip install --quiet --python build/$(NAME)/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
+	BERTJAX_TEST_DEVICES=1 build/$(NAME)/bin/python -m pytest -q -n auto --dist loadfile \
+	  -m "not devices and not slow and not beam and not notebooks"
+
+# Writes the newest versions that pyproject.toml admits, for all extras, platforms and versions of Python.
+lock: $(VENV)/.installed-release
+	$(BIN)/uv pip compile --quiet --universal --upgrade --all-extras --no-annotate --no-header \
+	  --output-file constraints.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info
@@ -48,9 +80,13 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-parity: $(VENV)/.installed-dev
-	$(INSTALL) ".[dev,parity,beam]"
+	$(INSTALL) ".[dev,parity,beam,notebooks]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(INSTALL) ".[$*]"
 	@touch $@

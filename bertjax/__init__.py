@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bertjax.errors import BertjaxError, UsageError
     from bertjax.model.config import Architecture, ModelConfig
     from bertjax.model.encoder import Encoder
-    from bertjax.model.pooling import Pooler
+    from bertjax.model.heads import Pooler
 
 __all__ = [
     "Architecture",
@@ -31,7 +31,7 @@ _MODULES = {
     "BertjaxError": "bertjax.errors",
     "Encoder": "bertjax.model.encoder",
     "ModelConfig": "bertjax.model.config",
-    "Pooler": "bertjax.model.pooling",
+    "Pooler": "bertjax.model.heads",
     "UsageError": "bertjax.errors",
 }
 

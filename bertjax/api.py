@@ -21,12 +21,11 @@ from bertjax.convert.convert import BERTJAX, read_vocabulary, save
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.errors import UsageError, quoted
-from bertjax.inference import fill_mask
 from bertjax.inference.encode import CLS, POOLINGS, bert_pooler, encode_batches, pool
 from bertjax.inference.inputs import TruncationCount, encode_row
 from bertjax.inference.load import load_model, portable, replace_params
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.inference.predict import predict_texts
+from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import Architecture, ModelConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS, TAGS
 
@@ -39,8 +38,8 @@ class Encoded(NamedTuple):
 
     Attributes:
       last_hidden_state: float32 [B, L, D], hidden states of the last layer; 0 at padding. None with pooling.
-      pooled: float32 [B, D], vectors of the pooling or, without pooling, BERT's pooler output for [CLS]. None if the
-        checkpoint has no pooler.
+      pooled: float32 [B, D], one vector per text: with pooling, the pooled states; without pooling, BERT's pooler
+        output for [CLS], or None if the checkpoint has no pooler.
       attention_mask: int32 [B, L], 1 for tokens and 0 for padding.
     """
 
@@ -77,8 +76,9 @@ class Pretrained:
     def params(self) -> dict[str, Any]:
         """Parameters as float32 arrays on the mesh: `encoder`, and the heads of the checkpoint.
 
-        >>> bertjax.load(CHECKPOINT).params["encoder"]["embeddings"]["position"].shape
-        (40, 16)
+        Examples:
+          >>> bertjax.load(CHECKPOINT).params["encoder"]["embeddings"]["position"].shape
+          (40, 16)
         """
         return self._loaded.params
 
@@ -86,11 +86,12 @@ class Pretrained:
     def model(self) -> nn.Module:
         """Flax module of the checkpoint. If the head is unknown, the module contains only encoder and pooler.
 
-        >>> bert = bertjax.load(CHECKPOINT)
-        >>> batch = {**bert.batch(["a b"]), "masked_lm_positions": np.array([[1]])}
-        >>> masked_lm, next_sentence = bert.model.apply({"params": bert.params}, batch)
-        >>> masked_lm.shape == (1, 1, bert.architecture.padded_vocab_size)
-        True
+        Examples:
+          >>> bert = bertjax.load(CHECKPOINT)
+          >>> batch = {**bert.batch(["a b"]), "masked_lm_positions": np.array([[1]])}
+          >>> masked_lm, next_sentence = bert.model.apply({"params": bert.params}, batch)
+          >>> masked_lm.shape == (1, 1, bert.architecture.padded_vocab_size)
+          True
         """
         return self._loaded.model
 
@@ -98,9 +99,10 @@ class Pretrained:
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of the checkpoint. The method `encode` does not add [CLS] and [SEP].
 
-        >>> bert = bertjax.load(CHECKPOINT)
-        >>> bert.tokenizer.pieces(bert.tokenizer.encode("Bad"))
-        ['b', '##a', '##d']
+        Examples:
+          >>> bert = bertjax.load(CHECKPOINT)
+          >>> bert.tokenizer.pieces(bert.tokenizer.encode("Bad"))
+          ['b', '##a', '##d']
         """
         return self._loaded.tokenizer
 
@@ -121,9 +123,10 @@ class Pretrained:
         Raises:
           UsageError: a parameter is missing, unknown or has the wrong shape, or the number of labels is wrong.
 
-        >>> bert = bertjax.load(CLASSIFIER)
-        >>> bert.replace(bert.params, labels=["no", "yes"]).labels
-        ('no', 'yes')
+        Examples:
+          >>> bert = bertjax.load(CLASSIFIER)
+          >>> bert.replace(bert.params, labels=["no", "yes"]).labels
+          ('no', 'yes')
         """
         layer = self._loaded.output_layer
         kind = output_kind if output_kind is not None else layer.kind if layer else ""
@@ -134,7 +137,7 @@ class Pretrained:
         """Writes the model as a folder that `load`, the commands or transformers open.
 
         Args:
-          path: folder; it appears only when it is complete.
+          path: folder to write; it appears only when it is complete.
           format: `bertjax` (a workdir, for example for `--init_from`), `huggingface` or `tensorflow`.
           overwrite: whether to replace a checkpoint at `path`.
 
@@ -144,9 +147,9 @@ class Pretrained:
         save(portable(self._loaded), path, format, overwrite)
 
     def batch(self, texts: Sequence[str | tuple[str, str]], seq_len: int | None = None) -> dict[str, np.ndarray]:
-        """Tokenizes texts or pairs to a batch of rows [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+        """Tokenizes texts or pairs into a batch of rows [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
-        [MASK] and other special pieces in a text are single tokens. A log line counts the texts that are truncated.
+        [MASK] and other special tokens in a text are kept as single tokens. The number of truncated texts is logged.
 
         Args:
           texts: B texts or pairs of texts.
@@ -159,8 +162,9 @@ class Pretrained:
         Raises:
           UsageError: `seq_len` is below 8 or above `max_position_embeddings`.
 
-        >>> bertjax.load(CHECKPOINT).batch(["a b", ("a", "b")])["segment_ids"].tolist()
-        [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
+        Examples:
+          >>> bertjax.load(CHECKPOINT).batch(["a b", ("a", "b")])["segment_ids"].tolist()
+          [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
         """
         max_len = self.config.max_position_embeddings
         if seq_len is not None and (type(seq_len) is not int or not 8 <= seq_len <= max_len):
@@ -179,21 +183,22 @@ class Pretrained:
 
         Args:
           texts: B texts or pairs of texts.
-          pooling: `cls` or `mean` for one vector per text (not normalized), from the state of [CLS] or the mean over
-            all tokens; None for the hidden states of all tokens (default: the pooling of a sentence-transformers
-            folder, or else None).
+          pooling: `cls` (state of [CLS]) or `mean` (mean over all tokens) for one vector per text, not normalized; None
+            for the hidden states of all tokens. The default is the pooling of a sentence-transformers folder, or None
+            for other checkpoints.
 
         Returns:
           Hidden states and BERT's pooler output or, with pooling, only the vectors in `pooled`.
 
-        >>> bert = bertjax.load(CHECKPOINT)
-        >>> encoded = bert.encode(["a b c", "d"])
-        >>> encoded.last_hidden_state.shape, encoded.pooled.shape
-        ((2, 5, 16), (2, 16))
-        >>> encoded.attention_mask.tolist()
-        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
-        >>> bert.encode(["a b c", "d"], pooling="mean").pooled.shape
-        (2, 16)
+        Examples:
+          >>> bert = bertjax.load(CHECKPOINT)
+          >>> encoded = bert.encode(["a b c", "d"])
+          >>> encoded.last_hidden_state.shape, encoded.pooled.shape
+          ((2, 5, 16), (2, 16))
+          >>> encoded.attention_mask.tolist()
+          [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+          >>> bert.encode(["a b c", "d"], pooling="mean").pooled.shape
+          (2, 16)
         """
         if pooling not in (AUTO, None, *POOLINGS):
             raise UsageError(f"pooling={quoted(pooling)} is unknown; use one of {', '.join(POOLINGS)}, or None")
@@ -218,29 +223,32 @@ class Pretrained:
     def fill_mask(self, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
         """Predicts the `top` most probable tokens and their probabilities at each [MASK] of a text.
 
-        >>> (predictions,) = bertjax.load(CHECKPOINT).fill_mask("a [MASK] c", top=3)
-        >>> len(predictions), predictions[0][1] >= predictions[1][1]
-        (3, True)
+        Examples:
+          >>> (predictions,) = bertjax.load(CHECKPOINT).fill_mask("a [MASK] c", top=3)
+          >>> len(predictions), predictions[0][1] >= predictions[1][1]
+          (3, True)
         """
         if not isinstance(text, str) or not isinstance(top, int):
             raise UsageError(f"fill_mask takes a str and an int, not {quoted(text)} and {quoted(top)}")
-        return fill_mask.fill_mask(self._loaded, text, top)
+        return fill_mask(self._loaded, text, top)
 
     def predict(self, texts: Sequence[str | tuple[str, ...]], context: str = "") -> list[dict[str, Any]]:
         """Returns one record per text: the `prediction` and, for classes, `probabilities` by label.
 
         Args:
-          texts: texts or tuples of texts: (first, second) for pairs, (beginning, ending, ...) for multiple choice, or
-            the words for tags. For tags, a text is split into words at whitespace and punctuation. For question
+          texts: texts or tuples of texts: (first, second) for pairs, (context, ending, ...) for multiple choice, or the
+            words for tags. For tags, a text is split into words at whitespace and punctuation. For question
             answering, the texts are questions.
           context: passage that contains the answers, for question answering.
 
-        Records of tags have `words`, their character `spans`, and `entities` with label, start, end and text if the
-        tags are of IOB, BIOES or BILOU. Records of answers have `start` and `end`, character offsets in the context.
+        Records of tags have `words` and their `spans` (start and end character offsets). If the tags follow IOB, BIOES
+        or BILOU, they also have `entities` with label, start, end and text. Records of answers have `start` and `end`,
+        character offsets in the passage.
 
-        >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])
-        >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
-        (True, ['bad', 'good'])
+        Examples:
+          >>> (record,) = bertjax.load(CLASSIFIER).predict(["a b"])
+          >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
+          (True, ['bad', 'good'])
         """
         layer = self._loaded.output_layer
         kind = layer.kind if layer else ""
@@ -285,8 +293,9 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
       UsageError: `path` contains no checkpoint or no vocabulary, or the model is not BERT.
       BertjaxError: the checkpoint is damaged.
 
-    >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
-    dtype('float32')
+    Examples:
+      >>> bertjax.load(CHECKPOINT).encode(["a"]).last_hidden_state.dtype
+      dtype('float32')
     """
     if not str(path):
         raise UsageError("path is empty; pass the path of a checkpoint")
@@ -296,9 +305,10 @@ def load(path: str | Path, mesh: Mesh | None = None) -> Pretrained:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Loads the tokenizer of a checkpoint as in `load`, or of a `vocab.txt` or SentencePiece `.model` file.
 
-    >>> tokenizer = bertjax.load_tokenizer(CHECKPOINT)
-    >>> tokenizer.decode(tokenizer.encode("Bad cab"))
-    'bad cab'
+    Examples:
+      >>> tokenizer = bertjax.load_tokenizer(CHECKPOINT)
+      >>> tokenizer.decode(tokenizer.encode("Bad cab"))
+      'bad cab'
 
     Raises:
       UsageError: there is no tokenizer at `path`.

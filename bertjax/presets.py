@@ -1,4 +1,4 @@
-"""Building blocks of experiment files: default configs, typed arguments and the hyperparameter grids of the paper.
+"""Building blocks of experiment files: default configs, typed arguments, hyperparameter grids and trials of sweeps.
 
 An experiment defines `get_config`, which changes values of a default config but adds no fields:
 
@@ -11,17 +11,20 @@ An experiment defines `get_config`, which changes values of a default config but
 
 import functools
 import itertools
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from bertjax.config.fields import to_config_dict
-from bertjax.config.load import parse_arguments
-from bertjax.errors import UsageError
+from bertjax.config.load import experiment_file, parse_arguments
+from bertjax.errors import UsageError, shortened
 from bertjax.model.config import size_fields
 from bertjax.tasks.build import config_class
 
+# Config fields of one trial: path -> value.
+Trial = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
 
@@ -53,11 +56,6 @@ def pretraining_config(size: str = "base") -> ConfigDict:
     return config
 
 
-def adaptation_config(size: str = "") -> ConfigDict:
-    """Returns the default config of continued pre-training. `size` has the same meaning as in `finetuning_config`."""
-    return finetuning_config("adaptation", size)
-
-
 def finetuning_config(task: str, size: str = "") -> ConfigDict:
     """Returns the default fine-tuning config of a task (section A.3 of the paper).
 
@@ -80,7 +78,7 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
     config.data.seq_len = seq_len
 
 
-def named_grid(name: str) -> list[dict[str, Any]]:
+def named_grid(name: str) -> list[Trial]:
     """Returns the trials of a named grid, each as a dict from config field to value.
 
     Args:
@@ -102,18 +100,71 @@ def named_grid(name: str) -> list[dict[str, Any]]:
     return cross_product({field: choices for field, choices in values.items() if choices})
 
 
-def trials_of(get_config: Callable[..., ConfigDict], text: str) -> list[dict[str, Any]] | None:
-    """Returns the trials selected by an experiment's argument `grid`. Returns None without this argument.
+def load_trials(config: str) -> list[Trial]:
+    """Returns the trials that `FILE[:ARGUMENTS]` defines by a function `sweep(arguments)` or an argument `grid`."""
+    name, _, arguments = config.partition(":")
+    file = experiment_file(name)
+    experiment = runpy.run_path(file)
+    if "sweep" in experiment:
+        trials = list(experiment["sweep"](arguments))
+    else:
+        parse = getattr(experiment["get_config"], _PARSER, None)
+        args = parse(arguments) if parse else {}
+        if "grid" not in args:
+            raise UsageError(
+                f"{file} defines no trials; add a function sweep(arguments) that yields dictionaries of fields and "
+                "values, or use --grid FIELD=VALUE,VALUE"
+            )
+        trials = named_grid(args["grid"])
+    for trial in trials:
+        if not isinstance(trial, dict) or not all(isinstance(field, str) for field in trial):
+            raise UsageError(
+                f"sweep() of {file} yields {shortened(repr(trial))}; yield dictionaries such as "
+                "{'optimizer.learning_rate': 1e-4}"
+            )
+    if not trials:
+        raise UsageError(f"sweep() of {file} yields no trials; yield at least one")
+    return trials
+
+
+def grid_values(
+    items: Sequence[str], overrides: Sequence[str], load: Callable[[list[str]], ConfigDict]
+) -> dict[str, list[Any]]:
+    """Returns the fields of `--grid` and their values, converted to the types of the fields.
 
     Args:
-      get_config: function of the experiment, with or without the decorator `arguments`.
-      text: arguments after the colon of `--config`.
+      items: values of the `--grid` options, `FIELD=VALUE,VALUE` each.
+      overrides: `--config.FIELD=VALUE` flags, which must not set a field of the grid.
+      load: function that returns the config with the given overrides.
     """
-    parse = getattr(get_config, _PARSER, None)
-    args = parse(text) if parse else {}
-    return named_grid(args["grid"]) if "grid" in args else None
+    grid: dict[str, list[Any]] = {}
+    for item in items:
+        field, has_values, text = item.partition("=")
+        texts = text.split(",")
+        if not field or not has_values or "" in texts:
+            raise UsageError(
+                f"invalid --grid: {item[:80]!r}; use FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4 "
+                "(a value cannot be empty or contain a comma)"
+            )
+        if field in grid:
+            raise UsageError(f"--grid sets {field} twice; list all its values in one option")
+        if field == "seed":
+            raise UsageError("--grid cannot set seed; set the number of seeds with --seeds")
+        if any(override.startswith(f"--config.{field}=") for override in overrides):
+            raise UsageError(f"--grid and --config.{field} both set {field}; omit one of them")
+        grid[field] = [_value(load([f"--config.{field}={value}"]), field) for value in texts]
+        for index, value in enumerate(texts):
+            if grid[field][index] in grid[field][:index]:
+                raise UsageError(f"--grid lists the value {value} of {field} twice; list it once")
+    return grid
 
 
-def cross_product(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def _value(config_dict: ConfigDict, field: str) -> Any:
+    for name in field.split("."):
+        config_dict = config_dict[name]
+    return config_dict
+
+
+def cross_product(values: Mapping[str, Sequence[Any]]) -> list[Trial]:
     """Returns all combinations of the fields' values."""
     return [dict(zip(values, trial, strict=True)) for trial in itertools.product(*values.values())]

@@ -4,13 +4,13 @@
     bertjax train --config experiments/adapt.py:corpus=runs/domain --init_from runs/base --workdir runs/adapted
 
 The architecture is that of the checkpoint. If the vocabulary of the corpus begins with the checkpoint's vocabulary, the
-embedding of each further piece starts as the mean embedding of the pieces that it was split into before.
+embedding of each added piece starts as the mean embedding of the pieces into which the old vocabulary splits it.
 
 The objective is masked LM on running text, because most published encoders have no next-sentence head. The learning
 rate warms up over a tenth of the steps to 1e-4, the peak of the original pre-training, and decays linearly to 0.
 
-`replay=DIR:SHARE` takes a share of the batches from a general corpus with the same vocabulary, so that the model
-forgets less of what it knew. The run then evaluates the held-out text of both corpora.
+`replay=DIR:SHARE` draws a share of the batches from a general corpus with the same vocabulary, so that the model
+forgets less of its previous training. The run then evaluates the held-out text of both corpora.
 
 Hardware and time: depends on the checkpoint; `bertjax bench step` with the same config and `size=` prints the tokens/s
 of this machine. The 10,000 steps are 41 million tokens.
@@ -20,13 +20,13 @@ Expected: depends on the text; the final table shows perplexity and bits per byt
 from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
-from bertjax.presets import adaptation_config, arguments
+from bertjax.presets import arguments, finetuning_config
 
 
 @arguments(corpus="", replay="", steps=10000, seq_len=128, size="", quick=False)
 def get_config(given: ConfigDict) -> ConfigDict:
     """Returns the config for `corpus=DIR,replay=DIR:SHARE,steps=10000,seq_len=128,size=SIZE,quick=false`."""
-    config = adaptation_config(given.size)
+    config = finetuning_config("adaptation", given.size)
     config.data.corpus = given.corpus
     if given.replay:
         config.data.replay_corpus, config.data.replay_share = _replay(given.replay)
@@ -46,7 +46,7 @@ def get_config(given: ConfigDict) -> ConfigDict:
 
 
 def _replay(text: str) -> tuple[str, float]:
-    """Returns the folder and the share of `DIR:SHARE`."""
+    """Parses `DIR:SHARE`."""
     folder, _, share = text.rpartition(":")
     try:
         return folder, float(share)

@@ -29,7 +29,7 @@ GOOGLE_CONFIG = {
 
 
 def google_variables(num_tokens):
-    """Names and shapes of google-research/bert's pre-training variables, written down independently of bertjax."""
+    """Returns names and shapes of google-research/bert's pre-training variables, independently of bertjax."""
     width, mlp_width = WIDTH, 32
     shapes = {
         "bert/embeddings/word_embeddings": (num_tokens, width),
@@ -60,7 +60,7 @@ def google_variables(num_tokens):
 
 
 def google_checkpoint(letters, folder, change=lambda variables: variables, with_optimizer=False, **config):
-    """Saves a checkpoint with TensorFlow's own saver, as the releases were; returns its variables."""
+    """Saves a checkpoint with TensorFlow's own saver, like the released checkpoints, and returns its variables."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     num_tokens = len(letters.read_text().splitlines())

@@ -132,7 +132,7 @@ def swag_files(folder: Path, seed: int = 0) -> Path:
 
 
 def text_files(folder: Path, seed: int = 0) -> Path:
-    """Writes train.csv, dev.jsonl and test.tsv, in which the first word decides the class."""
+    """Writes train.csv, dev.jsonl and test.tsv, in which the first word determines the class."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [(sentence(rng, "zu" if index % 2 else "pa"), ("no", "yes")[index % 2]) for index in range(40)]

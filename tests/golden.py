@@ -31,7 +31,7 @@ import bertjax
 # Use the experiments of the imported package, which may be from a different commit.
 EXPERIMENTS = Path(bertjax.__file__).parents[1] / "experiments"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Experiment and overrides by name. {data} is a folder of data sets, {corpus} a prepared corpus.
+# Experiment and overrides by name. {data} is a folder of datasets, {corpus} a prepared corpus.
 PRETRAINING = {
     "pairs at 128": "pretrain.py:size=L1_H16,corpus={corpus},quick=true",
     "pairs at 512": "pretrain.py:size=L1_H16,corpus={corpus},quick=true,seq_len=512",
@@ -95,7 +95,7 @@ def hash_of(arrays: Mapping[str, Any]) -> str:
 
 
 def prepare_data(folder: Path) -> dict[str, Path]:
-    """Creates a corpus, a vocabulary and data sets; returns paths by the names that the commands above use."""
+    """Creates a corpus, a vocabulary and datasets. Returns their paths by the names in the braces above."""
     from finetuning_data import conll_files, glue_files, squad_files, swag_files
 
     vocabulary = write_vocabulary(folder / "vocab.txt")

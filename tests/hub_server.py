@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.status:
             return self._error(self.hub.status)
         if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
-            # The real hub answers so for private repositories.
+            # The real hub sends this response for private repositories.
             return self._error(401, "RepoNotFound")
         if path.startswith("/cdn/"):
             return self._transfer(self.hub.objects[path.removeprefix("/cdn/")])

@@ -1,4 +1,4 @@
-"""The files of Orbax checkpoints, read without Orbax; the import needs neither JAX nor TensorFlow."""
+"""Reader of Orbax checkpoint files without Orbax. This module imports neither JAX nor TensorFlow."""
 
 import os
 from pathlib import Path

@@ -23,7 +23,7 @@ def start_processes(command: list[str], processes: int, devices: int) -> list[su
         sock.bind(("localhost", 0))
         port = sock.getsockname()[1]
     environment = os.environ | {
-        # XLA takes the last of two equal flags; the others make compilation fast.
+        # If a flag occurs twice, XLA uses the last value. The other flags speed up compilation.
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",

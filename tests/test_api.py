@@ -19,13 +19,14 @@ from jax.sharding import Mesh
 import bertjax
 from bertjax import api
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert import huggingface, workdir
+from bertjax.convert import huggingface
 from bertjax.convert import tensorflow1 as tensorflow
+from bertjax.convert.portable import write_workdir
 from bertjax.tasks.finetuning.output_layer import CLASSES
 from bertjax.training.sharding import make_mesh
 
 ROOT = Path(__file__).parents[1]
-FORMATS = {"bertjax": workdir.write, "huggingface": huggingface.write, "tensorflow": tensorflow.write}
+FORMATS = {"bertjax": write_workdir, "huggingface": huggingface.write, "tensorflow": tensorflow.write}
 TEXTS = ["a film", ("who is it", "it is a man with a very long name"), "", "a b c d e f g h"]
 
 
@@ -35,7 +36,7 @@ def folders(letters, tmp_path_factory):
     folders = {name: tmp_path_factory.mktemp(name) for name in (*FORMATS, "classifier")}
     for name, write in FORMATS.items():
         write(random_checkpoint(letters), folders[name])
-    workdir.write(random_checkpoint(letters, CLASSES, ("bad", "good")), folders["classifier"])
+    write_workdir(random_checkpoint(letters, CLASSES, ("bad", "good")), folders["classifier"])
     return folders
 
 
@@ -148,7 +149,7 @@ def test_mesh_with_explicit_axes(folders):
 
 @pytest.mark.devices
 def test_fill_mask_with_left_to_right_attention_on_a_mesh(letters, tmp_path):
-    workdir.write(random_checkpoint(letters, attention_direction="left"), tmp_path)
+    write_workdir(random_checkpoint(letters, attention_direction="left"), tmp_path)
     replicated, sharded = (
         dict(bertjax.load(tmp_path, make_mesh(config)).fill_mask("a [MASK] c", top=4)[0])
         for config in (MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2))

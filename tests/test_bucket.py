@@ -54,7 +54,7 @@ def started(command: list[str]) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # XLA uses the last of two equal flags.
+        # If a flag occurs twice, XLA uses the last value.
         env=os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=1"},
     )
 
@@ -80,7 +80,7 @@ def copied(storage: bucket.Storage, prefix: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_a_save_and_asked_to_stop_ends_in_the_bits_of_one_on_a_disk(corpus, stored, tmp_path):
+def test_run_killed_during_a_save_and_then_stopped_equals_a_local_run_bitwise(corpus, stored, tmp_path):
     alone = tmp_path / "alone"
     assert ended(train(corpus, alone))[0] == 0
     process = started(train(corpus, RUN))
@@ -140,7 +140,7 @@ def lines_of(capfd, *arguments: str) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_at_an_address_is_started_from_asked_and_converted(corpus, stored, tmp_path, capfd):
+def test_remote_checkpoint_initializes_predicts_and_converts(corpus, stored, tmp_path, capfd):
     [base] = lines_of(capfd, *train(corpus, "gs://bucket/base", "--config.steps=2", "--config.eval_every=2")[3:])
     assert base["checkpoint"] == "gs://bucket/base/checkpoints/2"
     assert sorted({name.split("/")[1] for name in stored.names("base/")} - {""}) == [
@@ -180,7 +180,7 @@ def state_of(step: int) -> TrainState:
 
 
 @pytest.mark.slow
-def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_leaves_no_checkpoint(stored):
+def test_lost_connection_is_retried_and_refused_save_leaves_no_checkpoint(stored):
     place, lost = workdir.create(RUN), set()
 
     def lose_the_first(method: str, path: str) -> None:
@@ -225,7 +225,7 @@ def test_a_connection_lost_in_a_save_is_made_again_and_a_save_that_is_refused_le
     again.close()
 
 
-def test_a_second_run_in_a_workdir_at_an_address_has_it_and_the_first_ends(stored):
+def test_second_run_takes_over_a_remote_workdir_and_the_first_run_ends(stored):
     place = workdir.create(RUN)
     first = workdir.take_ownership(place)
     first()
@@ -249,16 +249,14 @@ def test_metric_lines_are_uploaded_by_flush(stored):
     uploads = [path for method, path in stored.requests if method == "PUT" and "name=runs/a/metrics.jsonl&" in path]
     assert len(uploads) == 3
     resumed = JsonlWriter(place / "metrics.jsonl", 20)
-    assert resumed.num_lines == 20
     resumed.close()
+    assert len(read_lines(place / "metrics.jsonl")) == 20
 
 
 def test_missing_bucket_and_missing_permission_end_the_run(stored, capfd, corpus):
     code, error = ends(capfd, *train(corpus, "gs://nosuch/run")[3:])
     assert code == 1 and "no bucket for gs://nosuch/run; check the name of the bucket, or create it" in error
-    with pytest.raises(
-        UsageError, match="unsupported address of a checkpoint: s3://bucket/run; use a local path or gs://"
-    ):
+    with pytest.raises(UsageError, match="unsupported checkpoint path: s3://bucket/run; use a local path or gs://"):
         resolve_checkpoint_path("s3://bucket/run")
 
     def forbidden(method: str, path: str) -> None:
@@ -288,7 +286,7 @@ def get_table(text):
 
 
 @pytest.mark.slow
-def test_a_table_is_filled_at_an_address_as_on_a_disk(corpus, stored, tmp_path, capfd):
+def test_remote_table_equals_a_local_table(corpus, stored, tmp_path, capfd):
     file = tmp_path / "table.py"
     glue = glue_files(tmp_path / "glue")
     file.write_text(TABLE.format(experiments=ROOT / "experiments", corpus=corpus, glue=glue))

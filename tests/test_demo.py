@@ -1,4 +1,4 @@
-"""The labeled text of the demo does not depend on where the libraries with its docstrings are installed."""
+"""The demo's labeled text does not depend on the folder in which the libraries with the docstrings are installed."""
 
 import runpy
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 DEMO = Path(__file__).parents[1] / "demo"
 
 
-def test_modules_are_taken_in_an_order_that_their_place_does_not_change():
+def test_order_of_modules_does_not_depend_on_their_folder():
     order = runpy.run_path(str(DEMO / "docstring_labels.py"))["order"]
     names = [f"lib/python3/site-packages/numpy/{name}.py" for name in "abc"]
     here, there = ([order(f"{folder}/{name}") for name in names] for folder in ("/opt/.venv", "/home/me"))

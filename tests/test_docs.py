@@ -13,12 +13,12 @@ from checkpoints import random_checkpoint
 
 from bertjax.cli import main as cli
 from bertjax.config.load import load_config
-from bertjax.config.trials import grid_values, load_trials
-from bertjax.convert import huggingface, workdir
+from bertjax.convert import huggingface
+from bertjax.convert.portable import write_workdir
 from bertjax.errors import UsageError
 from bertjax.model.config import Architecture
-from bertjax.presets import trials_of
-from bertjax.reproduce import released
+from bertjax.presets import grid_values, load_trials
+from bertjax.reproduce import runs
 from bertjax.reproduce.runner import load_table
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.output_layer import CLASSES, TAGS
@@ -88,7 +88,7 @@ def _check_bertjax(arguments: list[str]) -> None:
     elif getattr(args, "config", None):
         parse_config(load_config(args.config, args.overrides))
         if args.command == "sweep":
-            assert args.grid or load_trials(args.config, trials_of)
+            assert args.grid or load_trials(args.config)
             grid_values(
                 args.grid or [], args.overrides, lambda more: load_config(args.config, [*args.overrides, *more])
             )
@@ -130,7 +130,7 @@ def check_links(file: Path, text: str) -> None:
 def test_commands_are_valid(file, monkeypatch):
     monkeypatch.chdir(ROOT)
     # Tables from released checkpoints read the architecture of the checkpoint.
-    monkeypatch.setattr(released, "load", lambda checkpoint: released.Released("", "0" * 64, Architecture()))
+    monkeypatch.setattr(runs, "load_released", lambda checkpoint: runs.Released("", "0" * 64, Architecture()))
     for words in commands(file.read_text()):
         check(words)
 
@@ -187,7 +187,7 @@ def test_python_code_runs(name, letters, tmp_path, monkeypatch, capsys):
     }.items():
         path = tmp_path / "runs" / folder
         path.mkdir(parents=True)
-        workdir.write(checkpoint, path)
+        write_workdir(checkpoint, path)
     blocks = [body for _, language, body in _FENCED.findall((ROOT / name).read_text()) if language == "python"]
     assert blocks
     (tmp_path / "released").mkdir()

@@ -9,9 +9,8 @@ import pytest
 
 from bertjax.cli.main import parse_args
 from bertjax.config.load import load_config
-from bertjax.config.trials import load_trials
 from bertjax.errors import UsageError
-from bertjax.presets import named_grid, trials_of
+from bertjax.presets import load_trials, named_grid
 from bertjax.tasks.build import parse_config
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +60,7 @@ def test_docstring_has_valid_commands_hardware_and_expected_result(file, monkeyp
             parse_config(load_config(args.config, args.overrides))
             trained_configs.append(args.config.partition(":")[0])
         elif args.command == "sweep":
-            assert load_trials(args.config, trials_of)
+            assert load_trials(args.config)
         elif args.command != "predict":
             assert args.overrides == []
     assert trained_configs == [f"experiments/{file.name}"]

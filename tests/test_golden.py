@@ -1,6 +1,7 @@
 """Batches and converted checkpoints are bitwise equal to those of version 0.1 (see `golden.py`).
 
-If a change is intended, explain it in the commit message, and print the new hashes with `python tests/golden.py`.
+If a change is intended, explain it in the commit message, and replace the hashes by the output of
+`python tests/golden.py`.
 """
 
 import golden
@@ -27,10 +28,10 @@ CONVERTED = {
 }
 
 
-def test_batches_are_what_they_were(tmp_path):
+def test_batches_have_the_recorded_hashes(tmp_path):
     assert golden.batch_hashes(golden.prepare_data(tmp_path), tmp_path) == BATCHES
 
 
-def test_converted_checkpoints_are_what_they_were(tmp_path):
+def test_converted_checkpoints_have_the_recorded_hashes(tmp_path):
     vocabulary = golden.write_vocabulary(tmp_path / "vocab.txt")
     assert golden.converted_hashes(tmp_path, vocabulary) == CONVERTED

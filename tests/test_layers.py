@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "bertjax"
-# From the lowest layer to the highest; a folder is one layer.
-FLOORS = (
+# Groups of folders and modules, from the lowest layer to the highest. Members of a group may import each other.
+LAYERS = (
     ("errors", "utils"),
     ("model",),
     ("config",),
@@ -21,7 +21,7 @@ FLOORS = (
     ("reproduce",),
     ("cli", "__main__", "__init__"),
 )
-FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Modules that must not import file, path or TensorFlow libraries.
 PURE = ("model", "training/step.py")
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -39,21 +39,21 @@ def imported(file: Path) -> set[str]:
     return modules
 
 
-def floor(module: str) -> int:
-    """Returns the layer of x for a module `bertjax.x.y`."""
-    return FLOOR_OF[module.split(".")[1]]
+def layer(module: str) -> int:
+    """Returns the number of the layer of a module such as `bertjax.data.schema`."""
+    return LAYER_OF[module.split(".")[1]]
 
 
 def test_every_module_has_a_layer():
     folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
-    assert {path.stem for path in PACKAGE.glob("*.py")} | folders == FLOOR_OF.keys()
+    assert {path.stem for path in PACKAGE.glob("*.py")} | folders == LAYER_OF.keys()
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_imports_point_downwards(file):
-    own = FLOOR_OF[file.relative_to(PACKAGE).with_suffix("").parts[0]]
+    own = LAYER_OF[file.relative_to(PACKAGE).with_suffix("").parts[0]]
     names = {name for name in imported(file) if name.startswith("bertjax.")}
-    above = {name for name in names if name.split(".")[1] in FLOOR_OF and floor(name) > own}
+    above = {name for name in names if name.split(".")[1] in LAYER_OF and layer(name) > own}
     assert not above, f"{file} imports {above}"
 
 

@@ -63,11 +63,10 @@ def bench_step(args: argparse.Namespace) -> None:
 
 def bench_input(args: argparse.Namespace) -> None:
     """Runs `bertjax bench input`."""
-    from bertjax.data.corpus.local_copy import open_anywhere
-    from bertjax.data.pretraining.bench import bench_input as run
-    from bertjax.data.pretraining.bench import input_table
     from bertjax.tasks.build import build_task, parse_config
     from bertjax.tasks.objectives.config import Config
+    from bertjax.training.bench import bench_input as run
+    from bertjax.training.bench import input_table
 
     config = parse_config(load_config_dict(args))
     if not isinstance(config, Config):
@@ -75,13 +74,5 @@ def bench_input(args: argparse.Namespace) -> None:
     if not config.has_data:
         raise UsageError("`bench input` needs a corpus; set --config NAME:corpus=DIR")
     log_timed_phase(config)
-    result = run(
-        open_anywhere(config.data.corpus),
-        config.phases[0],
-        source=build_task(config).objective.row_source(),
-        masking=config.data.masking,
-        seed=config.seed,
-        dupe_factor=config.data.dupe_factor,
-        seconds=args.seconds,
-    )
+    result = run(build_task(config), args.seconds)
     print(json.dumps(result) if args.json else format_table(input_table(result)))

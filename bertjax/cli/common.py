@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,7 @@ def experiment(args: argparse.Namespace) -> str:
 
 
 def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
-    """Returns the ConfigDict of `--config` with overrides applied.
-
-    Args:
-      args: parsed arguments.
-      checkpoint: checkpoint that supplies unset fields of the config (default: None, they stay unset).
-    """
+    """Returns the ConfigDict of `--config` with overrides applied. `checkpoint`, if set, supplies unset fields."""
     from bertjax.training.checkpoint_config import experiment_config
 
     return experiment_config(experiment(args), args.overrides, checkpoint)
@@ -43,8 +38,8 @@ def load_config_dict(args: argparse.Namespace, checkpoint: Any = None) -> Any:
 def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
     """Returns the ConfigDict of a training run.
 
-    An architecture that the config does not set is that of `init_from` or, for a run that resumes without
-    `--init_from`, that of its checkpoints.
+    If the config does not set the architecture, this function reads it from `init_from`. A run that resumes without
+    `--init_from` reads it from its own checkpoints.
     """
     from bertjax.training.workdir import has_checkpoints, resolve
 
@@ -56,9 +51,9 @@ def run_config_dict(args: argparse.Namespace, init_from: str | None) -> Any:
 
 @contextlib.contextmanager
 def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
-    """Yields the ConfigDict of `--config`, with the architecture of `--init_from`, or that of the run `--checkpoint`.
+    """Yields the ConfigDict of `--config` with the architecture of `--init_from`, or the config of `--checkpoint`.
 
-    A checkpoint in another format is converted to a temporary folder, which contains the vocabulary.
+    If `--init_from` has another format, it is converted to a temporary folder, which also contains the vocabulary.
     """
     if not args.checkpoint:
         with open_init_checkpoint(args) as init_from:
@@ -81,7 +76,7 @@ def open_config_dict(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
-    """Returns the ConfigDict with the vocabulary size of `init_from` if it names no data, which would determine it."""
+    """Sets the vocabulary size to that of `init_from` if the config names no data. Returns the ConfigDict."""
     from bertjax.tasks.build import parse_config
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.checkpoint_metadata import saved_architecture
@@ -92,12 +87,9 @@ def config_dict_without_data(config_dict: Any, init_from: str | None) -> Any:
 
 
 def checkpoint_config_dict(args: argparse.Namespace, checkpoint: Any, fix: str = "set --config, such as glue") -> Any:
-    """Returns the ConfigDict of `--config`. Without this option, returns the checkpoint's ConfigDict.
+    """Returns the ConfigDict of `--config` or, without this option, the ConfigDict saved with the checkpoint.
 
-    Args:
-      args: parsed arguments.
-      checkpoint: directory of a step.
-      fix: end of the error message for a checkpoint without config.
+    `fix` is the end of the error message for a checkpoint without config.
     """
     from bertjax.training.checkpoint import workdir_of
     from bertjax.training.checkpoint_config import checkpoint_config, with_labels_of
@@ -127,8 +119,8 @@ def open_init_checkpoint(args: argparse.Namespace, keep: bool = False) -> Iterat
 
     Args:
       args: parsed arguments.
-      keep: whether to store a converted checkpoint in the workdir, if it is local, instead of a temporary folder.
-        Several processes must not write the same folder.
+      keep: whether to store a converted checkpoint in a local workdir instead of a temporary folder. Set it only for
+        runs of one process, because several processes must not write the same folder.
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.tasks.build import parse_config
@@ -159,13 +151,12 @@ def check_topology(args: argparse.Namespace) -> None:
         raise UsageError(f"--price_per_chip_hour is {args.price_per_chip_hour}; it must be at least 0")
 
 
-def join_cluster(args: argparse.Namespace, cluster_config: Callable[[], Any]) -> bool:
+def join_cluster(args: argparse.Namespace, config: Any) -> bool:
     """Connects the processes of a distributed run and checks devices. Returns whether there are several processes."""
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
     from bertjax.training.sharding import list_devices
 
     distributed = args.distributed or is_multihost_environment()
-    config = cluster_config()
     if distributed:
         initialize_distributed(config)
     else:

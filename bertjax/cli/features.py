@@ -1,7 +1,6 @@
-"""`bertjax features`: contextual embeddings of texts."""
+"""`bertjax fill_mask` and `bertjax features`: predictions of masked tokens, and contextual embeddings of texts."""
 
 import argparse
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -13,7 +12,18 @@ from bertjax.utils.terminal import show
 
 
 def add_parser(commands: Any) -> None:
-    """Adds the parser of this command."""
+    """Adds the parsers of `fill_mask` and `features`."""
+    parser = add_command(
+        commands,
+        "fill_mask",
+        fill_mask,
+        "Prints the most probable tokens for each [MASK] of a text.",
+        'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
+    )
+    parser.add_argument("texts", nargs="+", metavar="text")
+    add_checkpoint(parser)
+    parser.add_argument("--top", type=int, default=5, help="number of tokens to print per mask")
+
     parser = add_command(
         commands,
         "features",
@@ -33,24 +43,38 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="directory for files 00000.npz, 00001.npz, ... of about 64 MB. Each file contains hidden_states [token, "
-        "layer, width] and, for each token, tokens, input_ids, segment_ids, words and characters. The tokens of text i "
-        "are offsets[i] to offsets[i + 1] - 1. An interrupted command resumes after the last complete file",
+        help="directory for files 00000.npz, 00001.npz, ... of about 64 MB. Each file contains the array hidden_states "
+        "[token, layer, width], and the arrays tokens, input_ids, segment_ids, words and characters with one item per "
+        "token. The tokens of text i are offsets[i] to offsets[i + 1] - 1. An interrupted command resumes after the "
+        "last complete file",
     )
     parser.add_argument("--show", type=int, default=5, help="number of texts to print")
 
 
+def fill_mask(args: argparse.Namespace) -> None:
+    """Runs `bertjax fill_mask`."""
+    from bertjax.inference.load import load_model
+    from bertjax.inference.predict import check_masked_texts
+    from bertjax.inference.predict import fill_mask as run
+
+    check_masked_texts(args.texts, args.top)
+    model = load_model(args.checkpoint)
+    for text in args.texts:
+        show(text)
+        for tokens in run(model, text, args.top):
+            show("  " + "   ".join(f"{token} {100 * probability:.1f} %" for token, probability in tokens))
+
+
 def features(args: argparse.Namespace) -> None:
     """Runs `bertjax features`."""
-    from bertjax.inference.feature_shards import write_shards
-    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, parse_layers
+    from bertjax.inference.features import FeatureExtractor, format_features, num_texts, parse_layers, write_shards
     from bertjax.inference.inputs import read_lines
     from bertjax.inference.load import load_model
 
     if not args.texts and not args.input:
         raise UsageError("no texts; pass texts, or set --input FILE")
-    if not 0 <= args.show <= sys.maxsize:
-        raise UsageError(f"--show is {args.show}; it must be at least 0 and fit in 64 bits")
+    if args.show < 0:
+        raise UsageError(f"--show is {args.show}; it must be at least 0")
     layers = parse_layers(args.layers)
     texts = chain(args.texts, read_lines(args.input) if args.input else ())
     model = load_model(args.checkpoint)

@@ -58,7 +58,7 @@ def inspect(args: argparse.Namespace) -> None:
             show(f"step {step}, row {row}\n{task.format_row(batch, row)}\n")
         if args.npz:
             batches.append(batch)
-    task.check_data(wait=True)
+    task.check_data_files(wait=True)
     if args.npz:
         write_batches(batches, args.npz)
         show(f"wrote the batches of {args.steps} step(s) to {args.npz}")

@@ -13,9 +13,8 @@ from typing import NoReturn
 from bertjax.cli import (
     bench,
     convert,
-    evaluate,
+    doctor,
     features,
-    fill_mask,
     inspect,
     plan,
     predict,
@@ -27,21 +26,18 @@ from bertjax.cli import (
 from bertjax.cli.common import command_name
 from bertjax.cli.parser import Parser, Version
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
-from bertjax.utils.logging import configure_logging
-from bertjax.utils.terminal import show
+from bertjax.utils.terminal import configure_logging, show
 
 logger = logging.getLogger(__name__)
-COMMANDS = (prepare, inspect, train, sweep, reproduce, evaluate, predict, fill_mask, features, convert, plan, bench)
+COMMANDS = (prepare, inspect, train, sweep, reproduce, predict, features, convert, plan, bench, doctor)
 _MAX_MESSAGE_CHARACTERS = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; see `bertjax.errors` for the exit codes.
 
-    An unexpected exception is not caught: Python prints its traceback and exits with code 1.
-
-    Args:
-      argv: command-line arguments (default: None, the arguments of this process).
+    An unexpected exception is not caught: Python prints its traceback and exits with code 1. `argv` contains the
+    command-line arguments (default: None, the arguments of this process).
     """
     if argv is None:
         use_huge_pages()
@@ -123,8 +119,9 @@ def _run(argv: list[str]) -> None:
     # This variable skips the import of Keras, which takes a third of TensorFlow's import time.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # Hide Orbax's warnings about expected conditions.
+    # Hide Orbax's warnings about expected conditions, and the tracebacks of the reads that it abandons if one fails.
     logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
         # Escape characters that the terminal cannot encode.
         if hasattr(stream, "reconfigure"):

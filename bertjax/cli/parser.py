@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bertjax.errors import UsageError, shortened
-from bertjax.utils.logging import LOG_LEVELS
+from bertjax.estimate import DEFAULT_MFU
+from bertjax.utils.terminal import LOG_LEVELS
 
 # Metavars of options whose values are paths. Such options reject empty values.
 PATH_METAVARS = ("DIR", "FILE", "NAME", "CKPT", "SRC", "DST")
@@ -80,15 +81,9 @@ def add_command(
     example: str,
     config: bool = False,
 ) -> argparse.ArgumentParser:
-    """Adds a command and returns its parser.
+    """Adds a command to the subparsers of `bertjax` or `bertjax bench`, and returns its parser.
 
-    Args:
-      commands: subparsers of `bertjax` or of `bertjax bench`.
-      name: name of the command.
-      run: function that runs the command, called with the parsed arguments.
-      description: one sentence for the help.
-      example: command lines that show typical use.
-      config: whether the command takes `--config` and overrides of config fields.
+    With `config`, the command takes `--config` and overrides of config fields.
     """
     parser = commands.add_parser(
         name,
@@ -107,14 +102,18 @@ def add_command(
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of estimates for TPUs, which `check_topology` checks."""
+    """Adds the options of time and cost estimates for TPUs. `check_topology` checks their values."""
     parser.add_argument(
         "--topology", metavar="GENERATION:SIZE", help="topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
     )
     parser.add_argument(
-        "--mfu", type=float, default=0.35, help="model-FLOPs utilization assumed for the step time, in (0, 1]"
+        "--mfu", type=float, default=DEFAULT_MFU, help="model-FLOPs utilization assumed for the step time, in (0, 1]"
     )
-    parser.add_argument("--price_per_chip_hour", type=float, help="price in any currency, to print the cost of the run")
+    parser.add_argument(
+        "--price_per_chip_hour",
+        type=float,
+        help="price of a chip-hour in any currency, to print the cost",
+    )
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -127,12 +126,12 @@ def add_model_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init_from",
         metavar="CKPT",
-        help=f"with --config, architecture and vocabulary as in `train`: {CHECKPOINT_HELP}",
+        help=f"checkpoint that supplies architecture and vocabulary of --config, as in `train`: {CHECKPOINT_HELP}",
     )
     parser.add_argument(
         "--checkpoint",
         metavar="CKPT",
-        help="instead of --config, a run with its config: workdir or checkpoint in a workdir",
+        help="run whose saved config replaces --config: workdir or checkpoint in a workdir",
     )
 
 

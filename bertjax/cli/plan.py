@@ -23,7 +23,9 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument(
-        "--init_from", metavar="CKPT", help=f"architecture and vocabulary as in `train`: {CHECKPOINT_HELP}"
+        "--init_from",
+        metavar="CKPT",
+        help=f"checkpoint that supplies architecture and vocabulary, as in `train`: {CHECKPOINT_HELP}",
     )
     add_topology(parser)
     parser.add_argument("--slices", type=int, default=1, help="number of slices, connected by the data-center network")

@@ -1,8 +1,9 @@
-"""`bertjax predict`, `bertjax ensemble` and `bertjax submission`: predictions of fine-tuned models."""
+"""`bertjax evaluate`, `predict`, `ensemble` and `submission`: metrics and predictions of trained models."""
 
 import argparse
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +14,22 @@ from bertjax.cli.parser import add_checkpoint, add_command
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
+logger = logging.getLogger(__name__)
+
 
 def add_parser(commands: Any) -> None:
-    """Adds the parsers of `predict`, `ensemble` and `submission`."""
+    """Adds the parsers of `evaluate`, `predict`, `ensemble` and `submission`."""
+    parser = add_command(
+        commands,
+        "evaluate",
+        evaluate,
+        "Prints the metrics of a checkpoint on held-out data.",
+        "bertjax evaluate --checkpoint runs/mini",
+        config=True,
+    )
+    add_checkpoint(parser)
+    parser.add_argument("--split", help="split of the task's data: dev or test, which must have labels (default: dev)")
+
     parser = add_command(
         commands,
         "predict",
@@ -30,7 +44,7 @@ def add_parser(commands: Any) -> None:
         "texts",
         nargs="*",
         metavar="text",
-        help="sentence, words to tag, or question; ||| separates the texts of a pair, or a beginning and its endings",
+        help="sentence, words to tag, or question; ||| separates the texts of a pair, or a context and its endings",
     )
     add_checkpoint(parser)
     parser.add_argument("--text", metavar="FILE", help="file with one text per line (-: standard input)")
@@ -57,7 +71,11 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument(
-        "--checkpoint", required=True, action="append", metavar="CKPT", help="checkpoint of a member; repeat the option"
+        "--checkpoint",
+        required=True,
+        action="append",
+        metavar="CKPT",
+        help="fine-tuned checkpoint; repeat the option for each model",
     )
     parser.add_argument("--split", default="dev", help="split of the task's data: dev or test")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory for predictions and results.json")
@@ -70,15 +88,34 @@ def add_parser(commands: Any) -> None:
         "bertjax submission --predictions runs/submission --output runs/submission.zip",
     )
     parser.add_argument(
-        "--predictions", required=True, metavar="DIR", help="directory with the predictions of all tasks"
+        "--predictions", required=True, metavar="DIR", help="directory with the prediction files of all tasks"
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="archive to write")
     parser.add_argument(
-        "--own_wnli", action="store_true", help="use WNLI.tsv from the predictions directory, not the majority class"
+        "--own_wnli",
+        action="store_true",
+        help="use WNLI.tsv from the predictions directory instead of the majority class",
     )
     parser.add_argument(
         "--partial", action="store_true", help="allow missing tasks, although the server rejects incomplete archives"
     )
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Runs `bertjax evaluate`."""
+    from bertjax.tasks.build import build_task, parse_config
+    from bertjax.training.checkpoint import resolve_path
+    from bertjax.training.checkpoint_config import choose_evaluation
+    from bertjax.training.evaluation import evaluate_checkpoint
+
+    with open_checkpoint(args) as checkpoint:
+        config_dict = checkpoint_config_dict(args, checkpoint)
+        config = parse_config(choose_evaluation(config_dict, args.split) if args.split else config_dict)
+        metrics = evaluate_checkpoint(build_task(config), checkpoint)
+        # A converted checkpoint is in a temporary directory, so log the path of `--checkpoint`.
+        is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
+        logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
+        print(json.dumps(metrics))
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -104,7 +141,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def _predict_texts(args: argparse.Namespace) -> None:
-    from bertjax.inference.inputs import STDIN, read_lines, split_line
+    from bertjax.inference.inputs import read_lines, split_line
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import check_model, format_record, predict_texts
 
@@ -115,8 +152,6 @@ def _predict_texts(args: argparse.Namespace) -> None:
         raise UsageError("a text is empty; pass a text or --text FILE")
     if args.context and args.context_file:
         raise UsageError("--context and --context_file are both set; set only one")
-    if args.texts == [STDIN]:
-        args.texts, args.text = [], STDIN
     texts: Iterable[str] = itertools.chain(args.texts, read_lines(args.text) if args.text else ())
     context = "\n".join(read_lines(args.context_file)) if args.context_file else args.context
     model = load_model(args.checkpoint)

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +60,10 @@ def add_parser(commands: Any) -> None:
 def reproduce(args: argparse.Namespace) -> None:
     """Runs `bertjax reproduce`."""
     from bertjax.config.mesh import ClusterConfig
-    from bertjax.reproduce.released import with_commits
     from bertjax.reproduce.results import load_results
     from bertjax.reproduce.runner import describe_plan, load_table, plan_table
     from bertjax.reproduce.runner import reproduce as run
+    from bertjax.reproduce.runs import with_commits
     from bertjax.training.multihost import exit_on_host_error
 
     if args.overrides:
@@ -76,7 +75,7 @@ def reproduce(args: argparse.Namespace) -> None:
     config = with_commits(experiment(args))
     paper_table = load_table(config)
     if not args.plan:
-        join_cluster(args, ClusterConfig)
+        join_cluster(args, ClusterConfig())
     with exit_on_host_error():
         results = load_results([args.results])
         if results.sources[0].saved is not None:
@@ -96,10 +95,9 @@ def reproduce(args: argparse.Namespace) -> None:
 
 def _topology_line(plan: Any, args: argparse.Namespace) -> str:
     """Returns time and cost of the pending runs on `--topology`."""
-    from bertjax.estimate.topology import chip_of
+    from bertjax.estimate.topology import chip_of, chips_in
 
-    chip = chip_of(args.topology)
-    chips = math.prod(map(int, args.topology.partition(":")[2].split("x")))
+    chip, chips = chip_of(args.topology), chips_in(args.topology)
     hours = sum(run.flops for run in plan.pending) / (chips * chip.flops_per_second * args.mfu) / 3600
     cost = (
         "" if args.price_per_chip_hour is None else f", {hours * chips * args.price_per_chip_hour:,.2f} at that price"

@@ -19,15 +19,17 @@ def add_parser(commands: Any) -> None:
         config=True,
     )
     parser.add_argument("--workdir", required=True, metavar="DIR", help="sweep directory; resumed if it exists")
-    parser.add_argument("--init_from", metavar="CKPT", help=f"initial parameters of each trial: {CHECKPOINT_HELP}")
+    parser.add_argument(
+        "--init_from", metavar="CKPT", help=f"checkpoint with the initial parameters of each trial: {CHECKPOINT_HELP}"
+    )
     add_distributed(parser)
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds per trial")
     parser.add_argument(
         "--grid",
         action="append",
         metavar="FIELD=VALUE,VALUE",
-        help="values of a config field, separated by commas. Repeat the option for more fields, to run all "
-        "combinations (default: trials of the experiment's function `sweep` or argument `grid`)",
+        help="comma-separated values of a config field; repeat the option for more fields, to run all combinations "
+        "(default: the trials of the experiment's `sweep` function, or of its argument grid=)",
     )
 
 
@@ -39,7 +41,7 @@ def sweep(args: argparse.Namespace) -> None:
     from bertjax.training.sweep import sweep as run
 
     experiment_file = experiment(args)
-    distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
+    distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
         grid = args.grid or ()
         print_result(

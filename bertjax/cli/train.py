@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="directory of checkpoints, metrics and curves; resumed if it exists",
     )
-    parser.add_argument("--init_from", metavar="CKPT", help=f"initial parameters: {CHECKPOINT_HELP}")
+    parser.add_argument("--init_from", metavar="CKPT", help=f"checkpoint with initial parameters: {CHECKPOINT_HELP}")
     add_distributed(parser)
     add_profile(parser)
     parser.add_argument(
@@ -43,7 +43,7 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.profiling import parse_steps
     from bertjax.training.train import train as run
 
-    distributed = join_cluster(args, lambda: parse_config(load_config_dict(args)).cluster)
+    distributed = join_cluster(args, parse_config(load_config_dict(args)).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep=not distributed) as init_from:
         config = parse_config(run_config_dict(args, init_from))
         task = build_training_task(config, init_from)

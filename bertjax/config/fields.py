@@ -63,13 +63,7 @@ def to_config_dict(config: Any) -> ConfigDict:
 
 
 def from_config_dict(config_class: type[_Config], values: ConfigDict, path: str = "config") -> _Config:
-    """Converts a ConfigDict to a config. Missing fields get their defaults.
-
-    Args:
-      config_class: class of the config or section.
-      values: values of the class's fields.
-      path: path of the section, for error messages.
-    """
+    """Converts a ConfigDict to a config. Missing fields get their defaults. Error messages start with `path`."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     _check_section(values, fields, path)
     return config_class(**{name: _convert(fields[name], values[name], f"{path}.{name}") for name in values})
@@ -133,7 +127,7 @@ def one_of(config: Any, section: str, **choices: tuple[str, ...]) -> None:
 
 
 def iter_fields(config: Any, prefix: str = "") -> Iterator[Field]:
-    """Yields all fields of a config with their documentation. Paths of fields start with `prefix`."""
+    """Yields all fields of a config and its sections, with their documentation. Each path starts with `prefix`."""
     meanings = field_meanings(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -153,8 +147,8 @@ def field_meanings(config_class: type) -> dict[str, str]:
     for cls in reversed(config_class.__mro__):
         text = inspect.cleandoc(cls.__doc__ or "")
         section = re.search(r"^Attributes:\n((?: .*\n?|\n)*)", text, re.MULTILINE)
-        for entry in re.split(r"\n(?=  \w)", "\n" + section[1] if section else ""):
-            names, colon, meaning = entry.partition(":")
+        for paragraph in re.split(r"\n(?=  \w)", "\n" + section[1] if section else ""):
+            names, colon, meaning = paragraph.partition(":")
             if colon:
                 meanings |= dict.fromkeys(re.split(r",\s*", names.strip()), " ".join(meaning.split()))
     return meanings

@@ -3,11 +3,12 @@
 import difflib
 import os
 import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, config_flags
 
 from bertjax.config.fields import check_value_text
@@ -24,9 +25,6 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     Args:
       text: `name=value` pairs separated by commas. A `name` without value sets a boolean to true.
       **defaults: defaults of all arguments. Values are converted to the types of the defaults.
-
-    Raises:
-      UsageError: a name is unknown or repeated, or a value is missing or has the wrong type.
     """
     arguments, names = ConfigDict(defaults), set()
     for item in filter(None, (text or "").split(",")):
@@ -56,15 +54,11 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
 
 
 def load_config(config: str, overrides: Sequence[str]) -> ConfigDict:
-    """Loads the config of an experiment and applies overrides.
+    """Loads a config in any form that `--config` accepts, and applies overrides.
 
     Args:
-      config: experiment as `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]`, or the `config.json` of a workdir, the forms of
-        `--config`.
+      config: `NAME[:ARGUMENTS]` or `FILE[:ARGUMENTS]` of an experiment, or the `config.json` of a workdir.
       overrides: `--config.FIELD=VALUE` flags.
-
-    Raises:
-      UsageError: the file, a field or a value is invalid.
     """
     name, colon, arguments = config.partition(":")
     if name.endswith(".json"):
@@ -87,15 +81,12 @@ def experiment_file(name: str) -> str:
         return name
     package = Path(__file__).parents[1]
     # An installed package contains the experiments. In a checkout, they are in the folder next to the package.
-    directories = [path for path in (package / "experiments", package.parent / "experiments") if path.is_dir()]
-    for directory in directories[:1]:
-        if os.path.isfile(directory / f"{name}.py"):
-            return str(directory / f"{name}.py")
-    known = sorted(
-        file.relative_to(directory).with_suffix("").as_posix()
-        for directory in directories[:1]
-        for file in directory.rglob("[!_]*.py")
-    )
+    directory = package / "experiments"
+    if not directory.is_dir():
+        directory = package.parent / "experiments"
+    if os.path.isfile(directory / f"{name}.py"):
+        return str(directory / f"{name}.py")
+    known = sorted(file.relative_to(directory).with_suffix("").as_posix() for file in directory.rglob("[!_]*.py"))
     raise UsageError(f"config file not found: {name}; use a file or one of the experiments {', '.join(known)}")
 
 
@@ -119,11 +110,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Returns a config with `--config.FIELD=VALUE` flags applied.
-
-    Raises:
-      UsageError: a field is unknown, or a value has the wrong type.
-    """
+    """Returns a config with `--config.FIELD=VALUE` flags applied."""
     for item in overrides:
         if item.startswith("--config."):
             _check_override(config_dict, item)
@@ -166,16 +153,8 @@ def _check_override(config_dict: ConfigDict, item: str) -> None:
 
 
 def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
-    """Returns the fields of all sections with the name of an unknown field, or else with the most similar name."""
+    """Returns the paths of all fields whose name is the most similar to the name of an unknown field."""
     # Compare names without sections, because all paths of a section are similar.
-    names = {path: path.split(".")[-1] for path in _field_paths(config_dict)}
+    names = {path: path.split(".")[-1] for path in flatten_dict(config_dict.to_dict(), sep=".")}
     closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)
     return [path for path, name in names.items() if name in closest]
-
-
-def _field_paths(config_dict: ConfigDict, prefix: str = "") -> Iterator[str]:
-    for name in config_dict:
-        if isinstance(config_dict[name], ConfigDict):
-            yield from _field_paths(config_dict[name], f"{prefix}{name}.")
-        else:
-            yield prefix + name

@@ -28,15 +28,15 @@ class RunConfig:
       task: name of the task, a module of `bertjax.tasks`. The experiment sets it; it cannot be overridden.
       seed: random seed for initialization, dropout, data order and masks.
       steps: number of optimizer steps.
-      log_every: steps between lines of training metrics.
-      eval_every: steps between evaluations.
-      checkpoint_every: steps between checkpoints.
+      log_every: number of steps between logs of training metrics.
+      eval_every: number of steps between evaluations.
+      checkpoint_every: number of steps between checkpoints.
       keep_checkpoints: number of newest checkpoints to keep. Fine-tuning also keeps the best checkpoint.
-      grad_accum_steps: number of micro-batches per step.
+      grad_accum_steps: number of micro-batches per optimizer step.
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
       divergence_factor: maximum ratio of a logged loss to the first logged loss. A run that exceeds it fails.
-      model: fields of `ModelConfig`. If `vocab_size` is 0, it is the size of the data's vocabulary.
+      model: fields of `ModelConfig`. If `vocab_size` is 0, the run uses the size of the data's vocabulary.
       optimizer: fields of `OptimizerConfig`.
       mesh: fields of `MeshConfig`.
       cluster: fields of `ClusterConfig`.
@@ -45,6 +45,8 @@ class RunConfig:
     # Limits of a task: names of integer fields that may be 0, and minimum of `optimizer.warmup_steps`.
     zero_allowed: ClassVar[tuple[str, ...]] = ()
     least_warmup: ClassVar[int] = 0
+    # Early stopping is off, unless a subclass defines this field. A name without an annotation is not a field.
+    patience = 0
 
     task: str = ""
     seed: int = limited(0, 2**32 - 1)
@@ -69,12 +71,13 @@ class RunConfig:
             raise UsageError(f"config.divergence_factor is {self.divergence_factor}; it must be above 0")
         at_least(self.optimizer, "config.optimizer", warmup_steps=self.least_warmup)
 
-    def model_config(self, vocab_size: int) -> ModelConfig:
-        """Returns the model config for a vocabulary of the given size.
+    @property
+    def vocab_size(self) -> int:
+        """Configured vocabulary size. If it is unset, the size of the released uncased models."""
+        return self.model["vocab_size"] or DEFAULT_VOCAB_SIZE
 
-        Raises:
-          UsageError: `model.vocab_size` is set to a different size, or a model field is invalid.
-        """
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        """Returns the model config for a vocabulary of the given size, which must agree with `model.vocab_size`."""
         config_size = self.model["vocab_size"]
         if config_size and config_size != vocab_size:
             raise UsageError(
@@ -86,12 +89,7 @@ class RunConfig:
         return ModelConfig(**model)
 
     def check_rows(self, seq_len: int, several_sequences: bool = False) -> None:
-        """Raises a UsageError if the model cannot process rows of `seq_len` tokens.
-
-        Args:
-          seq_len: tokens per row.
-          several_sequences: whether rows are packed with several sequences.
-        """
+        """Raises a UsageError if the model cannot process rows of `seq_len` tokens, packed if `several_sequences`."""
         model = self.model_config(self.model["vocab_size"] or 1)
         max_positions = model.max_position_embeddings
         if seq_len > max_positions:

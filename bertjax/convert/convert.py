@@ -1,4 +1,4 @@
-"""Conversion of checkpoints between formats. Foreign checkpoints are those of Hugging Face and google-research/bert."""
+"""Conversion of checkpoints between the formats of bertjax, Hugging Face and google-research/bert."""
 
 import contextlib
 import fnmatch
@@ -12,19 +12,24 @@ from typing import Any
 import jax
 from etils import epath
 
-from bertjax.convert import huggingface, model_card, names, workdir
+from bertjax.convert import huggingface, model_card, names
 from bertjax.convert import tensorflow1 as tensorflow
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer
-from bertjax.convert.portable import PortableCheckpoint
+from bertjax.convert.portable import (
+    WORKDIR_FILES,
+    PortableCheckpoint,
+    read_workdir,
+    write_origin,
+    write_workdir,
+)
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
 from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, is_converted, read_origin
 from bertjax.utils import hub
-from bertjax.utils.atomic_directory import atomic_directory, recover_directory
-from bertjax.utils.io import check_free_space
+from bertjax.utils.io import atomic_directory, check_free_space, recover_directory
 from bertjax.utils.process_pool import process_pool
 
 logger = logging.getLogger(__name__)
@@ -35,7 +40,7 @@ _HEADS = {names.POOLER: "pooler", names.MASKED_LM: "masked-LM head", names.NEXT_
 
 
 def local_checkpoint(path: str | os.PathLike) -> str:
-    """Returns the path of a checkpoint; the model of an address `hf:ORG/NAME[@REVISION]` is downloaded."""
+    """Returns the local path of a checkpoint. Downloads the model of an address `hf:ORG/NAME[@REVISION]`."""
     if not hub.is_hub(path):
         return str(path)
     address = str(path)
@@ -80,31 +85,26 @@ def detect_format(path: str | epath.Path) -> str:
 
 
 def read_checkpoint(path: str | epath.Path) -> PortableCheckpoint:
-    """Reads a checkpoint of any format onto the host.
-
-    Raises:
-      UsageError: there is no checkpoint, or bertjax does not support it.
-      BertjaxError: the checkpoint is damaged.
-    """
+    """Reads a checkpoint of any format into host memory."""
     fmt = detect_format(path)
     if fmt == BERTJAX:
-        return workdir.read(resolve_checkpoint_path(path))
+        return read_workdir(resolve_checkpoint_path(path))
     return {HUGGINGFACE: huggingface.read, TENSORFLOW: tensorflow.read}[fmt](Path(path).expanduser())
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
     """Reads the vocabulary of a checkpoint in any format or on the hub, or a vocabulary file."""
     if hub.is_hub(path):
-        return _foreign_vocabulary(hub.download(str(path), TOKENIZER_FILES), str(path))
+        return _tokenizer_vocabulary(hub.download(str(path), TOKENIZER_FILES), str(path))
     local = Path(path).expanduser()
     if local.is_file():
         return open_vocabulary(local)
     if detect_format(str(path)) == BERTJAX:
         return workdir_vocabulary(workdir_of(find_checkpoint(path)))
-    return _foreign_vocabulary(local, str(path))
+    return _tokenizer_vocabulary(local, str(path))
 
 
-def _foreign_vocabulary(folder: Path, name: str) -> Vocabulary:
+def _tokenizer_vocabulary(folder: Path, name: str) -> Vocabulary:
     prefix = tensorflow.find_prefix(folder)
     vocabulary = read_tokenizer(folder if prefix is None else prefix.parent)[0]
     if vocabulary is None:
@@ -115,15 +115,7 @@ def _foreign_vocabulary(folder: Path, name: str) -> Vocabulary:
 def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
     """Converts a checkpoint to a different format. The destination appears only when it is complete.
 
-    Args:
-      source: checkpoint of any format, or its address on the hub.
-      destination: folder to write.
-      fmt: format to write, one of `FORMATS`.
-      overwrite: whether to replace an existing checkpoint at `destination`.
-
-    Raises:
-      UsageError: `source` contains no checkpoint, `fmt` cannot express the checkpoint, or `destination` exists.
-      BertjaxError: reading or writing failed.
+    `source` is the path of a checkpoint or its address on the hub. `fmt` is one of `FORMATS`.
     """
     if fmt not in FORMATS:
         raise UsageError(f"unknown --format {fmt!r}; use one of {', '.join(FORMATS)}")
@@ -143,31 +135,24 @@ def convert(source: str, destination: str, fmt: str, overwrite: bool) -> None:
         logger.info(f"{source}: {source_fmt}, {_describe(checkpoint)}")
         _write(checkpoint, folder, target, fmt)
         if fmt == BERTJAX:
-            workdir.write_origin(folder, _origin_of(source, path))
+            write_origin(folder, _origin_of(source, path))
     logger.info(f"wrote {target}: {fmt}")
 
 
 def save(checkpoint: PortableCheckpoint, destination: str | os.PathLike, fmt: str, overwrite: bool) -> None:
-    """Writes a checkpoint that is in memory. The destination appears only when it is complete.
-
-    Args:
-      checkpoint: checkpoint to write; its arrays are removed.
-      destination: folder to write.
-      fmt: format to write, one of `FORMATS`.
-      overwrite: whether to replace an existing checkpoint at `destination`.
-    """
+    """Writes a checkpoint in memory, and removes its arrays. The destination appears only when it is complete."""
     if fmt not in FORMATS:
         raise UsageError(f"unknown format {fmt!r}; use one of {', '.join(FORMATS)}")
     target = Path(os.path.realpath(Path(destination).expanduser()))
     with atomic_directory(target, overwrite, "checkpoint", _holds_only_a_checkpoint) as folder:
         _write(checkpoint, folder, target, fmt)
         if fmt == BERTJAX:
-            workdir.write_origin(folder, {"source": "bertjax.Pretrained.save"})
+            write_origin(folder, {"source": "bertjax.Pretrained.save"})
 
 
 def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str) -> None:
     check_free_space(target, sum(array.nbytes for array in checkpoint.params.values()), f"the checkpoint {target}")
-    write = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
+    write = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow.write}[fmt]
     try:
         notes = [*checkpoint.notes, *write(checkpoint, folder)]
     except (BertjaxError, OSError):
@@ -181,10 +166,7 @@ def _write(checkpoint: PortableCheckpoint, folder: Path, target: Path, fmt: str)
 def upload(source: str, address: str, overwrite: bool) -> str:
     """Uploads a checkpoint to the hub in Hugging Face's format, with a model card, and returns the URL.
 
-    Args:
-      source: checkpoint of any format.
-      address: `hf:ORG/NAME[@BRANCH]`.
-      overwrite: whether to add a commit to a repository that contains a model.
+    `address` is `hf:ORG/NAME[@BRANCH]`. With `overwrite`, adds a commit to a repository that already contains a model.
     """
     path = local_checkpoint(source)
     run = workdir_of(find_checkpoint(path)) if detect_format(path) == BERTJAX else None
@@ -203,7 +185,7 @@ def upload(source: str, address: str, overwrite: bool) -> str:
 
 @contextlib.contextmanager
 def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str]:
-    """Yields the path of a bertjax checkpoint. Foreign checkpoints are converted first.
+    """Yields the path of a bertjax checkpoint. Converts checkpoints of other formats first.
 
     Args:
       path: checkpoint of any format, or its address on the hub.
@@ -238,10 +220,9 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _replaces_source(origin: dict[str, Any], path: str) -> bool:
-    """Returns whether a conversion with this origin is used without its source.
+    """Returns whether an earlier conversion with this origin replaces the checkpoint at `path`.
 
-    This is a conversion of a model of the hub, so that a run keeps its commit, or of a local checkpoint that no longer
-    exists.
+    It replaces a model of the hub, so that a run keeps its commit, and a local checkpoint that no longer exists.
     """
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
@@ -250,10 +231,7 @@ def _replaces_source(origin: dict[str, Any], path: str) -> bool:
 
 def _convert_in_subprocess(path: str, target: str) -> None:
     """Converts a checkpoint in a subprocess, because under jax.distributed Orbax would wait for all hosts."""
-
-    def worker_died() -> BertjaxError:
-        return BertjaxError(f"the conversion of {path} was killed; check the free memory of the host")
-
+    worker_died = BertjaxError(f"the conversion of {path} was killed; check the free memory of the host")
     with process_pool(1, worker_died, _use_cpu) as pool:
         pool.submit(convert, path, target, BERTJAX, False).result()
 
@@ -286,16 +264,16 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
 
 def _holds_only_a_checkpoint(path: Path) -> bool:
     """Returns whether a folder contains only files of a conversion, so that other files are not overwritten."""
-    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    file_names = [file.name for file in path.iterdir()] if path.is_dir() else []
     if is_converted(path):
-        patterns = workdir.FILES
-    elif huggingface.CONFIG in entries:
+        patterns = WORKDIR_FILES
+    elif huggingface.CONFIG in file_names:
         patterns = huggingface.FILES
-    elif tensorflow.CONFIG in entries:
+    elif tensorflow.CONFIG in file_names:
         patterns = tensorflow.FILES
     else:
         return False
-    return all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in entries)
+    return all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in file_names)
 
 
 def _size(checkpoint: PortableCheckpoint) -> str:

@@ -15,10 +15,10 @@ from bertjax.convert.huggingface_tokenizer import VOCABULARY, read_tokenizer, wr
 from bertjax.convert.portable import (
     PortableCheckpoint,
     check_vocabulary_size,
-    foreign_fields,
     parameter_table,
-    parse_foreign_config,
+    parse_bert_config,
     read_config,
+    shared_fields,
 )
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.inference.output_kinds import OUTPUT_KINDS
@@ -54,14 +54,14 @@ _CLASSES: dict[str, tuple[str, set[str]]] = {
     "BertForMaskedLM": ("", {names.MASKED_LM}),
     "BertForNextSentencePrediction": ("", {names.POOLER, names.NEXT_SENTENCE}),
     "BertModel": ("", {names.POOLER}),
-    # Iterate in reverse, so that a class maps to its first kind. `problem_type` selects a different kind.
+    # Iterate in reverse, so that a class of several output kinds maps to the first; `problem_type` selects another.
     **{
         kind.huggingface_class: (name, {names.POOLER, names.CLASSIFIER} if kind.pools else {names.CLASSIFIER})
         for name, kind in reversed(OUTPUT_KINDS.items())
         if kind.huggingface_class
     },
 }
-# Tied arrays: name of the copy, which only older checkpoints store, and name of the original.
+# Copies of tied arrays, which only older checkpoints store -> original arrays.
 _TIED_ARRAYS = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -82,12 +82,12 @@ def is_checkpoint_folder(path: Path) -> bool:
 
 
 def read(folder: Path) -> PortableCheckpoint:
-    """Reads a Hugging Face folder."""
+    """Reads config, weights and vocabulary from a folder in Hugging Face's format."""
     hf_config = _read_supported_config(folder)
     output_kind = _output_kind(hf_config)
     kind = OUTPUT_KINDS.get(output_kind)
     labels = _labels(hf_config) if kind and kind.has_labels else ()
-    config = parse_foreign_config(
+    config = parse_bert_config(
         hf_config,
         folder / CONFIG,
         _DEFAULTS,
@@ -239,11 +239,11 @@ def _module_notes(class_name: str, modules: set[str]) -> list[str]:
 
 
 def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, Any]:
-    activations = {own: foreign for foreign, own in reversed(_ACTIVATIONS.items())}
+    activations = {own: name for name, own in reversed(_ACTIVATIONS.items())}
     config = {
         "architectures": [class_name],
         "model_type": "bert",
-        **foreign_fields(checkpoint.config, names.HUGGINGFACE),
+        **shared_fields(checkpoint.config, names.HUGGINGFACE),
         "layer_norm_eps": checkpoint.config.layer_norm_eps,
         "hidden_act": activations[checkpoint.config.hidden_act],
         "pad_token_id": checkpoint.vocabulary.pad_id if checkpoint.vocabulary else 0,
@@ -263,7 +263,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
 
 
 def read_pooling(folder: Path) -> str:
-    """Returns the pooling of a sentence-transformers folder: `cls`, `mean`, or "" if there is none or another one."""
+    """Returns the pooling of a sentence-transformers folder: `cls`, `mean`, or "" (no or unsupported pooling)."""
     file = folder / _POOLING
     config = read_config(file) if file.is_file() else {}
     return next((name for name, field in _POOLINGS.items() if config.get(field)), "")
@@ -275,11 +275,7 @@ def has_weights(path: Path) -> bool:
 
 
 def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
-    """Opens the weights of a folder.
-
-    Args:
-      folder: Hugging Face folder.
-      architecture: class name in transformers, for the message about pickles.
+    """Opens the safetensors weights of a folder. Error messages name the class `architecture` of transformers.
 
     Returns:
       The shape of each array, and a function that reads one array by name.
@@ -303,13 +299,9 @@ def open_weights(folder: Path, architecture: str) -> tuple[dict[str, tuple[int, 
 
 
 def pickle_error(model: str, pickle: str, architecture: str, destination: str) -> UsageError:
-    """Returns the error for a model whose weights are a pickle.
+    """Returns the error for a model whose weights are a pickle, with a command that converts it to safetensors.
 
-    Args:
-      model: folder of the model, or its name on the hub.
-      pickle: name of the file.
-      architecture: class name in transformers.
-      destination: folder for the converted model.
+    `model` is a folder or a name on the hub. `architecture` is the model's class in transformers.
     """
     return UsageError(
         f"{model} contains {pickle} but no {WEIGHTS}; bertjax does not open pickles, which can run code. If you trust "

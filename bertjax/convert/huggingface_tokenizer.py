@@ -16,11 +16,7 @@ FILES = (VOCABULARY, _CONFIG, _TOKENIZER, _SPECIAL_TOKENS, "*.model")
 
 
 def read_tokenizer(folder: Path) -> tuple[Vocabulary | None, list[str]]:
-    """Reads the vocabulary of a folder.
-
-    Returns:
-      The vocabulary (None if the folder contains none), and notes for the user.
-    """
+    """Returns the vocabulary of a folder (None if the folder contains no vocabulary), and notes for the user."""
     config, tokenizer = _read_object(folder / _CONFIG), _read_object(folder / _TOKENIZER)
     normalizer = tokenizer.get("normalizer") or {}
     options = {

@@ -22,26 +22,25 @@ _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus",
 
 
 def model_card(repository: str, workdir: epath.Path | None, output_kind: str, size: str) -> str:
-    """Returns the card in Markdown.
+    """Returns the card of a repository `ORG/NAME` in Markdown.
 
     Args:
-      repository: `ORG/NAME`.
-      workdir: workdir of the run (default: None, the checkpoint has no run).
-      output_kind: kind of output layer ("": only pre-trained).
-      size: size of the model, in words.
+      repository: name of the repository.
+      workdir: workdir of the run, or None if bertjax did not train the checkpoint.
+      output_kind: kind of output layer ("": no output layer).
+      size: description of the model's size.
     """
+    # Import here, because most conversions write no model card.
+    from huggingface_hub import ModelCardData
+
     config, results, data = (_read(workdir, name) for name in (CONFIG, RESULTS, DATA))
     source = (data.get("init_from") or {}).get("source", "")
-    header = [
-        "---",
-        "library_name: transformers",
-        f"pipeline_tag: {_PIPELINES.get(output_kind, 'fill-mask')}",
-        *([f"base_model: {hub.parse(source)[0]}"] if source else []),
-        "tags:",
-        "- bert",
-        "- bertjax",
-        "---",
-    ]
+    header = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=_PIPELINES.get(output_kind, "fill-mask"),
+        base_model=hub.parse(source)[0] if source else None,
+        tags=["bert", "bertjax"],
+    )
     sections = [f"# {repository.split('/')[-1]}", f"BERT, {size}, trained with bertjax and converted to transformers."]
     if config:
         sections += ["## Task and data", _data_list(config, results)]
@@ -60,7 +59,7 @@ def model_card(repository: str, workdir: epath.Path | None, output_kind: str, si
             f"    bertjax train --config {CONFIG_FILE}{start} --workdir runs/{name}",
             f"`{CONFIG_FILE}` in this repository is the config of the run.",
         ]
-    return "\n".join(header) + "\n\n" + "\n\n".join(sections) + "\n"
+    return f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
 
 def _load(repository: str) -> str:

@@ -1,7 +1,7 @@
 """Names and shapes of BERT's parameters in bertjax, Hugging Face and google-research/bert checkpoints.
 
 A checkpoint is a dictionary of arrays by name. bertjax stacks the layers and has a separate axis for attention heads.
-The foreign formats have one matrix per layer: [in, out] in TensorFlow, [out, in] in PyTorch.
+The other formats store one matrix per layer: [in, out] in TensorFlow, [out, in] in PyTorch.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ ENCODER, POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "encoder", "pooler", "ma
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Parameter of bertjax and its counterpart in foreign formats.
+    """Parameter of bertjax and its counterpart in the other formats.
 
     Attributes:
       path: path in bertjax.
       shape: shape in bertjax, without the layer axis.
-      foreign_names: name in each format; names of layer parameters contain `{layer}`.
+      names_by_format: name in each other format; names of layer parameters contain `{layer}`.
       num_input_axes: number of leading axes that are the input of a matrix (default: 0, not a matrix).
       transposed_in: formats that store the matrix as [out, in].
-      num_rows: number of rows without padding, for parameters with a padded vocabulary axis (default: 0, not padded).
+      num_rows: vocabulary size, for parameters whose first axis is padded (default: 0, not padded).
     """
 
     path: str
     shape: tuple[int, ...]
-    foreign_names: Mapping[str, str]
+    names_by_format: Mapping[str, str]
     num_input_axes: int = 0
     transposed_in: tuple[str, ...] = ()
     num_rows: int = 0
@@ -49,12 +49,12 @@ class Parameter:
         return self.path.startswith("encoder/layers/")
 
     def names(self, num_layers: int, fmt: str) -> list[str]:
-        """Returns the names of all layers' arrays in a foreign format."""
-        name = self.foreign_names[fmt]
+        """Returns the names of the parameter's arrays in another format: one per layer, or a single name."""
+        name = self.names_by_format[fmt]
         return [name.format(layer=layer) for layer in range(num_layers)] if self.is_layered else [name]
 
-    def foreign_shape(self, fmt: str) -> tuple[int, ...]:
-        """Returns the shape in a foreign format."""
+    def exported_shape(self, fmt: str) -> tuple[int, ...]:
+        """Returns the shape of one layer's array in another format."""
         if self.num_input_axes:
             matrix = (int(np.prod(self.shape[: self.num_input_axes])), int(np.prod(self.shape[self.num_input_axes :])))
             return matrix[::-1] if fmt in self.transposed_in else matrix
@@ -62,15 +62,17 @@ class Parameter:
             return (self.num_rows, *self.shape[1:])
         return (int(np.prod(self.shape)),) if self.is_layered else self.shape
 
-    def to_foreign(self, array: np.ndarray, fmt: str) -> np.ndarray:
-        """Converts one layer's array to a foreign format."""
+    def export_array(self, array: np.ndarray, fmt: str) -> np.ndarray:
+        """Converts one layer's array to another format."""
         if self.num_input_axes:
             matrix = array.reshape(int(np.prod(self.shape[: self.num_input_axes])), -1)
             return np.ascontiguousarray(matrix.T if fmt in self.transposed_in else matrix)
-        return np.ascontiguousarray(array[: self.num_rows] if self.num_rows else array.reshape(self.foreign_shape(fmt)))
+        return np.ascontiguousarray(
+            array[: self.num_rows] if self.num_rows else array.reshape(self.exported_shape(fmt))
+        )
 
-    def from_foreign(self, array: np.ndarray, fmt: str) -> np.ndarray:
-        """Converts one layer's array from a foreign format. Padding rows are filled with 0."""
+    def import_array(self, array: np.ndarray, fmt: str) -> np.ndarray:
+        """Converts one layer's array from another format. Rows of the vocabulary padding are 0."""
         if self.num_input_axes:
             return (array.T if fmt in self.transposed_in else array).reshape(self.shape)
         if self.num_rows:
@@ -127,19 +129,19 @@ def bert_parameters(
     return parameters
 
 
-def _embedding(name: str, foreign_name: str, shape: tuple[int, int], num_rows: int = 0) -> Parameter:
-    names = {HUGGINGFACE: f"bert.embeddings.{foreign_name}.weight", TENSORFLOW: f"bert/embeddings/{foreign_name}"}
+def _embedding(name: str, other_name: str, shape: tuple[int, int], num_rows: int = 0) -> Parameter:
+    names = {HUGGINGFACE: f"bert.embeddings.{other_name}.weight", TENSORFLOW: f"bert/embeddings/{other_name}"}
     return Parameter(f"encoder/embeddings/{name}", shape, names, num_rows=num_rows)
 
 
-def _layer_norm(path: str, foreign_name: str, width: int, scope: str = "bert") -> list[Parameter]:
+def _layer_norm(path: str, other_name: str, width: int, scope: str = "bert") -> list[Parameter]:
     return [
         Parameter(
             f"{path}/{name}",
             (width,),
             {
-                HUGGINGFACE: f"{scope}.{foreign_name}.{torch_name}",
-                TENSORFLOW: f"{scope}/{_tensorflow_scope(foreign_name)}/{tensorflow_name}",
+                HUGGINGFACE: f"{scope}.{other_name}.{torch_name}",
+                TENSORFLOW: f"{scope}/{_tensorflow_scope(other_name)}/{tensorflow_name}",
             },
         )
         for name, torch_name, tensorflow_name in (("scale", "weight", "gamma"), ("bias", "bias", "beta"))
@@ -148,13 +150,13 @@ def _layer_norm(path: str, foreign_name: str, width: int, scope: str = "bert") -
 
 def _dense(
     name: str,
-    foreign_name: str,
+    other_name: str,
     shape: tuple[int, ...],
     num_input_axes: int,
     root: str = "encoder/layers/",
     scope: str = "bert",
 ) -> list[Parameter]:
-    torch_scope, tensorflow_scope = f"{scope}.{foreign_name}", f"{scope}/{_tensorflow_scope(foreign_name)}"
+    torch_scope, tensorflow_scope = f"{scope}.{other_name}", f"{scope}/{_tensorflow_scope(other_name)}"
     return [
         Parameter(
             f"{root}{name}/kernel",
@@ -172,7 +174,7 @@ def _dense(
 
 
 def _output_layer(path: str, shape: tuple[int, int], kernels: Mapping[str, str]) -> list[Parameter]:
-    """Lists the parameters of an output layer, which both foreign formats store as [out, in]."""
+    """Lists the parameters of an output layer, which both other formats store as [out, in]."""
     biases = {fmt: re.sub("weights?$", "bias", name) for fmt, name in kernels.items()}
     return [
         Parameter(f"{path}/kernel", shape, kernels, 1, (HUGGINGFACE, TENSORFLOW)),
@@ -192,7 +194,7 @@ def import_params(
     read_array: Callable[[str], np.ndarray],
     source: str,
 ) -> dict[str, np.ndarray]:
-    """Converts the arrays of a foreign checkpoint, one at a time to save memory.
+    """Converts the arrays of a checkpoint in another format, one at a time to save memory.
 
     Args:
       table: parameters of the model.
@@ -200,24 +202,22 @@ def import_params(
       fmt: `HUGGINGFACE` or `TENSORFLOW`.
       shapes: shape of each array of the checkpoint.
       read_array: function that reads an array by name.
-      source: path of the checkpoint, for messages.
+      source: path of the checkpoint, for error messages.
 
     Returns:
-      float32 arrays by path.
-
-    Raises:
-      UsageError: arrays are missing or unknown, or have a different shape. The message lists the arrays.
+      float32 arrays by bertjax's parameter path.
     """
     if num_layers > len(shapes):
         raise UsageError(
-            f"{source} has only {len(shapes)} arrays, but its config has {num_layers:,} layers; use the matching config"
+            f"{source} has {len(shapes)} arrays, too few for the {num_layers:,} layers of its config; use the matching "
+            "config"
         )
     names = {parameter.path: parameter.names(num_layers, fmt) for parameter in table}
     # A fine-tuned checkpoint must have its output layer.
     modules = {ENCODER} | {parameter.module for parameter in table if parameter.module == CLASSIFIER}
     modules |= {parameter.module for parameter in table if any(name in shapes for name in names[parameter.path])}
     parameters = [parameter for parameter in table if parameter.module in modules]
-    expected = {name: parameter.foreign_shape(fmt) for parameter in parameters for name in names[parameter.path]}
+    expected = {name: parameter.exported_shape(fmt) for parameter in parameters for name in names[parameter.path]}
     mismatches = [
         f"{name} {tuple(shapes[name])} instead of {shape}"
         for name, shape in expected.items()
@@ -234,7 +234,7 @@ def import_params(
     params = {}
     for parameter in parameters:
         arrays = (
-            parameter.from_foreign(_to_float32(read_array(name), name, source), fmt) for name in names[parameter.path]
+            parameter.import_array(_to_float32(read_array(name), name, source), fmt) for name in names[parameter.path]
         )
         if parameter.is_layered:
             stacked = np.empty((num_layers, *parameter.shape), np.float32)
@@ -259,11 +259,13 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
 def export_params(
     table: list[Parameter], num_layers: int, fmt: str, params: dict[str, np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and arrays in a foreign format. Removes each parameter from `params` to save memory."""
+    """Yields names and arrays in another format. Removes each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
-        raise UsageError(f"the format {fmt} has no parameters {listed(unknown)}; use the bertjax checkpoint itself")
+        raise UsageError(
+            f"the format {fmt} cannot store the parameters {listed(unknown)}; use the bertjax checkpoint itself"
+        )
     for parameter in table:
         if parameter.path in params:
             array = params.pop(parameter.path)
             for layer, name in enumerate(parameter.names(num_layers, fmt)):
-                yield name, parameter.to_foreign(array[layer] if parameter.is_layered else array, fmt)
+                yield name, parameter.export_array(array[layer] if parameter.is_layered else array, fmt)

@@ -1,10 +1,12 @@
-"""Format-independent checkpoints in memory, and the config fields that all formats share."""
+"""Checkpoints in memory, the config fields that all formats share, and bertjax workdirs with one checkpoint."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from bertjax.convert.names import (
     CLASSIFIER,
@@ -16,24 +18,42 @@ from bertjax.convert.names import (
     Parameter,
     bert_parameters,
 )
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.vocabulary import (
+    ENTRY,
+    VOCABULARY_FILES,
+    Vocabulary,
+    vocabulary_files,
+    workdir_vocabulary,
+)
 from bertjax.errors import UsageError
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture, ModelConfig
-from bertjax.model.heads import EncoderModel, PretrainingModel, model_kind
+from bertjax.model.feature_head import FeatureHead
+from bertjax.model.heads import EncoderModel, PretrainingModel, SequenceModel, TokenModel, model_kind
+from bertjax.presets import finetuning_config, pretraining_config
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer, read_output_layer
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
+from bertjax.training.checkpoint_config import checkpoint_model
+from bertjax.training.checkpoint_metadata import read_metadata
+from bertjax.training.parameters import load_params_on_host, save_params
+from bertjax.training.workdir import CONFIG, ORIGIN
 from bertjax.utils.io import read_json_object
 
+# Files and folders of a converted workdir. A folder with other files is never overwritten.
+WORKDIR_FILES = (ORIGIN, CONFIG, OUTPUT_LAYER, ENTRY, CHECKPOINTS, *VOCABULARY_FILES.values())
+# Kinds of models that can be converted to other formats.
+_KINDS = {model.KIND for model in (EncoderModel, PretrainingModel, SequenceModel, TokenModel)}
 _REQUIRED_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _INTEGER_FIELDS = (*_REQUIRED_FIELDS, "max_position_embeddings", "type_vocab_size")
 # These fields have the same name in all formats, because `ModelConfig` uses the names of BertConfig.
 SHARED_FIELDS = (*_INTEGER_FIELDS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-# Fields that `foreign_fields` does not check: formats express them differently, or the arrays do not depend on them.
+# Fields that `shared_fields` does not check: formats express them differently, or the arrays do not depend on them.
 _FORMAT_FIELDS = ("hidden_act", "layer_norm_eps", "pad_vocab_to_multiple_of")
 
 
 @dataclasses.dataclass(frozen=True)
 class PortableCheckpoint:
-    """Format-independent checkpoint.
+    """Checkpoint in memory, independent of its format.
 
     Attributes:
       config: architecture and layout.
@@ -86,27 +106,27 @@ def parameter_table(config: ModelConfig, output_kind: str, num_outputs: int) -> 
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Reads the JSON config of a foreign checkpoint."""
+    """Reads the JSON config of a checkpoint in another format."""
     try:
         return read_json_object(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the config of the checkpoint, {file}: {error}; copy it again") from error
 
 
-def parse_foreign_config(
-    foreign_config: dict[str, Any], file: Path, defaults: dict[str, Any], **format_fields: Any
+def parse_bert_config(
+    bert_config: dict[str, Any], file: Path, defaults: dict[str, Any], **format_fields: Any
 ) -> ModelConfig:
-    """Builds the model config from a foreign config.
+    """Builds the model config from a config with the field names of BertConfig.
 
     Args:
-      foreign_config: content of `file`.
-      file: path of the config, for messages.
-      defaults: default values of `SHARED_FIELDS` in the format.
-      **format_fields: config fields that are not in `SHARED_FIELDS`.
+      bert_config: content of `file`.
+      file: path of the config, for error messages.
+      defaults: defaults of `SHARED_FIELDS` in the checkpoint's format.
+      **format_fields: values of `ModelConfig` fields that are not in `SHARED_FIELDS`.
     """
-    if missing := [name for name in _REQUIRED_FIELDS if name not in foreign_config]:
+    if missing := [name for name in _REQUIRED_FIELDS if name not in bert_config]:
         raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
-    fields = {name: {**defaults, **foreign_config}[name] for name in SHARED_FIELDS}
+    fields = {name: {**defaults, **bert_config}[name] for name in SHARED_FIELDS}
     for name, value in fields.items():
         types, article = ((int,), "an integer") if name in _INTEGER_FIELDS else ((int, float), "a number")
         if not isinstance(value, types) or isinstance(value, bool):
@@ -117,7 +137,7 @@ def parse_foreign_config(
         raise UsageError(f"{file}: {error}") from error
 
 
-def foreign_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
+def shared_fields(config: ModelConfig, fmt: str) -> dict[str, Any]:
     """Returns the config fields that all formats share. Raises a UsageError for fields that `fmt` cannot express."""
     bert = Architecture()
     for name in ARCHITECTURE_FIELDS:
@@ -135,3 +155,52 @@ def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, fo
             f"{folder}: {name} has {vocabulary.size} tokens, but the model has {config.vocab_size}; if they belong "
             f"together, append lines such as [unused1000] to {name}"
         )
+
+
+def read_workdir(path: Path | epath.Path) -> PortableCheckpoint:
+    """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
+    checkpoint = find_checkpoint(path)
+    workdir = workdir_of(checkpoint)
+    kind, config = read_metadata(checkpoint).model, checkpoint_model(checkpoint)
+    feature_head = FeatureHead(**(kind["feature_head"] or {}))
+    if kind["kind"] not in _KINDS:
+        raise UsageError(
+            f"{checkpoint} has a model of kind {kind['kind']!r} with encoder={config.encoder} and attention_direction="
+            f"{config.attention_direction}, which cannot be converted; use the workdir itself"
+        )
+    if feature_head.is_used:
+        raise UsageError(
+            f"{checkpoint} has feature_head.features={feature_head.features or '(none)'} and "
+            f"feature_head.lstm_layers={feature_head.lstm_layers}, which cannot be converted; use the workdir itself"
+        )
+    layer = read_output_layer(workdir)
+    return PortableCheckpoint(
+        config,
+        load_params_on_host(checkpoint),
+        workdir_vocabulary(workdir),
+        layer.kind if layer else "",
+        layer.labels if layer else (),
+    )
+
+
+def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
+    """Writes a workdir, for example for `--init_from`, and returns notes for the user."""
+    if checkpoint.vocabulary is None:
+        raise UsageError("the source has no vocab.txt; copy the model's vocabulary to its folder")
+    kind = checkpoint.output_kind
+    run_config = finetuning_config(OUTPUT_KINDS[kind].task) if kind else pretraining_config()
+    for name, value in vars(checkpoint.config).items():
+        run_config.model[name] = value
+    (folder / CONFIG).write_text(json.dumps(run_config.to_dict(), indent=1) + "\n")
+    files = vocabulary_files(checkpoint.vocabulary)
+    if kind:
+        files[OUTPUT_LAYER] = OutputLayer(kind, checkpoint.labels).as_json()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    save_params(epath.Path(folder), checkpoint.params, checkpoint.model_kind, checkpoint.config.architecture)
+    return []
+
+
+def write_origin(folder: Path, origin: dict[str, Any]) -> None:
+    """Records the source of a conversion in its workdir."""
+    (folder / ORIGIN).write_text(json.dumps(origin) + "\n")

@@ -17,10 +17,10 @@ from bertjax.convert import names
 from bertjax.convert.portable import (
     PortableCheckpoint,
     check_vocabulary_size,
-    foreign_fields,
     parameter_table,
-    parse_foreign_config,
+    parse_bert_config,
     read_config,
+    shared_fields,
 )
 from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
 from bertjax.errors import BertjaxError, UsageError, listed
@@ -47,8 +47,8 @@ _LATEST_CHECKPOINT = re.compile('^model_checkpoint_path: "(.*)"$', re.MULTILINE)
 # Training variables, which are not converted: Adam's moments and step counters.
 _OPTIMIZER_SUFFIXES = ("/adam_m", "/adam_v", "/Adam", "/Adam_1")
 _COUNTERS = ("global_step", "beta1_power", "beta2_power")
-# Size in bytes of the parts in which a checkpoint is written, which limits memory.
-_PART_BYTES = 16 << 20
+# Approximate bytes per chunk. A checkpoint is written in chunks, which limits memory.
+_CHUNK_BYTES = 16 << 20
 
 
 def find_prefix(path: Path) -> Path | None:
@@ -87,7 +87,7 @@ def read(path: Path) -> PortableCheckpoint:
         raise UsageError(
             f"{config_file} has unsupported hidden_act {activation!r}; use one of {', '.join(_ACTIVATIONS)}"
         )
-    config = parse_foreign_config(
+    config = parse_bert_config(
         tf_config,
         config_file,
         _DEFAULTS,
@@ -154,13 +154,13 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
             f"google-research/bert has no output layer for {checkpoint.output_kind}; use --format huggingface"
         )
     config, notes = checkpoint.config, []
-    tf_config = foreign_fields(config, names.TENSORFLOW)
+    tf_config = shared_fields(config, names.TENSORFLOW)
     if config.hidden_act == "gelu_erf":
         tf_config["hidden_act"] = "gelu"
         tf_config[_ACTIVATION_FIELD] = config.hidden_act
         notes.append("google-research/bert computes gelu with tanh rather than erf; its outputs will differ slightly")
     else:
-        tf_config["hidden_act"] = {own: foreign for foreign, own in _ACTIVATIONS.items()}[config.hidden_act]
+        tf_config["hidden_act"] = {own: name for name, own in _ACTIVATIONS.items()}[config.hidden_act]
     if config.layer_norm_eps != _DEFAULT_EPSILON:
         tf_config[_EPSILON_FIELD] = config.layer_norm_eps
         notes.append(
@@ -180,30 +180,30 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 
 def _save(arrays: Iterator[tuple[str, np.ndarray]], prefix: Path) -> None:
-    """Writes arrays in parts, which limits memory, and merges the parts into one checkpoint."""
+    """Writes arrays in chunks, which limits memory, and merges the chunks into one checkpoint."""
     import tensorflow as tf
 
-    parts: list[str] = []
+    chunks: list[str] = []
     batch: list[tuple[str, np.ndarray]] = []
 
     def flush() -> None:
         if batch:
-            parts.append(f"{prefix}.part-{len(parts)}")
+            chunks.append(f"{prefix}.chunk-{len(chunks)}")
             tensor_names, tensors = zip(*batch, strict=True)
             with tf.device("/CPU:0"):
                 tf.raw_ops.SaveV2(
-                    prefix=parts[-1], tensor_names=tensor_names, shape_and_slices=[""] * len(batch), tensors=tensors
+                    prefix=chunks[-1], tensor_names=tensor_names, shape_and_slices=[""] * len(batch), tensors=tensors
                 )
             batch.clear()
 
     for name, array in arrays:
         batch.append((name, array))
-        if sum(array.nbytes for _, array in batch) >= _PART_BYTES:
+        if sum(array.nbytes for _, array in batch) >= _CHUNK_BYTES:
             flush()
     flush()
-    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(prefix), delete_old_dirs=False)
-    for part in parts:
-        for file in prefix.parent.glob(f"{os.path.basename(part)}.*"):
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=chunks, destination_prefix=str(prefix), delete_old_dirs=False)
+    for chunk in chunks:
+        for file in prefix.parent.glob(f"{os.path.basename(chunk)}.*"):
             file.unlink()
 
 

@@ -16,7 +16,7 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      bound: name of the size below which `synthetic_batch` draws integers (default: "", all values are 1).
+      bound: name of an axis size; `synthetic_batch` draws integers below this size (default: "", all values are 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """
@@ -65,7 +65,11 @@ def padding_values(schema: Schema) -> dict[str, int]:
 
 
 def sequences(*axes: str) -> Schema:
-    """Returns the schema of an encoder's inputs. The last of `axes` is the sequence."""
+    """Returns the schema of the encoder's inputs.
+
+    Args:
+      *axes: names of the axes after the row axis; the last one is the position in the sequence.
+    """
     return (
         ArraySpec("input_ids", axes, bound="pieces"),
         ArraySpec("input_mask", axes),

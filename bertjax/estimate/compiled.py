@@ -14,7 +14,7 @@ from bertjax.errors import BertjaxError, first_line
 from bertjax.estimate.topology import tpu_devices, use_tpu_compiler
 from bertjax.tasks.build import build_task
 from bertjax.training.evaluation import check_batch_sizes
-from bertjax.training.optimizer import bert_schedule, make_optimizer
+from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.sharding import batch_sharding, make_mesh, replicated
 from bertjax.training.state import abstract_state
 from bertjax.training.step import make_train_step
@@ -57,7 +57,7 @@ class CompiledStep:
     """Result of compiling a train step.
 
     Attributes:
-      memory: memory needed on one device.
+      memory: memory that the program needs on one device.
       fits: whether the program fits into the device's memory.
       seconds: compilation time in seconds.
     """
@@ -68,29 +68,16 @@ class CompiledStep:
 
 
 def compile_step(settings: RunConfig, phase: int, topology: str, slices: int) -> CompiledStep:
-    """Compiles the train step in a subprocess.
+    """Compiles the train step of a phase in a subprocess. Raises a CompilerError if the compiler fails or crashes.
 
     The subprocess isolates crashes: libtpu 0.0.42.1 crashes on some programs, such as BERT with hidden size 128 and
     remat=full.
-
-    Args:
-      settings: config of the run.
-      phase: index of the training phase; each phase has its own batch shape.
-      topology: topology of one slice.
-      slices: number of slices.
-
-    Raises:
-      UsageError: the mesh does not fit the number of devices, or does not divide the batch.
-      CompilerError: the compiler failed or crashed.
     """
-    with process_pool(1, _crashed, use_tpu_compiler) as process:
-        return process.submit(_compile, settings, phase, topology, slices).result()
-
-
-def _crashed() -> CompilerError:
-    return CompilerError(
+    crashed = CompilerError(
         "the TPU compiler crashed or ran out of memory; change --config.model.remat or --config.model.scan_layers"
     )
+    with process_pool(1, crashed, use_tpu_compiler) as process:
+        return process.submit(_compile, settings, phase, topology, slices).result()
 
 
 def lowered_step(
@@ -108,12 +95,13 @@ def lowered_step(
     state = abstract_state(task.objective, optimizer, mesh)
     batch = jax.tree.map(
         lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=batch_sharding(mesh)),
-        task.synthetic_batch(phase),
+        task.benchmark_batch(phase),
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
     step = make_train_step(task.objective, optimizer, mesh, settings.grad_accum_steps)
-    lowered = step.lower(state, batch, key, bert_schedule(scalar, scalar, scalar))
+    schedule = jax.tree.map(lambda _: scalar, make_schedule(settings.optimizer, task.warmup_steps, task.total_steps))
+    lowered = step.lower(state, batch, key, schedule)
     trees = {"parameters": state.params, "optimizer": state.opt_state, "batch": batch}
     return lowered, {name: _device_bytes(tree) for name, tree in trees.items()}
 
@@ -138,8 +126,8 @@ def peak_bytes(compiled: Any) -> int:
     """Returns the peak memory of a compiled TPU program on one device in bytes, including arguments and code.
 
     `memory_analysis` has two values, and both can be too large. One value adds buffers with disjoint lifetimes, and the
-    other includes on-chip memory. The smaller value plus the code size exceeds the memory-usage report of
-    `--xla_dump_to` by 0.1 % for LARGE, and by 8 MiB for a model of 4 million parameters.
+    other includes on-chip memory. This function returns the smaller value plus the code size. It exceeds the
+    memory-usage report of `--xla_dump_to` by 0.1 % for LARGE, and by 8 MiB for a model of 4 million parameters.
     """
     analysis = compiled.memory_analysis()
     data = min(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes)

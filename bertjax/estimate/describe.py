@@ -10,8 +10,7 @@ import jax
 from bertjax.config.run import RunConfig
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.tasks.task import Task
-from bertjax.training.freezing import Frozen, check_frozen, count_trainable
-from bertjax.training.optimizer import make_optimizer
+from bertjax.training.optimizer import Freezing, check_freezing, count_trainable, make_optimizer
 from bertjax.training.sharding import list_devices
 
 # Architecture fields that `_options` omits, because other lines of the description contain them.
@@ -59,7 +58,7 @@ def _options(model: ModelConfig) -> list[str]:
 
 
 def _describe_schedule(task: Task) -> list[str]:
-    """Describes steps, warm-up and total FLOPs. Without data, the notes of the task contain what is known."""
+    """Describes steps, warm-up and total FLOPs. Returns [] if the number of steps depends on missing data."""
     if not task.has_schedule:
         return []
     cost = task.cost_before(task.total_steps)
@@ -87,9 +86,9 @@ def describe_task(settings: RunConfig, task: Task) -> str:
         f"{optimizer.weight_decay:g}, gradient clipping to norm {optimizer.clip_norm:g}",
         *_describe_schedule(task),
     ]
-    frozen = make_optimizer(optimizer).frozen
-    if frozen != Frozen():
+    freezing = make_optimizer(optimizer).freezing
+    if freezing != Freezing():
         params = _abstract_params(task)
-        check_frozen(params, frozen)
-        lines.append(f"trainable: {count_trainable(params, frozen):,} parameters; all others are frozen")
+        check_freezing(params, freezing)
+        lines.append(f"trainable: {count_trainable(params, freezing):,} parameters; all others are frozen")
     return "\n".join(lines)

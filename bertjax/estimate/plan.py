@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bertjax.config.run import RunConfig
+from bertjax.estimate import DEFAULT_MFU
 from bertjax.estimate.compiled import CompiledStep, compile_step
 from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
@@ -91,9 +92,6 @@ def step_communication(
 
 logger = logging.getLogger(__name__)
 
-# Default MFU: Google's MLPerf run of BERT-Large on 64 TPU v4 chips (TensorFlow, 196 sequences/s per chip). JAX runs
-# reach 11 to 18 % for BERT on TPUs, and 50 to 70 % for language models with at least 16 billion parameters.
-DEFAULT_MFU = 0.35
 _GIB = 2**30
 
 
@@ -113,25 +111,21 @@ def plan_run(
 
     Args:
       settings: config of the run.
-      task: task built from the config.
+      task: task built from `settings`.
       topology: topology of one slice, such as `v5e:16x16`.
       slices: number of slices.
-      mfu: model-FLOPs utilization, in (0, 1].
+      mfu: assumed model-FLOPs utilization, in (0, 1].
       price_per_chip_hour: price per chip and hour in any currency (default: None, do not estimate the cost).
       compiled: compiled step of a run with one phase (default: None, compile the step).
 
     Returns:
       A dictionary for JSON; `phases` contains the estimates of each phase. `seconds`, `chip_hours` and `cost` are None
-      if a phase does not fit into memory. They and `steps` are None without data, if the data determines the steps.
-
-    Raises:
-      UsageError: the topology does not exist, the mesh does not fit it, or the mesh does not divide the batch.
-      CompilerError: the compiler failed or crashed.
+      if a phase does not fit into memory. They and `steps` are None if the number of steps depends on missing data.
     """
     chip, chips, devices = chip_of(topology), chips_in(topology) * slices, tpu_devices(topology, slices)
     mesh, model = make_mesh(settings.mesh, devices), task.objective.model.config.resolve("tpu")
     params = abstract_state(task.objective, make_optimizer(settings.optimizer), mesh).params
-    steps = task.phase_steps or (task.total_steps,)
+    steps = task.phase_steps
     phases, start = [], 0
     for index, count in enumerate(steps):
         step = compiled
@@ -197,7 +191,7 @@ def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[s
 
 
 def describe_plan(plan: dict[str, Any]) -> str:
-    """Returns a plan as text."""
+    """Formats a plan as text."""
     chip, model, mesh = plan["chip"], plan["model"], plan["mesh"]
     slices = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
     lines = [
@@ -214,7 +208,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
 
 
 def _totals(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the (name, value, unit) of each total of a plan. Times are omitted if they are unknown."""
+    """Returns a row (name, value, unit) for each total of a plan. Omits unknown times."""
     limit = plan["memory_bytes_per_chip"] / _GIB
     rows = [
         ("memory", f"{plan['peak_memory_bytes'] / _GIB:.2f}", f"GiB per chip, of {limit:.2f}"),

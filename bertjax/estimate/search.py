@@ -46,10 +46,7 @@ class Candidate:
 def search(config_with: ConfigWith, topology: str, slices: int) -> list[Candidate]:
     """Returns the largest batch that fits into memory for each remat policy, from least to most recomputation.
 
-    Args:
-      config_with: function from overrides to the config of the run.
-      topology: topology of one slice.
-      slices: number of slices.
+    `config_with` is a function from overrides to the config of the run.
     """
     chip, devices = chip_of(topology), tpu_devices(topology, slices)
     settings = config_with([])
@@ -110,7 +107,7 @@ def _largest(compile_rows: Callable[[int], Candidate], limit: float) -> Candidat
 
 
 def _predicted_rows(tried: list[Candidate], limit: float) -> int:
-    """Extrapolates the maximum number of rows that fits into memory. Returns 0 if no row fits."""
+    """Extrapolates the maximum number of rows per device that fits into memory. Returns 0 if no row fits."""
     ordered = sorted(tried, key=lambda each: each.rows)
     first, last = ordered[0], ordered[-1]
     if len(ordered) > 1:
@@ -124,7 +121,7 @@ def _predicted_rows(tried: list[Candidate], limit: float) -> int:
 
 
 def describe_search(candidates: Sequence[Candidate]) -> str:
-    """Returns one line per candidate."""
+    """Formats one line per candidate."""
     return "\n".join(
         f"{each.rows:>5} rows per device, {each.step.memory.total / 2**30:5.2f} GiB: {' '.join(each.overrides)}"
         for each in candidates

@@ -89,12 +89,7 @@ def chips_in(topology: str) -> int:
 
 
 def tpu_devices(topology: str, slices: int) -> list[jax.Device]:
-    """Returns the devices of all slices as compilation targets; no TPU is needed.
-
-    Raises:
-      UsageError: libtpu does not know the topology.
-      BertjaxError: libtpu cannot be used.
-    """
+    """Returns the devices of all slices as compilation targets; no TPU is needed."""
     from jax.experimental import topologies
 
     # Represent the two cores of a v4 chip as one device (megacore). By default, libtpu makes a device of each core.

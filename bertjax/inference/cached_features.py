@@ -12,12 +12,13 @@ from etils import epath
 from filelock import FileLock
 
 from bertjax.config.run import RunConfig
-from bertjax.data.corpus.checksums import file_sha256
 from bertjax.data.finetuning.examples import Examples
 from bertjax.errors import BertjaxError
 from bertjax.inference.features import make_hidden_states_fn
-from bertjax.inference.loaded_model import LoadedModel, load_workdir
+from bertjax.inference.load import load_workdir
+from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.config import ModelConfig
+from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.partitioning import resolve_layout
 from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.task import FinetuningTask
@@ -29,9 +30,7 @@ from bertjax.utils.io import (
     atomic_file,
     cache_dir,
     check_free_space,
-    read_json_object,
     remove_temporaries,
-    write_atomic,
 )
 from bertjax.utils.terminal import progress_bar
 
@@ -41,20 +40,21 @@ logger = logging.getLogger(__name__)
 def build_training_task(config: RunConfig, init_from: str | None) -> Task:
     """Builds a task for training. If `feature_head.features` is set, batches contain cached features.
 
-    With several processes or without an initial checkpoint, each train step runs the frozen encoder instead.
-
-    Args:
-      config: config of the run.
-      init_from: initial checkpoint, or None.
+    With several processes or without an initial checkpoint (`init_from` is None), each train step runs the frozen
+    encoder instead.
     """
     task = build_task(config, train=True)
     if not isinstance(task, FinetuningTask) or not config.feature_head.features:
         return task
     if init_from is None or jax.process_count() > 1:
         return task
-    return task.with_cached_features(
-        lambda examples: _cached_features(config, init_from, examples), saved_fingerprint(find_checkpoint(init_from))
-    )
+    for name in ("train_examples", "eval_examples"):
+        examples = getattr(task, name)
+        if examples is not None:
+            tokens = {**examples.tokens, CACHED_FEATURES: _cached_features(config, init_from, examples)}
+            setattr(task, name, dataclasses.replace(examples, tokens=tokens))
+    task.has_cached_features = True
+    return task
 
 
 def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> np.ndarray:
@@ -66,7 +66,7 @@ def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> n
     path = cache_dir() / f"features-{_cache_key(checkpoint, model, layers, examples)}.bin"
     shape = int(examples.offsets[-1]), len(layers), model.hidden_size
     with FileLock(path.parent / f".{path.name}.lock"):
-        if not _is_valid(path):
+        if not path.exists():
             # Remove partial files of killed runs, which may be tens of gigabytes large.
             remove_temporaries(path.parent, path.name)
             num_bytes = 4 * int(np.prod(shape))
@@ -81,7 +81,7 @@ def _cached_features(config: RunConfig, init_from: str, examples: Examples) -> n
 def _compute(
     path: Path, shape: tuple[int, ...], model: LoadedModel, layers: tuple[int, ...], examples: Examples
 ) -> None:
-    """Writes features batch by batch, then a file with their checksum."""
+    """Computes features batch by batch and writes them to `path`, which appears only when it is complete."""
     offsets = examples.offsets
     hidden_states_of = make_hidden_states_fn(model, layers, max(8, int(np.diff(offsets).max())))
     try:
@@ -95,18 +95,6 @@ def _compute(
         raise BertjaxError(
             f"cannot write {path}: {error.strerror}; free some space or set {CACHE_DIR_VARIABLE} to a different folder"
         ) from error
-    write_atomic(_checksum_path(path), json.dumps({"sha256": file_sha256(path)}) + "\n")
-
-
-def _is_valid(path: Path) -> bool:
-    try:
-        return file_sha256(path) == read_json_object(_checksum_path(path))["sha256"]
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _checksum_path(path: Path) -> Path:
-    return path.with_suffix(".json")
 
 
 def _cache_key(checkpoint: epath.Path, model: ModelConfig, layers: tuple[int, ...], examples: Examples) -> str:

@@ -1,23 +1,21 @@
 """Hidden states and vectors of texts, computed in rows that are packed with several texts."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
+from bertjax.data.finetuning.batches import NO_EXAMPLE, make_packed_batch
 from bertjax.data.finetuning.examples import Examples
-from bertjax.data.finetuning.packed_rows import NO_EXAMPLE, make_packed_batch
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.inference.loaded_model import LoadedModel
 from bertjax.model.config import LSTM
-from bertjax.model.encoder import Encoder
 from bertjax.model.lstm import LEFT
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
 # Row lengths are multiples of `_BUCKET`. Rows of 64 tokens hold several short texts; longer rows cost more attention.
 _BUCKET, _ROW_LEN = 32, 64
-# Tokens per batch. Their activations fit the cache of a CPU: with 4,096, six layers are 1.7 times slower.
+# Tokens per batch. Their activations fit into a CPU's cache. With 4,096 tokens, six layers take 1.7 times as long.
 _BATCH_TOKENS = 2048
 
 
@@ -27,12 +25,12 @@ def encode_batches(model: LoadedModel, examples: Examples) -> Iterator[tuple[np.
     All batches have one shape, so that the encoder compiles once.
 
     Yields:
-      The indices of n examples, int64 [n], and the states of their tokens one after the other, float32 [tokens, D].
+      The indices of n examples, int64 [n], and the concatenated states of their tokens, float32 [tokens, D].
     """
-    encode = _encode_fn(model)
     for indices, row_len in pack_batches(examples.lengths, model.config.max_position_embeddings, _can_pack(model)):
         batch = make_packed_batch(examples, indices, row_len, SINGLE_SHARD)
-        hidden = encode({name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")})
+        inputs = {name: batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids")}
+        hidden = model.packed_hidden_states(inputs)
         yield indices[indices != NO_EXAMPLE], hidden[batch["sequence_ids"] > 0]
 
 
@@ -41,19 +39,19 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 
     Args:
       model: model that computed the states.
-      hidden: float32 [tokens, D], states of n texts one after the other.
+      hidden: float32 [tokens, D], concatenated states of n texts.
       lengths: tokens of each text, int64 [n].
       pooling: `cls` or `mean`.
 
     Returns:
-      float32 [n, D]. States with only left context represent a text at its last token.
+      float32 [n, D]. For states with only left context, `cls` takes the last token, [SEP], instead of [CLS].
     """
     starts = np.cumsum(lengths) - lengths
     if pooling == MEAN:
         return np.add.reduceat(hidden, starts, axis=0) / lengths[:, None].astype(np.float32)
-    slices = zip(np.split(hidden, len(model.config.reads), axis=1), model.config.reads, strict=True)
+    slices = zip(np.split(hidden, len(model.config.context_sides), axis=1), model.config.context_sides, strict=True)
     ends = starts + lengths - 1
-    return np.concatenate([part[ends if reading == LEFT else starts] for part, reading in slices], axis=1)
+    return np.concatenate([states[ends if side == LEFT else starts] for states, side in slices], axis=1)
 
 
 def bert_pooler(model: LoadedModel, cls: np.ndarray) -> np.ndarray:
@@ -92,7 +90,7 @@ def pack_batches(lengths: np.ndarray, max_len: int, can_pack: bool = True) -> It
 def _pack(lengths: np.ndarray, row_len: int) -> list[list[int]]:
     """Assigns texts to rows, longest first, each to the fullest row with enough space."""
     rows: list[list[int]] = []
-    # Rows by their number of free tokens.
+    # `free[n]` lists the rows with n free tokens.
     free: list[list[int]] = [[] for _ in range(row_len + 1)]
     for index in np.argsort(-lengths, kind="stable").tolist():
         length = min(int(lengths[index]), row_len)
@@ -108,18 +106,5 @@ def _pack(lengths: np.ndarray, row_len: int) -> list[list[int]]:
 
 
 def _can_pack(model: LoadedModel) -> bool:
-    # LSTMs read across the texts of a row.
+    # An LSTM encoder gets one text per row.
     return model.config.encoder != LSTM
-
-
-def _encode_fn(model: LoadedModel) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    config = model.config
-
-    def encode(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        position_ids = batch["position_ids"] if _can_pack(model) else None
-        hidden, _ = Encoder(config).apply(
-            {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["sequence_ids"], position_ids
-        )
-        return hidden.astype(np.float32)
-
-    return model.jit(encode)

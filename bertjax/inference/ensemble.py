@@ -26,7 +26,7 @@ from bertjax.utils.io import write_atomic
 logger = logging.getLogger(__name__)
 
 _Outputs = list[dict[str, np.ndarray]]
-# Data fields that may differ between members: paths inside the checkpoint, and fields that affect only training.
+# Data fields that may differ between the models: paths inside the checkpoint, and fields that affect only training.
 _IGNORED_DATA_FIELDS = ("vocabulary", "labels", "train_share", "batch_size", "class_weights")
 
 
@@ -38,18 +38,14 @@ def ensemble(
     The ensemble averages logits rather than probabilities, so that the scores of a question's windows stay comparable.
 
     Args:
-      checkpoints: checkpoints of the members, with the same task and vocabulary. Model sizes may differ.
+      checkpoints: fine-tuned checkpoints with the same task and vocabulary. Model sizes may differ.
       read_config: function that returns the prediction config of a checkpoint.
-      folder: output folder for the predictions and `results.json`. This file contains the returned metrics, the first
-        member's config and the hash of the data.
+      folder: output folder for the predictions and `results.json`. This file contains the returned metrics, the config
+        of the first checkpoint and the hash of the data.
 
     Returns:
-      Metrics of the ensemble, and the metrics of each member in `members`. Without labels, there are no metrics.
-
-    Raises:
-      UsageError: the members' tasks, data or vocabularies differ, the task has no prediction files, or the folder is a
-        workdir.
-      BertjaxError: the folder cannot be written.
+      Metrics of the ensemble, and in `members` the fingerprint and metrics of each model. Without labels, the metrics
+      are missing.
     """
     if len(checkpoints) < 2:
         raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
@@ -112,7 +108,7 @@ def _check_same_task(
 
 
 def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
-    """Returns the part of a workdir file that must be equal for all members: everything except the feature head."""
+    """Returns the content of the workdir file `name` that all members must share: all but the feature-head settings."""
     content = files.get(name)
     if name != OUTPUT_LAYER or content is None:
         return content
@@ -120,7 +116,7 @@ def _shared_content(name: str, files: Mapping[str, bytes]) -> Any:
 
 
 def _update_mean(mean: _Outputs, outputs: _Outputs, count: int) -> _Outputs:
-    """Updates the running mean with the outputs of member `count`. A sum would overflow at padding positions."""
+    """Updates the running mean with the outputs of model number `count`. A sum would overflow at padding positions."""
     return [
         {
             # `example` is the index of each row's example, not a logit.

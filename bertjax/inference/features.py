@@ -1,9 +1,19 @@
-"""Contextual embeddings of texts from any layer (section 5.3 of the paper), in shards of bounded size."""
+"""Contextual embeddings of texts from any layer (section 5.3 of the paper), in a folder of shards (.npz files).
 
+An interrupted command resumes after the last complete shard.
+"""
+
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
+import itertools
+import json
+import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,15 +21,21 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from bertjax.data.finetuning.examples import Examples, make_examples, truncated_lengths
-from bertjax.errors import UsageError
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import PAIR_SEPARATOR, TruncationCount, make_batches
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import make_encoder
 from bertjax.model.partitioning import resolve_layout
+from bertjax.utils.io import read_json, remove_temporaries, write_atomic, write_npz
+
+logger = logging.getLogger(__name__)
+
+# File of a folder of shards with the settings and, when all shards are complete, the numbers of texts and shards.
+METADATA = "features.json"
 
 # Approximate size of the hidden states of a shard in bytes, which limits memory.
 SHARD_BYTES = 64 << 20
-# Approximate limit of tokens per shard, for models with a small hidden size.
+# Approximate maximum of tokens per shard. It applies to models with a small hidden size.
 _MAX_SHARD_TOKENS = 1 << 18
 _NO_WORD = -1
 
@@ -78,7 +94,8 @@ class FeatureExtractor:
             `tokens`: str [K].
             `words`: int32 [K], index of the token's word in `text.split()`, counted across both texts of a pair; -1 for
               [CLS] and [SEP].
-            `characters`: int32 [K, 2], start and end of the token in the text; -1 for [CLS] and [SEP].
+            `characters`: int32 [K, 2], start and end character offsets of the token in the text; -1 for [CLS] and
+              [SEP].
             `texts_sha256`: str, hash of the texts.
         """
         hidden_states_of = make_hidden_states_fn(self.model, self.layers, self.seq_len)
@@ -104,20 +121,21 @@ class FeatureExtractor:
     def _group(
         self, texts: Iterable[str], truncation: TruncationCount
     ) -> Iterator[tuple[list[dict[str, list[int]]], str]]:
-        """Yields the encoded texts of each shard and their hash."""
+        """Yields the encoded texts of each shard, and the hash of these texts."""
         token_bytes = 4 * len(self.layers) * self.model.config.hidden_size
         max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // token_bytes)
         rows: list[dict[str, list[int]]] = []
-        num_tokens, texts_hash = 0, TextsHash()
+        shard_texts: list[str] = []
+        num_tokens = 0
         for text in texts:
             rows.append(self._encode(text, truncation))
+            shard_texts.append(text)
             num_tokens += len(rows[-1]["input_ids"])
-            texts_hash.add(text)
             if num_tokens >= max_tokens:
-                yield rows, texts_hash.hexdigest()
-                rows, num_tokens, texts_hash = [], 0, TextsHash()
+                yield rows, texts_sha256(shard_texts)
+                rows, shard_texts, num_tokens = [], [], 0
         if rows:
-            yield rows, texts_hash.hexdigest()
+            yield rows, texts_sha256(shard_texts)
 
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
         """Encodes a text or pair as lists with one value per token."""
@@ -168,7 +186,7 @@ def make_hidden_states_fn(
 
     @model.jit
     def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        _, states = Encoder(model.config).apply(
+        _, states = make_encoder(model.config).apply(
             {"params": params["encoder"]},
             batch["input_ids"],
             batch["segment_ids"],
@@ -189,17 +207,12 @@ def make_hidden_states_fn(
     return hidden_states_of
 
 
-class TextsHash:
-    """Incremental SHA-256 of a sequence of texts."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def add(self, text: str) -> None:
-        self._hash.update(text.encode("utf-8", "surrogatepass") + b"\n")
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
+def texts_sha256(texts: Iterable[str]) -> str:
+    """Returns a SHA-256 of a sequence of texts, each followed by a line feed."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
 
 
 def num_texts(shard: dict[str, Any]) -> int:
@@ -223,3 +236,100 @@ def format_features(text: str, shard: dict[str, Any], index: int, layers: Sequen
             numbers = " ".join(f"{value:9.5f}" for value in states[:6])
             lines.append(f"  {shard['tokens'][token]:<16} layer {layer}: {numbers} ...")
     return "\n".join(lines)
+
+
+def write_shards(
+    folder: Path,
+    metadata: dict[str, Any],
+    make_shards: Callable[[Iterable[str]], Iterator[dict[str, Any]]],
+    texts: Iterable[str],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Writes `00000.npz`, `00001.npz`, ... and finally the numbers of texts and shards to `features.json`.
+
+    Keeps existing shards. `texts` must begin with the texts of the existing shards.
+
+    Args:
+      folder: output folder, new or from an interrupted command.
+      metadata: JSON object of all settings that determine the features, except the texts.
+      make_shards: deterministic function from texts to shards.
+      texts: texts of all shards.
+
+    Yields:
+      The number of texts before each new shard, and the shard.
+    """
+    with _locked_folder(folder, metadata):
+        remaining = iter(texts)
+        num_shards, num_done = 0, 0
+        while (file := _shard_path(folder, num_shards)).exists():
+            num_done += _skip_texts_of(file, remaining)
+            num_shards += 1
+        if num_shards:
+            logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
+        for shard in make_shards(remaining):
+            write_npz(_shard_path(folder, num_shards), shard)
+            yield num_done, shard
+            num_done += num_texts(shard)
+            num_shards += 1
+        _write_metadata(folder, {**metadata, "texts": num_done, "shards": num_shards})
+
+
+def _shard_path(folder: Path, index: int) -> Path:
+    return folder / f"{index:05}.npz"
+
+
+def _skip_texts_of(file: Path, texts: Iterator[str]) -> int:
+    """Consumes the texts of a shard, checks their hash, and returns their number."""
+    try:
+        with np.load(file) as shard:
+            count, expected_hash = num_texts(shard), str(shard["texts_sha256"])
+    except Exception as error:  # zlib, zipfile and NumPy each raise different exception types.
+        raise BertjaxError(f"{file} is damaged; remove it and run the same command again") from error
+    if texts_sha256(itertools.islice(texts, count)) != expected_hash:
+        raise UsageError(f"{file} was created from different texts; choose another --output")
+    return count
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: Path, metadata: dict[str, Any]) -> Iterator[None]:
+    """Creates and locks the folder. Checks the metadata of an existing folder."""
+    existed = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise BertjaxError(f"cannot create the folder {folder}: {error.strerror}; choose another --output") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
+        remove_temporaries(folder)
+        saved = _read_metadata(folder)
+        if saved is None:
+            if any(folder.iterdir()):
+                raise UsageError(f"{folder} contains files other than features; choose another --output")
+            _write_metadata(folder, metadata)
+        elif changed := [name for name in metadata if saved.get(name) != metadata[name]]:
+            raise UsageError(f"{folder} contains features with different {changed[0]}; choose another --output")
+        yield
+    except UsageError:
+        if not existed and [path.name for path in folder.iterdir()] == [METADATA]:
+            (folder / METADATA).unlink()
+            folder.rmdir()
+        raise
+    finally:
+        os.close(lock)
+
+
+def _read_metadata(folder: Path) -> dict[str, Any] | None:
+    try:
+        metadata = read_json(folder / METADATA)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise BertjaxError(f"cannot read {folder / METADATA}: {error}; choose another --output") from error
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    write_atomic(folder / METADATA, json.dumps(metadata, indent=1) + "\n")

@@ -28,21 +28,17 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
-    """Packs prediction files into a submission archive.
+    """Packs the prediction files of a folder into a submission archive, and replaces an existing archive.
 
     Args:
-      folder: folder of predictions written by `bertjax predict`.
-      output: archive to write. An existing archive is replaced.
-      wnli_by_majority: whether to predict the majority class for WNLI, as in the paper. If false, the folder's file is
-        used.
+      folder: output folder of `bertjax predict`.
+      output: archive to write.
+      wnli_by_majority: whether to predict the majority class for WNLI, as in the paper, instead of packing the folder's
+        file.
       partial: whether to write the archive even if files or rows are missing.
 
     Returns:
-      Notes for the user, one per line: the choice for WNLI, and missing files or rows.
-
-    Raises:
-      UsageError: `folder` has no prediction file.
-      BertjaxError: the submission is incomplete, or the archive cannot be written.
+      Notes for the user: the source of the WNLI predictions, and missing files or rows.
     """
     contents = {name: _read_text(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
     if not contents:

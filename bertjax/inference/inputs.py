@@ -10,7 +10,8 @@ from typing import IO
 import numpy as np
 
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.finetuning.examples import Batching, Examples, encode_pair, make_batch
+from bertjax.data.finetuning.batches import Batching, make_batch
+from bertjax.data.finetuning.examples import Examples, encode_pair
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, TAGS
@@ -18,43 +19,41 @@ from bertjax.utils.io import reject_utf16
 
 logger = logging.getLogger(__name__)
 
-# Texts of one example, such as a question, a pair of texts, or a beginning and its endings.
+# Texts of one example, such as a question, a pair of texts, or a context and its endings (multiple choice).
 Texts = tuple[str, ...]
 
-STDIN = "-"
-# Separator of the parts of a line: the texts of a pair, or a beginning and its endings.
+_STDIN = "-"
+# Separator of the texts of a line: the two texts of a pair, or a context and its endings.
 PAIR_SEPARATOR = " ||| "
 # Tokens per batch, including padding. They keep a CPU or GPU busy, and need little memory compared to a BASE model.
 BATCH_TOKENS = 4096
 _BUCKET = 32
-# The maximum limits memory for files without line ends.
-_MAX_LINE_BYTES = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 
 @dataclasses.dataclass
 class TruncationCount:
-    """Number of encoded texts (a pair is one text), and of those that were cut to `seq_len` tokens.
+    """Number of encoded texts (a pair counts as one text), and number of texts truncated to `seq_len` tokens.
 
     Attributes:
       seq_len: maximum tokens per row.
       total: number of texts.
-      cut: number of cut texts.
+      truncated: number of truncated texts.
     """
 
     seq_len: int
     total: int = 0
-    cut: int = 0
+    truncated: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """Counts a text whose row has `num_tokens` tokens, with special tokens, if it is not cut."""
+        """Counts a text. `num_tokens` is the length of its row before truncation, with special tokens."""
         self.total += 1
-        self.cut += num_tokens > self.seq_len
+        self.truncated += num_tokens > self.seq_len
 
     def log(self) -> None:
-        """Logs a warning with both counts if any text was cut."""
-        if self.cut:
-            logger.warning(f"{self.cut:,} of {self.total:,} texts were cut to {self.seq_len} tokens")
+        """Logs a warning with both counts if any text was truncated."""
+        if self.truncated:
+            logger.warning(f"{self.truncated:,} of {self.total:,} texts were cut to {self.seq_len} tokens")
 
 
 def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
@@ -79,12 +78,9 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
 
 
 def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: TruncationCount) -> dict[str, list[int]]:
-    """Encodes one text or a pair as a row with [CLS] and [SEP], and counts the text.
+    """Encodes the token ids of one text or of a pair as a row with [CLS] and [SEP].
 
-    Args:
-      ids: token ids of one text or of both texts of a pair.
-      vocabulary: vocabulary with the special tokens.
-      truncation: counts to update, and the maximum tokens per row.
+    Truncates the row to `truncation.seq_len` tokens and counts the text in `truncation`.
     """
     first, *second = ids
     pair = second[0] if second else None
@@ -93,7 +89,7 @@ def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: Tru
 
 
 def split_line(line: str, kind: str) -> str | Texts:
-    """Splits a line at ` ||| ` into the texts for an output layer of this kind. A line to tag stays a text."""
+    """Splits a line at ` ||| ` into the texts that an output layer of `kind` takes. Lines for tags are not split."""
     if kind == TAGS:
         return line
     return tuple(line.split(PAIR_SEPARATOR, {CLASSES: 1, MULTILABEL: 1, CHOICES: -1}.get(kind, 0)))
@@ -101,10 +97,10 @@ def split_line(line: str, kind: str) -> str | Texts:
 
 def read_lines(path: str) -> Iterator[str]:
     """Yields the lines of a UTF-8 file. The path `-` means standard input. Only one line is in memory."""
-    name = "standard input" if path == STDIN else path
+    name = "standard input" if path == _STDIN else path
     try:
-        file = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
-        first_line = file.readline(_MAX_LINE_BYTES + 1)
+        file = sys.stdin.buffer if path == _STDIN else Path(path).expanduser().open("rb")
+        first_line = file.readline()
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}; check the path") from error
     reject_utf16(name, first_line)
@@ -117,10 +113,6 @@ def _decode_lines(file: IO[bytes], line: bytes, name: str) -> Iterator[str]:
     number = 1
     with file:
         while line:
-            if len(line) > _MAX_LINE_BYTES:
-                raise UsageError(
-                    f"{name} line {number} has more than {_MAX_LINE_BYTES:,} bytes; write one text per line"
-                )
             try:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
             except UnicodeDecodeError as error:
@@ -128,4 +120,4 @@ def _decode_lines(file: IO[bytes], line: bytes, name: str) -> Iterator[str]:
                     f"{name} line {number} is not UTF-8 at byte {error.start}; convert the file to UTF-8"
                 ) from error
             number += 1
-            line = file.readline(_MAX_LINE_BYTES + 1)
+            line = file.readline()

@@ -6,20 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh
+from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, Sharding
 
+from bertjax.config.mesh import MeshConfig
 from bertjax.convert import huggingface
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.names import CLASSIFIER
 from bertjax.convert.portable import PortableCheckpoint
+from bertjax.data.corpus.vocabulary import workdir_vocabulary
 from bertjax.errors import UsageError, listed, quoted
-from bertjax.inference.loaded_model import LoadedModel, load_workdir, put_on_mesh
+from bertjax.inference.loaded_model import InferenceDefaults, LoadedModel, build_known_model
 from bertjax.inference.output_kinds import OUTPUT_KINDS
-from bertjax.tasks.finetuning.output_layer import OutputLayer
-from bertjax.training.sharding import MESH_AXES
+from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
+from bertjax.training.checkpoint import find_checkpoint, workdir_of
+from bertjax.training.checkpoint_config import checkpoint_config, checkpoint_model
+from bertjax.training.checkpoint_metadata import read_metadata
+from bertjax.training.parameters import load_all_params
+from bertjax.training.results import read_results
+from bertjax.training.sharding import MESH_AXES, make_mesh, parameter_shardings, replicated
+from bertjax.training.workdir import RESULTS, is_converted
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +37,8 @@ logger = logging.getLogger(__name__)
 def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     """Loads a checkpoint of bertjax, Hugging Face or google-research/bert onto a device mesh.
 
-    Args:
-      path: workdir, checkpoint in a workdir, Hugging Face folder, TensorFlow checkpoint or its folder, or
-        `hf:ORG/NAME[@REVISION]`.
-      mesh: device mesh with the axes `MESH_AXES` (default: all devices, with replicated parameters).
-
-    Raises:
-      UsageError: `path` contains no checkpoint or no vocabulary, or the mesh has wrong axes.
-      BertjaxError: the checkpoint is damaged.
+    `bertjax.load` documents the forms of `path`. The mesh has the axes `MESH_AXES` (default: all devices, with
+    replicated parameters).
     """
     if mesh is not None:
         mesh = _with_auto_axes(mesh)
@@ -46,31 +50,55 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
         logger.info(note)
     if checkpoint.vocabulary is None:
         raise UsageError(f"{path} lacks vocab.txt; copy the model's vocabulary to this folder")
-    kind, pooling = checkpoint.output_kind, huggingface.read_pooling(Path(local).expanduser())
-    layer = OutputLayer(kind, checkpoint.labels) if kind else None
-    loaded = put_on_mesh(
-        checkpoint.config,
-        checkpoint.params,
-        checkpoint.vocabulary,
-        layer,
-        model_kind=checkpoint.model_kind,
-        path=str(path),
-        mesh=mesh,
+    return _put_on_mesh(checkpoint, str(path), mesh, huggingface.read_pooling(Path(local).expanduser()))
+
+
+def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedModel:
+    """Loads a bertjax checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
+    checkpoint = find_checkpoint(path)
+    workdir = workdir_of(checkpoint)
+    mesh = mesh or make_mesh(MeshConfig())
+    config = checkpoint_model(checkpoint)
+    output_layer = read_output_layer(workdir)
+    model_kind = read_metadata(checkpoint).model
+    shardings = _Shardings(build_known_model(model_kind, config), mesh)
+    return LoadedModel(
+        config,
+        load_all_params(checkpoint, shardings),
+        workdir_vocabulary(workdir),
+        output_layer,
+        model_kind,
+        _read_inference_defaults(checkpoint),
+        mesh,
+        str(path),
     )
-    return dataclasses.replace(loaded, pooling=pooling)
+
+
+def _read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
+    """Reads the inference settings from `config.json` and `results.json` in the checkpoint's workdir."""
+    workdir = workdir_of(checkpoint)
+    output_layer = read_output_layer(workdir)
+    if output_layer is None or is_converted(workdir):
+        return InferenceDefaults()
+    data = checkpoint_config(checkpoint, []).data
+    names = [field.name for field in dataclasses.fields(InferenceDefaults)]
+    settings = {name: data[name] for name in names if name in data}
+    null_threshold = None
+    if data.get("version") == "2.0":
+        # Runs with a dev set choose the threshold on the dev set.
+        results = read_results(workdir) if (workdir / RESULTS).exists() else {}
+        null_threshold = float(results.get("null_threshold", data.null_threshold))
+    return InferenceDefaults(**{**settings, "texts": output_layer.texts, "null_threshold": null_threshold})
 
 
 def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Sequence[str]) -> LoadedModel:
-    """Returns a model with other parameters, on the same mesh.
+    """Returns a model with other parameters, and with the config, vocabulary and mesh of `model`.
 
     Args:
-      model: model that supplies config and vocabulary.
-      params: arrays by module, nested.
-      output_kind: kind of output layer ("": none).
+      model: model whose parameters are replaced.
+      params: nested dictionary of arrays.
+      output_kind: kind of output layer ("": no output layer).
       labels: names of the outputs.
-
-    Raises:
-      UsageError: the parameters do not fit the config and the kind of output layer.
     """
     arrays = {name: np.asarray(array, np.float32) for name, array in flatten_dict(params, sep="/").items()}
     if output_kind and output_kind not in OUTPUT_KINDS:
@@ -90,16 +118,7 @@ def replace_params(model: LoadedModel, params: Any, output_kind: str, labels: Se
     modules = {name.split("/")[0] for name in arrays}
     if missing := sorted(name for name in expected.keys() - arrays.keys() if name.split("/")[0] in modules):
         raise UsageError(f"params lacks {listed(missing)}; add them")
-    layer = OutputLayer(output_kind, tuple(labels)) if output_kind else None
-    return put_on_mesh(
-        model.config,
-        arrays,
-        model.vocabulary,
-        layer,
-        model_kind=checkpoint.model_kind,
-        path=model.path,
-        mesh=model.mesh,
-    )
+    return _put_on_mesh(checkpoint, model.path, model.mesh)
 
 
 def portable(model: LoadedModel) -> PortableCheckpoint:
@@ -120,3 +139,43 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
         axes = getattr(mesh, "axis_names", mesh)
         raise UsageError(f"wrong mesh axes: {quoted(axes)}; pass a jax.sharding.Mesh with axes {quoted(MESH_AXES)}")
     return Mesh(mesh.devices, MESH_AXES)
+
+
+def _put_on_mesh(checkpoint: PortableCheckpoint, path: str, mesh: Mesh | None, pooling: str = "") -> LoadedModel:
+    """Puts the parameters of a checkpoint in memory on a device mesh (default: all devices)."""
+    mesh = mesh or make_mesh(MeshConfig())
+    # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
+    if mesh.size == 1:
+        shardings = dict.fromkeys(checkpoint.params, replicated(mesh))
+    else:
+        shardings = _Shardings(build_known_model(checkpoint.model_kind, checkpoint.config), mesh)
+    arrays = {name: jax.device_put(array, shardings[name]) for name, array in checkpoint.params.items()}
+    return LoadedModel(
+        checkpoint.config,
+        unflatten_dict(arrays, sep="/"),
+        checkpoint.vocabulary,
+        OutputLayer(checkpoint.output_kind, checkpoint.labels) if checkpoint.output_kind else None,
+        checkpoint.model_kind,
+        InferenceDefaults(),
+        mesh,
+        path,
+        pooling,
+    )
+
+
+class _Shardings(dict[str, Sharding]):
+    """Parameter shardings by path. Parameters that are not part of the model are replicated."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
+        model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
+        ids = jax.ShapeDtypeStruct((1, 8), np.int32)
+        batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
+        boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+        super().__init__(flatten_dict(parameter_shardings(boxed, mesh), sep="/"))
+        self._modules, self._replicated = {*boxed}, replicated(mesh)
+
+    def __missing__(self, path: str) -> Sharding:
+        if path.split("/")[0] in self._modules:
+            raise KeyError(path)
+        return self._replicated

@@ -9,29 +9,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
-from flax.traverse_util import flatten_dict
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh
 
-from bertjax.config.mesh import MeshConfig
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import Vocabulary, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import EncoderModel, MaskedLmHead, build_model
-from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
+from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
-from bertjax.training.checkpoint import find_checkpoint, workdir_of
-from bertjax.training.checkpoint_config import checkpoint_config, checkpoint_model
-from bertjax.training.checkpoint_metadata import read_metadata
-from bertjax.training.compiler_options import quick_compilation
-from bertjax.training.parameters import load_all_params, nested
-from bertjax.training.results import read_results
-from bertjax.training.sharding import batch_shards, make_mesh, parameter_shardings, put_batch, replicated
+from bertjax.training.sharding import batch_shards, put_batch, replicated
 from bertjax.training.step import in_mesh
-from bertjax.training.workdir import RESULTS, is_converted
+
+Batch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,26 +48,6 @@ class InferenceDefaults:
     threshold: float = TextData.threshold
 
 
-def read_inference_defaults(checkpoint: epath.Path) -> InferenceDefaults:
-    """Reads the inference settings from `config.json` and `results.json` in the checkpoint's workdir."""
-    workdir = workdir_of(checkpoint)
-    output_layer = read_output_layer(workdir)
-    if output_layer is None or is_converted(workdir):
-        return InferenceDefaults()
-    data = checkpoint_config(checkpoint, []).data
-    names = [field.name for field in dataclasses.fields(InferenceDefaults)]
-    settings = {name: data[name] for name in names if name in data}
-    null_threshold = None
-    if data.get("version") == "2.0":
-        # Runs with a dev set choose the threshold on the dev set.
-        results = read_results(workdir) if (workdir / RESULTS).exists() else {}
-        null_threshold = float(results.get("null_threshold", data.null_threshold))
-    return InferenceDefaults(**{**settings, "texts": output_layer.texts, "null_threshold": null_threshold})
-
-
-Batch = dict[str, np.ndarray]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A trained model on a device mesh.
@@ -88,7 +60,7 @@ class LoadedModel:
       model_kind: description of the Flax module, see `bertjax.model.heads.model_kind`.
       defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
-      path: path of the checkpoint, for messages.
+      path: path of the checkpoint, for error messages.
       pooling: `cls` or `mean` for a folder of sentence-transformers (default: "", hidden states of all tokens).
     """
 
@@ -109,7 +81,7 @@ class LoadedModel:
     @functools.cached_property
     def model(self) -> nn.Module:
         """Flax module of the checkpoint, or an `EncoderModel` if the checkpoint's head is unknown."""
-        return _build_known_model(self.model_kind, self.config)
+        return build_known_model(self.model_kind, self.config)
 
     def check_modules(self, *modules: str) -> None:
         """Raises a UsageError if the checkpoint lacks any of these top-level parameters."""
@@ -121,9 +93,26 @@ class LoadedModel:
 
     @functools.cached_property
     def apply(self) -> Callable[[Batch], Any]:
-        """Jitted function from a host batch to the outputs of `model` on the host."""
+        """Function that runs the jitted `model` on a NumPy batch and returns its outputs as NumPy arrays."""
         model = self.model
         return self.jit(lambda params, batch: model.apply({"params": params}, batch))
+
+    @functools.cached_property
+    def packed_hidden_states(self) -> Callable[[Batch], np.ndarray]:
+        """Jitted function from a host batch of packed rows to the last hidden states, float32 [B, L, D]."""
+        config = self.config
+
+        def packed_hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+            hidden, _ = make_encoder(config).apply(
+                {"params": params["encoder"]},
+                batch["input_ids"],
+                batch["segment_ids"],
+                batch["sequence_ids"],
+                batch["position_ids"],
+            )
+            return hidden.astype(np.float32)
+
+        return self.jit(packed_hidden_states)
 
     @functools.cached_property
     def masked_lm_probs(self) -> Callable[[Batch], np.ndarray]:
@@ -131,7 +120,7 @@ class LoadedModel:
         config = self.config
 
         def masked_lm_probs(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-            hidden, _ = Encoder(config).apply(
+            hidden, _ = make_encoder(config).apply(
                 {"params": params["encoder"]}, batch["input_ids"], batch["segment_ids"], batch["input_mask"]
             )  # [B, L, D]
             masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)
@@ -139,8 +128,13 @@ class LoadedModel:
             logits = MaskedLmHead(config).apply({"params": params["masked_lm"]}, masked, token_table)
             return jax.nn.softmax(logits)
 
-        # Compile quickly, because compilation takes most of the time to the first result.
-        return self.jit(masked_lm_probs, quick_compilation(self.mesh))
+        # On CPU, this forward pass of BASE compiles in a quarter of the time and runs 10 % slower. Compilation takes
+        # most of the time to the first result.
+        options: dict[str, bool | int | str] = {"xla_backend_optimization_level": 1}
+        if jax.__version_info__ < (0, 11):
+            # JAX 0.11 has no other emitters.
+            options["xla_cpu_use_fusion_emitters"] = False
+        return self.jit(masked_lm_probs, options if self.mesh.devices.flat[0].platform == "cpu" else None)
 
     def jit(
         self,
@@ -174,76 +168,9 @@ class LoadedModel:
         return call
 
 
-def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedModel:
-    """Loads a bertjax checkpoint.
-
-    Args:
-      path: checkpoint or workdir. For a workdir, loads the best checkpoint (the newest if none has a score).
-      mesh: device mesh (default: all devices, with replicated parameters).
-    """
-    checkpoint = find_checkpoint(path)
-    workdir = workdir_of(checkpoint)
-    mesh = mesh or make_mesh(MeshConfig())
-    config = checkpoint_model(checkpoint)
-    output_layer = read_output_layer(workdir)
-    model_kind = read_metadata(checkpoint).model
-    shardings = _Shardings(_build_known_model(model_kind, config), mesh)
-    return LoadedModel(
-        config,
-        load_all_params(checkpoint, shardings),
-        workdir_vocabulary(workdir),
-        output_layer,
-        model_kind,
-        read_inference_defaults(checkpoint),
-        mesh,
-        str(path),
-    )
-
-
-def put_on_mesh(
-    config: ModelConfig,
-    params: Mapping[str, np.ndarray],
-    vocabulary: Vocabulary,
-    output_layer: OutputLayer | None,
-    *,
-    model_kind: Mapping[str, Any],
-    path: str,
-    mesh: Mesh | None = None,
-) -> LoadedModel:
-    """Puts a model's parameters on a device mesh.
-
-    `params` maps paths to float32 arrays on the host. For the other arguments see `LoadedModel`.
-    """
-    mesh = mesh or make_mesh(MeshConfig())
-    # A single device needs no shardings, so skip tracing the model, which takes 0.3 s.
-    if mesh.size == 1:
-        shardings = dict.fromkeys(params, replicated(mesh))
-    else:
-        shardings = _Shardings(_build_known_model(model_kind, config), mesh)
-    arrays = {name: jax.device_put(array, shardings[name]) for name, array in params.items()}
-    return LoadedModel(config, nested(arrays), vocabulary, output_layer, model_kind, InferenceDefaults(), mesh, path)
-
-
-def _build_known_model(model_kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+def build_known_model(model_kind: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+    """Builds the Flax module of a checkpoint. Returns an `EncoderModel` if the kind of model is unknown."""
     try:
         return build_model(model_kind, config)
     except UsageError:
         return EncoderModel(config)
-
-
-class _Shardings(dict[str, Sharding]):
-    """Parameter shardings by path. Parameters that are not part of the model are replicated."""
-
-    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        # Scan the layers, so that a single layer is traced. The shardings do not depend on `scan_layers`.
-        model = model.clone(config=dataclasses.replace(model.config, scan_layers="true"))
-        ids = jax.ShapeDtypeStruct((1, 8), np.int32)
-        batch = dict.fromkeys(("input_ids", "input_mask", "segment_ids", "masked_lm_positions"), ids)
-        boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-        super().__init__(flatten_dict(parameter_shardings(boxed, mesh), sep="/"))
-        self._modules, self._replicated = {*boxed}, replicated(mesh)
-
-    def __missing__(self, path: str) -> Sharding:
-        if path.split("/")[0] in self._modules:
-            raise KeyError(path)
-        return self._replicated

@@ -1,17 +1,169 @@
-"""Kinds of output layers: Flax modules, prediction functions, and names in other checkpoint formats."""
+"""Kinds of output layers: Flax modules, predictions for texts, and names in other checkpoint formats."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
+import numpy as np
 
-from bertjax.inference import text_predictions
-from bertjax.inference.inputs import Texts
-from bertjax.inference.text_predictions import TextPredictor
+from bertjax.data.corpus.tokenizer import BasicTokenizer
+from bertjax.data.finetuning.examples import Examples, make_examples
+from bertjax.data.finetuning.questions import Question, make_windows
+from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.tagged import TaggedText, encode_tagged, gather_words
+from bertjax.errors import UsageError, quoted
+from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, encode_row, make_batches
+from bertjax.inference.loaded_model import LoadedModel
+from bertjax.metrics.entities import follows_scheme
 from bertjax.model.config import ModelConfig
 from bertjax.model.heads import SequenceModel, TokenModel
+from bertjax.tasks.finetuning import records
+from bertjax.tasks.finetuning import spans as squad_spans
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 from bertjax.tasks.finetuning.records import Record
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPredictor:
+    """Fine-tuned model with prediction options.
+
+    Attributes:
+      model: fine-tuned model.
+      seq_len: maximum tokens per row.
+      context: passage that contains the answers, for spans.
+      with_logits: whether records include logits.
+      truncation: counts of encoded and of truncated texts, updated in place.
+    """
+
+    model: LoadedModel
+    seq_len: int
+    context: str
+    with_logits: bool
+    truncation: TruncationCount
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.model.output_layer.labels
+
+    def logits(self, examples: Examples) -> list[np.ndarray]:
+        """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""
+        lengths = examples.lengths
+        logits: list[Any] = [None] * len(examples)
+        for batch in make_batches(examples, self.seq_len):
+            for example, row in zip(batch["example"], self.model.apply(batch), strict=True):
+                if example >= 0:
+                    logits[example] = row[: lengths[example]] if row.ndim > 1 else row
+        return logits
+
+    def encode(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Encodes one text or a pair as a row with [CLS] and [SEP]."""
+        ids = [self.model.tokenizer.encode(text) for text in texts]
+        return encode_row(ids, self.model.vocabulary, self.truncation)
+
+    def sequence_logits(self, inputs: Sequence[Texts]) -> list[np.ndarray]:
+        """Returns the logits [outputs] of each text or pair."""
+        for texts in inputs:
+            self._check_pair(texts)
+        return self.logits(make_examples([self.encode(texts) for texts in inputs], {}))
+
+    def _check_pair(self, texts: Texts) -> None:
+        if self.model.defaults.texts == 2 and len(texts) < 2:
+            raise UsageError(
+                f"{texts[0][:60]!r} is a single text, but the model takes pairs; use two texts (on the command line, "
+                f"FIRST{PAIR_SEPARATOR}SECOND)"
+            )
+        if len(texts) > 1 and (self.model.defaults.texts == 1 or self.model.config.type_vocab_size < 2):
+            raise UsageError(f"{quoted(texts)} is a pair, but the model takes single texts; use one text")
+
+
+def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
+    """Predicts one class for each text or pair. A regression model predicts a number."""
+    logits = predictor.sequence_logits(inputs)
+    if not predictor.labels:
+        return [records.number_record(row[0]) for row in logits]
+    return [records.class_record(predictor.labels, row, predictor.with_logits) for row in logits]
+
+
+def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
+    """Predicts any number of labels for each text or pair."""
+    threshold = predictor.model.defaults.threshold
+    return [
+        records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits)
+        for row in predictor.sequence_logits(inputs)
+    ]
+
+
+def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
+    """Predicts the most plausible ending of each context."""
+    for context, *endings in inputs:
+        if len(endings) < 2:
+            raise UsageError(
+                f"too few endings for {context[:60]!r}: {len(endings)}; use a context and at least two endings (on "
+                "the command line, CONTEXT"
+                f"{PAIR_SEPARATOR}ENDING{PAIR_SEPARATOR}ENDING)"
+            )
+    sequences = [predictor.encode((context, ending)) for context, *endings in inputs for ending in endings]
+    scores = iter(predictor.logits(make_examples(sequences, {})))
+    return [
+        records.choice_record(np.array([next(scores)[0] for _ in endings]), predictor.with_logits)
+        for _, *endings in inputs
+    ]
+
+
+def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> list[Record]:
+    """Predicts a tag for each word of each text. A tuple contains the words of a text, separated by spaces."""
+    split = BasicTokenizer(lower_case=False).word_spans
+    texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
+    spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]
+    sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]
+    words = list(itertools.chain.from_iterable(sentences))
+    ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
+    labels = list(predictor.labels)
+    tagged = TaggedText(words, [""] * len(words), ends, ends)
+    examples, row_of_word, positions = encode_tagged(
+        tagged, labels, predictor.model.tokenizer, predictor.seq_len, False, "the text"
+    )
+    tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
+    logits = predictor.logits(dataclasses.replace(examples, tokens=tokens))
+    word_logits = gather_words(row_of_word, positions, logits)
+    tag_records = []
+    for text, text_spans, sentence, end in zip(texts, spans, sentences, ends, strict=True):
+        record = records.tags_record(sentence, labels, word_logits[end - len(sentence) : end], predictor.with_logits)
+        record["spans"] = [list(span) for span in text_spans]
+        if follows_scheme(labels):
+            record["entities"] = records.entity_records(text, text_spans, record["prediction"])
+        tag_records.append(record)
+    return tag_records
+
+
+def _joined_spans(words: Texts) -> list[tuple[int, int]]:
+    """Returns the start and end character offsets of each word after joining the words with spaces."""
+    ends = list(itertools.accumulate(len(word) + 1 for word in words))
+    return [(end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True)]
+
+
+def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
+    """Predicts the answer to each question, a span of the context."""
+    defaults, seq_len = predictor.model.defaults, predictor.seq_len
+    questions = [Question(str(index), text, predictor.context, (), -1) for index, (text,) in enumerate(inputs)]
+    windows = make_windows(
+        questions,
+        predictor.model.tokenizer,
+        ReadStats("the questions"),
+        seq_len=seq_len,
+        doc_stride=min(defaults.doc_stride, seq_len),
+        max_query_len=min(defaults.max_query_len, seq_len // 2),
+    )
+    logits = predictor.logits(dataclasses.replace(windows.examples, rows={}))
+    outputs = {
+        "example": np.arange(len(logits)),
+        "start": [row[:, 0] for row in logits],
+        "end": [row[:, 1] for row in logits],
+    }
+    answers = squad_spans.best_answers(defaults, questions, windows, [outputs])
+    return [squad_spans.answer_record(answer, defaults.null_threshold, predictor.with_logits) for answer in answers]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +176,7 @@ class OutputKind:
       predict: function that returns one record per input.
       num_outputs: number of outputs (default: None, the number of labels).
       has_labels: whether outputs have names.
-      pools: whether the input of the output layer is the pooled [CLS] vector rather than every token.
+      pools: whether the output layer applies to the pooled [CLS] state rather than to the state of every token.
       huggingface_class: model class of Hugging Face transformers (default: None, cannot be converted).
       huggingface_kernel: name of the output layer's kernel in Hugging Face checkpoints.
       tensorflow_kernel: name of the kernel in google-research/bert checkpoints (default: None, cannot be converted).
@@ -49,7 +201,7 @@ OUTPUT_KINDS = {
     CLASSES: OutputKind(
         task="text",
         build_model=SequenceModel,
-        predict=text_predictions.predict_classes,
+        predict=predict_classes,
         has_labels=True,
         huggingface_class="BertForSequenceClassification",
         tensorflow_kernel="output_weights",
@@ -57,21 +209,21 @@ OUTPUT_KINDS = {
     MULTILABEL: OutputKind(
         task="text",
         build_model=SequenceModel,
-        predict=text_predictions.predict_labels,
+        predict=predict_labels,
         has_labels=True,
         huggingface_class="BertForSequenceClassification",
     ),
     CHOICES: OutputKind(
         task="swag",
         build_model=SequenceModel,
-        predict=text_predictions.predict_choices,
+        predict=predict_choices,
         num_outputs=1,
         huggingface_class="BertForMultipleChoice",
     ),
     TAGS: OutputKind(
         task="ner",
         build_model=_token_model,
-        predict=text_predictions.predict_tags,
+        predict=predict_tags,
         has_labels=True,
         pools=False,
         huggingface_class="BertForTokenClassification",
@@ -79,7 +231,7 @@ OUTPUT_KINDS = {
     SPANS: OutputKind(
         task="squad",
         build_model=_token_model,
-        predict=text_predictions.predict_spans,
+        predict=predict_spans,
         num_outputs=2,
         pools=False,
         huggingface_class="BertForQuestionAnswering",

@@ -1,4 +1,4 @@
-"""Predictions of fine-tuned models for texts, and prediction files for the data of a task."""
+"""Predictions for texts, of labels or of masked words, and prediction files for the data of a task."""
 
 import contextlib
 import itertools
@@ -13,8 +13,7 @@ from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.inputs import Texts, TruncationCount
 from bertjax.inference.loaded_model import LoadedModel
-from bertjax.inference.output_kinds import OUTPUT_KINDS
-from bertjax.inference.text_predictions import TextPredictor
+from bertjax.inference.output_kinds import OUTPUT_KINDS, TextPredictor
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, SPANS
 from bertjax.tasks.finetuning.records import FIELDS, PredictionRecords, Record
@@ -25,6 +24,8 @@ from bertjax.utils.io import atomic_file, remove_temporaries
 # Maximum number of texts in memory.
 _CHUNK_TEXTS = 256
 _NUM_SHOWN_CLASSES = 5
+_MASK = "[MASK]"
+_BUCKET = 32
 
 
 def check_model(model: LoadedModel, context: str | None) -> None:
@@ -55,19 +56,17 @@ def predict_texts(
 ) -> Iterator[Record]:
     """Yields one prediction record per input, in order. At most a few hundred inputs are in memory.
 
-    Logs the number of texts that are cut to `seq_len` tokens. Taggers and models for spans use windows and cut none.
+    Logs the number of texts that are truncated to `seq_len` tokens. Models for tags and spans divide longer texts into
+    several rows instead.
 
     Args:
       model: fine-tuned model.
-      inputs: tuple of texts for each example. Models for choices take a beginning and its endings. Models for spans
+      inputs: tuple of texts for each example. Models for choices take a context and its endings. Models for spans
         take a question. Models for tags take a text as a string, which is split into words at whitespace and
         punctuation, or its words as a tuple. All other models take one text or a pair.
       context: passage that contains the answers, for spans.
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
-
-    Raises:
-      UsageError: the model has no output layer, or an input does not have the number of texts that the model requires.
     """
     check_model(model, context)
     max_len = model.config.max_position_embeddings
@@ -108,6 +107,44 @@ def _percent(probability: float) -> str:
     return f"{100 * probability:.1f} %"
 
 
+def check_masked_texts(texts: Sequence[str], top: int) -> None:
+    """Raises a UsageError if a text has no [MASK] or `top` is below 1."""
+    if top < 1:
+        raise UsageError(f"top={top} is out of range; use at least 1")
+    for text in texts:
+        if _MASK not in text:
+            raise UsageError(f"no {_MASK} in {text[:60]!r}; write {_MASK} in place of the word to predict")
+
+
+def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, float]]]:
+    """Predicts the most probable tokens at each [MASK] of a text.
+
+    Returns:
+      For each [MASK], from left to right, `top` pairs of token and probability, best first.
+    """
+    check_masked_texts([text], top)
+    model.check_modules("masked_lm")
+    vocabulary, max_len = model.vocabulary, model.config.max_position_embeddings
+    if top > vocabulary.size:
+        raise UsageError(f"top={top} is larger than the vocabulary; use at most {vocabulary.size}")
+    ids = [vocabulary.cls_id, *model.tokenizer.encode_with_special(text), vocabulary.sep_id]
+    if len(ids) > max_len:
+        raise UsageError(f"the text has {len(ids)} tokens, but the model takes at most {max_len}; shorten the text")
+    # Pad to a multiple of `_BUCKET`, so that texts of similar length share a compiled program.
+    padded_len = min(max_len, -(-len(ids) // _BUCKET) * _BUCKET)
+    input_ids = np.full((1, padded_len), vocabulary.pad_id, np.int32)
+    input_ids[0, : len(ids)] = ids
+    positions = np.flatnonzero(np.array(ids) == vocabulary.mask_id)
+    batch = {
+        "input_ids": input_ids,
+        "segment_ids": np.zeros_like(input_ids),
+        "input_mask": (np.arange(padded_len) < len(ids)).astype(np.int32)[None],
+        "masked_lm_positions": positions.astype(np.int32)[None],
+    }
+    (probs,) = model.masked_lm_probs(batch)
+    return [[(vocabulary.pieces[index], float(row[index])) for index in np.argsort(-row)[:top]] for row in probs]
+
+
 def write_predictions(
     config: RunConfig,
     task: Task,
@@ -116,18 +153,15 @@ def write_predictions(
     logits: bool = False,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Predicts all evaluation examples of a task and writes the prediction files.
+    """Predicts all evaluation examples of a task, writes the prediction files and returns their paths.
 
     Args:
       config: config of the task.
       task: task built from `config`.
       checkpoint: checkpoint trained on the task.
-      folder: output folder. Created if necessary.
+      folder: output folder, created if it does not exist.
       logits: whether to add logits to the records.
       columns: columns of the data file to copy into the records.
-
-    Returns:
-      Paths of the files.
     """
     mesh, params = mesh_and_params(task, checkpoint)
     # Check the output last, because this creates the folder.

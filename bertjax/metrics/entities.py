@@ -37,10 +37,9 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def has_entities(tags: Iterable[str]) -> bool:
-    """Returns whether a tag set marks entities, that is, all tags except O belong to IOB, BIOES or BILOU.
+    """Returns True if tags mark entities, that is, all tags except O belong to IOB, BIOES or BILOU.
 
-    Raises:
-      UsageError: the tags mix schemes, or only some of them mark entities.
+    Raises a UsageError if the tags mix schemes, or if only some of them mark entities.
     """
     inside = {tag for tag in tags if tag != "O"}
     if follows_scheme(inside):
@@ -61,7 +60,7 @@ def has_entities(tags: Iterable[str]) -> bool:
 
 
 def follows_scheme(tags: Iterable[str]) -> bool:
-    """Returns whether all tags except O belong to one of IOB, BIOES and BILOU, and there are such tags."""
+    """Returns True if there are tags other than O, and all of them belong to one of IOB, BIOES and BILOU."""
     inside = {tag for tag in tags if tag != "O"}
     prefixes = _prefixes(inside)
     return bool(inside) and {*prefixes} == inside and any({*prefixes.values()} <= {*scheme} for scheme in _SCHEMES)
@@ -75,11 +74,8 @@ def _prefixes(tags: set[str]) -> dict[str, str]:
 def entity_scores(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
     """Returns precision, recall and F1 of all entities, and F1 of each entity type, in percent.
 
-    A predicted entity is correct if a labeled entity has the same start, end and type.
-
-    Args:
-      labels: tags of each sentence's words, such as `I-PER` or `O`.
-      predictions: predicted tags, in the same form.
+    Labels and predictions are the tags of each sentence's words, such as `I-PER` or `O`. A predicted entity is correct
+    if a labeled entity has the same start, end and type.
     """
     label_counts, predicted_counts, correct_counts = Counter(), Counter(), Counter()
     for label_tags, predicted_tags in zip(labels, predictions, strict=True):

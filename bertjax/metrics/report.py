@@ -11,7 +11,7 @@ from bertjax.metrics.entities import extract_entities
 
 logger = logging.getLogger(__name__)
 
-# Name of the row of spurious entities and the column of missed entities in the confusion matrix.
+# Name of the confusion matrix's row for spurious entities and of its column for missed entities.
 NO_ENTITY = "(none)"
 # Maximum numbers of classes and of confusions to print, so that tables fit into a terminal.
 _MAX_CLASSES, _MAX_CONFUSIONS = 20, 12
@@ -29,7 +29,7 @@ class ClassReport:
       support: labels of each class, int64 [K].
       confusion: confusion matrix with labels as rows and predictions as columns, int64 [M, M]. M is K, or K + 1 if the
         last row and column are `NO_ENTITY`. None for multi-label data.
-      scale: multiplier of the scores: 1, or 100 for percent.
+      scale: factor that multiplies precision, recall and F1: 1, or 100 for percent.
     """
 
     classes: tuple[str, ...]
@@ -46,7 +46,7 @@ class ClassReport:
         return (*self.classes, *[NO_ENTITY] * extra)
 
     def scores(self) -> dict[str, dict[str, float]]:
-        """Returns precision, recall, F1 and support by class. Divisions 0 / 0 give 0, as in scikit-learn."""
+        """Returns precision, recall, F1 and support by class. A quotient 0 / 0 counts as 0, as in scikit-learn."""
         precision, recall = _ratio(self.correct, self.predicted), _ratio(self.correct, self.support)
         f1 = _ratio(2 * self.correct, self.predicted + self.support)
         return {
@@ -119,14 +119,10 @@ def multilabel_report(classes: Sequence[str], predictions: np.ndarray, labels: n
 
 
 def entity_report(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> ClassReport:
-    """Builds the report of entity types, in percent.
+    """Builds the report of entity types, in percent, from labels and predictions: the tags of each sentence's words.
 
     In the confusion matrix, a labeled and a predicted entity with the same span form a pair. All other entities are
     paired with `NO_ENTITY`.
-
-    Args:
-      labels: tags of each sentence's words.
-      predictions: predicted tags, in the same form.
     """
     pairs = []
     for label_tags, predicted_tags in zip(labels, predictions, strict=True):
@@ -141,8 +137,8 @@ def entity_report(labels: Iterable[Sequence[str]], predictions: Iterable[Sequenc
     confusion = np.zeros((len(names), len(names)), np.int64)
     for label, prediction in pairs:
         confusion[names.index(label), names.index(prediction)] += 1
-    counts = (np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1))
-    return ClassReport(tuple(types), *(count[:-1] for count in counts), confusion, scale=100.0)
+    correct, predicted, support = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    return ClassReport(tuple(types), correct[:-1], predicted[:-1], support[:-1], confusion, scale=100.0)
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -156,6 +152,6 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
 
 
 def log_reports(reports: Mapping[str, ClassReport]) -> None:
-    """Logs precision and recall of each class."""
+    """Logs class reports, which are by suffix of the evaluation set."""
     for suffix, report in reports.items():
         logger.info(f"by class{suffix.replace('_', ' ')}:\n{report.format()}")

@@ -24,7 +24,7 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def f1_v1(prediction: str, answer: str) -> float:
-    """Returns the F1 score over words, or 0 if no word is shared."""
+    """Returns the F1 score over words, or 0 if the texts share no word."""
     predicted_words, answer_words = normalize_answer(prediction).split(), normalize_answer(answer).split()
     shared = sum((Counter(predicted_words) & Counter(answer_words)).values())
     if not shared:
@@ -41,12 +41,7 @@ def f1_v2(prediction: str, answer: str) -> float:
 
 
 def score_v1(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Returns `exact_match` and `f1` over all questions, in percent.
-
-    Args:
-      answers: reference answers by question id.
-      predictions: predicted texts by question id.
-    """
+    """Returns `exact_match` and `f1` over all questions, in percent. Answers and predictions are by question id."""
     totals = {"exact_match": 0.0, "f1": 0.0}
     for question, references in answers.items():
         if question in predictions:
@@ -78,7 +73,7 @@ def question_scores_v2(
 
 
 def score_v2(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Returns `exact_match` and `f1` in percent over all, over answerable, and over unanswerable questions."""
+    """Returns `exact_match` and `f1` in percent: of all questions, of answerable and of unanswerable questions."""
     exact, f1 = question_scores_v2(answers, predictions)
     groups = {
         "": list(exact),

@@ -5,11 +5,11 @@ import math
 import re
 
 from bertjax.errors import UsageError
-from bertjax.model.attention.mask import DIRECTIONS
 
 AUTO = "auto"
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu")
 TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
+DIRECTIONS = ("both", "left", "right")
 DTYPES = (AUTO, "float32", "bfloat16")
 SCAN_LAYERS = (AUTO, "true", "false")
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
@@ -95,8 +95,8 @@ class Architecture:
             )
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """Context direction of each slice of the hidden state. LSTM encoders have two equal slices, others have one."""
+    def context_sides(self) -> tuple[str, ...]:
+        """Context direction of each equal slice of the hidden state: two slices for LSTMs, one for Transformers."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
@@ -115,7 +115,7 @@ ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architect
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Fields that determine how the model is computed. Any checkpoint can be loaded with any layout.
+    """Fields that determine how the model is computed. Any checkpoint can be loaded with any values of these fields.
 
     Attributes:
       dtype: dtype of the computation: `float32`, `bfloat16`, or `auto` (bfloat16 on TPU and GPU, float32 on CPU).
@@ -125,11 +125,11 @@ class Layout:
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
-      attention: attention implementation. `plain` uses XLA. `fused` is a TPU kernel with dropout for rows of up to 512
-        tokens. `splash` is JAX's TPU kernel, without dropout, for rows of a multiple of 128 tokens. `cudnn` runs on GPU
-        in bfloat16, without dropout. `package.module.function` is your own `AttentionFn`. `auto` selects the fastest of
-        `fused`, `splash` and `plain` that supports model and devices. All built-in implementations give the same values
-        and dropout masks.
+      attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel with dropout for rows
+        of up to 512 tokens. `splash` is JAX's TPU kernel without dropout, for row lengths that are multiples of 128.
+        `cudnn` is for GPUs in bfloat16, without dropout. `package.module.function` is your own `AttentionFn`. `auto`
+        selects the fastest of `fused`, `splash` and `xla` that supports model and devices. All built-in implementations
+        give the same values and dropout masks.
     """
 
     dtype: str = AUTO
@@ -169,11 +169,7 @@ class ModelConfig(Architecture, Layout):
         return Architecture(**{name: getattr(self, name) for name in ARCHITECTURE_FIELDS})
 
     def resolve(self, platform: str) -> "ModelConfig":
-        """Returns the config, with `auto` in `dtype` and `scan_layers` replaced by the value for a platform.
-
-        Args:
-          platform: `cpu`, `gpu` or `tpu`.
-        """
+        """Returns the config, with `auto` in `dtype` and `scan_layers` replaced for platform `cpu`, `gpu` or `tpu`."""
         on_cpu = platform == "cpu"
         dtype = ("float32" if on_cpu else "bfloat16") if self.dtype == AUTO else self.dtype
         scan_layers = ("false" if on_cpu else "true") if self.scan_layers == AUTO else self.scan_layers

@@ -16,9 +16,9 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales all others. Returns `x` if `key` is None.
+    """Zeroes elements with probability `rate`, and divides the others by 1 - `rate`. Returns `x` if `key` is None.
 
-    The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006); the scale matches the rounded rate.
+    The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006).
 
     Args:
       x: [..., M, N].
@@ -52,7 +52,7 @@ def dropout_threshold(rate: float) -> np.uint32:
 
 
 def dropout_scale(rate: float) -> float:
-    """Returns the scale of kept elements, 1 / (1 - rate)."""
+    """Returns the factor of elements that are not dropped, 1 / (1 - rate), for the rounded rate."""
     return 2**BITS / (2**BITS - round(rate * 2**BITS))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import make_encoder
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import BOTH, Lstm
 from bertjax.model.partitioning import resolve_layout
@@ -32,7 +32,7 @@ class FeatureHead:
     Attributes:
       features: states of a frozen encoder to use as input, as in Table 7 of the paper: `embeddings`, `second_to_last`,
         `last`, `sum_last_four`, `concat_last_four` or `sum_all` (all layers without the embeddings). Sums have learned
-        softmax weights and a learned scale. By default, the encoder is fine-tuned instead.
+        softmax weights and a learned factor (default: empty, the encoder is fine-tuned).
       lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0; Table 7 uses 2).
       lstm_size: number of BiLSTM units per direction.
     """
@@ -73,9 +73,9 @@ class FeatureHead:
         """Returns the width of the output layer's input."""
         return 2 * self.lstm_size if self.lstm_layers else self._num_concatenated(config) * config.hidden_size
 
-    def reads(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns the context direction of each slice of the output layer's input; see `Architecture.reads`."""
-        return BOTH if self.lstm_layers else config.reads * self._num_concatenated(config)
+    def context_sides(self, config: ModelConfig) -> tuple[str, ...]:
+        """Returns the context direction of each slice of the output layer's input; see `Architecture.context_sides`."""
+        return BOTH if self.lstm_layers else config.context_sides * self._num_concatenated(config)
 
     def _num_concatenated(self, config: ModelConfig) -> int:
         return len(self.layers(config.num_hidden_layers)) if self.features == CONCAT_LAST_FOUR else 1
@@ -92,9 +92,9 @@ def token_representations(
 
     Args:
       config: model config.
-      feature_head: layers on top of the encoder.
-      batch: arrays described in `heads.py`. If it contains CACHED_FEATURES, they replace the encoder's output. They are
-        the states of `feature_head.layers`, float32 [B, L, C, D]. Feature heads do not support packed rows.
+      feature_head: layers on top of the encoder. Feature heads do not support packed rows.
+      batch: arrays described in `heads.py`. If the batch contains `CACHED_FEATURES`, these states of
+        `feature_head.layers`, float32 [B, L, C, D], replace the encoder's output.
       deterministic: whether to disable dropout.
       dropout_key: function that returns a new key for each dropout.
 
@@ -103,14 +103,14 @@ def token_representations(
     """
     if "sequence_ids" in batch:
         inputs = (batch[name] for name in ("input_ids", "segment_ids", "sequence_ids", "position_ids"))
-        return Encoder(config, name=ENCODER)(*inputs, deterministic=deterministic)[0]
+        return make_encoder(config, name=ENCODER)(*inputs, deterministic=deterministic)[0]
     ids, mask, segments = (batch[name] for name in ("input_ids", "input_mask", "segment_ids"))
     if not feature_head.features:
-        hidden, _ = Encoder(config, name=ENCODER)(ids, segments, mask, deterministic=deterministic)
+        hidden, _ = make_encoder(config, name=ENCODER)(ids, segments, mask, deterministic=deterministic)
     elif CACHED_FEATURES in batch:
         hidden = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:
-        encoder = Encoder(config, name=ENCODER)
+        encoder = make_encoder(config, name=ENCODER)
         _, states = encoder(ids, segments, mask, deterministic=True, collect_layers=True)
         selected = states[jnp.array(feature_head.layers(config.num_hidden_layers))]
         hidden = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(selected, 0, 2)))

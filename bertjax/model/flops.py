@@ -37,7 +37,7 @@ _NO_HEAD = FeatureHead()
 def flops_per_token(
     config: ModelConfig, seq_len: int, num_predictions: int = 0, feature_head: FeatureHead = _NO_HEAD
 ) -> float:
-    """Returns the FLOPs of matmuls per token of one training step.
+    """Returns the matmul FLOPs of one training step, per token.
 
     The count is 6 FLOPs per parameter of the layers' matrices, 12 N L D for attention, and the output layer at
     predicted positions. Recomputation and vocabulary padding do not count. Unidirectional attention counts like
@@ -56,7 +56,7 @@ def flops_per_token(
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the part of `flops_per_token` due to attention, if each token attends to `context` tokens."""
+    """Returns the FLOPs of attention in `flops_per_token`, if each token attends to `context` tokens."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return TRAINING_FACTOR * config.num_hidden_layers * attention_score_flops(config, context)
@@ -71,8 +71,8 @@ def _encoder_flops(config: ModelConfig, seq_len: int) -> float:
 
 
 def _output_flops(config: ModelConfig) -> int:
-    width = config.hidden_size // len(config.reads)
-    return len(config.reads) * masked_lm_flops(width, config.vocab_size)
+    width = config.hidden_size // len(config.context_sides)
+    return len(config.context_sides) * masked_lm_flops(width, config.vocab_size)
 
 
 def _feature_head_flops(config: ModelConfig, feature_head: FeatureHead) -> int:

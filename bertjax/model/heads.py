@@ -1,4 +1,4 @@
-"""Output layers, complete models, and descriptions of models as JSON. Axis letters: see `encoder.py`.
+"""Pooling, output layers, complete models, and descriptions of models as JSON. Axis letters: see `encoder.py`.
 
 Every model with an output layer maps a batch to float32 logits. A batch is a dictionary of int32 arrays:
 
@@ -8,7 +8,7 @@ Every model with an output layer maps a batch to float32 logits. A batch is a di
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, token_representations
 from bertjax.model.layers import Dense, activation, constant_init, layer_norm
+from bertjax.model.lstm import LEFT
 from bertjax.model.matmul import dot
 from bertjax.model.partitioning import resolve_layout, with_logical_constraint
-from bertjax.model.pooling import Pooler, pool_cls, pool_cls_packed
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_ids", CACHED_FEATURES)
 
@@ -40,9 +40,9 @@ class MaskedLmHead(nn.Module):
         config = self.config
         x = Dense(config, (config.hidden_size,), ("embed", "pooled"), name="transform")(hidden)
         x = layer_norm(config, "norm")(activation(config)(x))
-        x = with_logical_constraint(x, ("shared_batch", "length", "embed"))
+        x = with_logical_constraint(x, ("batch_over_data", "length", "embed"))
         # Reshard the table from columns to rows with an all-to-all, so that logits are sharded along the vocabulary.
-        table = with_logical_constraint(token_table.astype(resolve_layout(config).dtype), ("vocab", "embed_part"))
+        table = with_logical_constraint(token_table.astype(resolve_layout(config).dtype), ("vocab", "embed_over_fsdp"))
         table = with_logical_constraint(table, ("vocab_part", "embed"))
         bias = self.param("bias", constant_init(0.0, ("vocab_part",)), (config.padded_vocab_size,))
 
@@ -50,7 +50,7 @@ class MaskedLmHead(nn.Module):
         # Add the bias as an outer product, so that its gradient is a matmul. XLA's CPU backend computes a matmul 30
         # times faster than a sum over all positions.
         logits = logits + dot(jnp.ones((*logits.shape[:-1], 1)), bias[None])
-        logits = with_logical_constraint(logits, ("shared_batch", "length", "vocab_part"))
+        logits = with_logical_constraint(logits, ("batch_over_data", "length", "vocab_part"))
         if config.padded_vocab_size > config.vocab_size:
             in_vocabulary = jnp.arange(config.padded_vocab_size) < config.vocab_size
             logits = jnp.where(in_vocabulary, logits, jnp.finfo(jnp.float32).min)
@@ -60,6 +60,60 @@ class MaskedLmHead(nn.Module):
 def masked_lm_flops(width: int, vocab_size: int) -> int:
     """Returns the FLOPs of `MaskedLmHead` per predicted position in the forward pass."""
     return 2 * width * (width + vocab_size)
+
+
+def pool_cls(context_sides: Sequence[str], hidden: jax.Array, input_mask: jax.Array) -> jax.Array:
+    """Selects the hidden state that represents each row: the first token, [CLS].
+
+    For states with only left context, it selects the last token, [SEP], which attends to the whole row.
+
+    Args:
+      context_sides: context direction of each equal slice of a hidden state, see `Architecture.context_sides`.
+      hidden: [B, L, D].
+      input_mask: [B, L] int32, 1 for tokens and 0 for padding at the end.
+
+    Returns:
+      [B, D].
+    """
+    last = jnp.maximum(jnp.sum(input_mask, axis=1) - 1, 0)[:, None, None]
+    slices = zip(jnp.split(hidden, len(context_sides), axis=-1), context_sides, strict=True)
+    return jnp.concatenate(
+        [jnp.take_along_axis(states, last, axis=1)[:, 0] if side == LEFT else states[:, 0] for states, side in slices],
+        axis=-1,
+    )
+
+
+def pool_cls_packed(
+    context_sides: Sequence[str], hidden: jax.Array, sequence_ids: jax.Array, num_sequences: int
+) -> jax.Array:
+    """Selects the hidden state that represents each sequence of packed rows, as `pool_cls` does for a whole row.
+
+    Args:
+      context_sides, hidden: as in `pool_cls`.
+      sequence_ids: [B, L] int32.
+      num_sequences: maximum number of sequences per row; missing sequences get an arbitrary finite state.
+
+    Returns:
+      [B, num_sequences, D].
+    """
+    in_sequence = sequence_ids[:, None] == 1 + jnp.arange(num_sequences)[:, None]  # [B, num_sequences, L]
+    first = jnp.argmax(in_sequence, axis=-1)
+    last = jnp.maximum(first + jnp.sum(in_sequence, axis=-1) - 1, 0)
+    slices = zip(jnp.split(hidden, len(context_sides), axis=-1), context_sides, strict=True)
+    return jnp.concatenate(
+        [jnp.take_along_axis(states, (last if side == LEFT else first)[..., None], axis=1) for states, side in slices],
+        axis=-1,
+    )
+
+
+class Pooler(nn.Module):
+    """Dense layer and tanh on the state selected by `pool_cls`: [..., D] to [..., D]."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, state: jax.Array) -> jax.Array:
+        return jnp.tanh(Dense(self.config, (self.config.hidden_size,), ("embed", "pooled"), name="dense")(state))
 
 
 class NextSentenceHead(nn.Module):
@@ -82,9 +136,11 @@ class EncoderModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
-        encoder = Encoder(self.config, name="encoder")
+        encoder = make_encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
-        return hidden, Pooler(self.config, name="pooler")(pool_cls(self.config.reads, hidden, batch["input_mask"]))
+        return hidden, Pooler(self.config, name="pooler")(
+            pool_cls(self.config.context_sides, hidden, batch["input_mask"])
+        )
 
 
 class PretrainingModel(nn.Module):
@@ -100,7 +156,7 @@ class PretrainingModel(nn.Module):
 
         For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
         """
-        encoder = Encoder(self.config, name="encoder")
+        encoder = make_encoder(self.config, name="encoder")
         is_packed = "sequence_ids" in batch
         sequence_ids = batch["sequence_ids" if is_packed else "input_mask"]
         hidden, _ = encoder(
@@ -114,9 +170,11 @@ class PretrainingModel(nn.Module):
         masked = jnp.take_along_axis(hidden, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = MaskedLmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
         if is_packed:
-            state = pool_cls_packed(self.config.reads, hidden, sequence_ids, batch["next_sentence_labels"].shape[1])
+            state = pool_cls_packed(
+                self.config.context_sides, hidden, sequence_ids, batch["next_sentence_labels"].shape[1]
+            )
         else:
-            state = pool_cls(self.config.reads, hidden, sequence_ids)
+            state = pool_cls(self.config.context_sides, hidden, sequence_ids)
         pooled = Pooler(self.config, name="pooler")(state)
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
@@ -138,13 +196,13 @@ class LanguageModel(nn.Module):
 
         Logits from `left` context predict the next token. Logits from `right` context predict the previous token.
         """
-        reads = self.config.reads
-        encoder = Encoder(self.config, name="encoder")
+        context_sides = self.config.context_sides
+        encoder = make_encoder(self.config, name="encoder")
         hidden, _ = encoder(batch["input_ids"], batch["segment_ids"], batch["input_mask"], deterministic=deterministic)
         # Config of a head whose input is the slice of the hidden state for one direction.
-        width = self.config.hidden_size // len(reads)
+        width = self.config.hidden_size // len(context_sides)
         head_config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
-        slices = zip(reads, jnp.split(hidden, len(reads), axis=-1), encoder.token_tables, strict=True)
+        slices = zip(context_sides, jnp.split(hidden, len(context_sides), axis=-1), encoder.token_tables, strict=True)
         return {
             direction: MaskedLmHead(head_config, name=f"{direction}_lm")(states, table)
             for direction, states, table in slices
@@ -152,7 +210,7 @@ class LanguageModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Encoder, optional feature head, and a dense layer on each sequence's state (paper, Figure 4 a and b).
+    """Encoder, optional feature head, and a dense layer on the [CLS] state of each sequence (paper, Figure 4 a, b).
 
     Without a feature head, a pooler precedes the dense layer. Three input forms are supported:
 
@@ -200,9 +258,11 @@ def sequence_states(
     rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
     hidden = token_representations(config, feature_head, rows, deterministic, make_rng)
     if "sequence_ids" in rows:
-        state = pool_cls_packed(feature_head.reads(config), hidden, rows["sequence_ids"], batch["labels"].shape[1])
+        state = pool_cls_packed(
+            feature_head.context_sides(config), hidden, rows["sequence_ids"], batch["labels"].shape[1]
+        )
     else:
-        state = pool_cls(feature_head.reads(config), hidden, rows["input_mask"])
+        state = pool_cls(feature_head.context_sides(config), hidden, rows["input_mask"])
     if not feature_head.is_used:
         state = Pooler(config, name="pooler")(state)
     return dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())

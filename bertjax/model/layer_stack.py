@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bertjax.model.layers import REMAT_SAVED_NAMES, recomputes_layers
 from bertjax.model.partitioning import scans_layers
 
 # LAYERS is the module name of the stacked layers, and the logical name of their leading axis. If the lowest layers are
@@ -20,8 +21,7 @@ LAYERS, FROZEN_LAYERS = "layers", "frozen_layers"
 def run_layers(
     parent: nn.Module,
     layer: type[nn.Module],
-    arguments: tuple[Any, ...],
-    saved_names: Mapping[str, tuple[str, ...]],
+    fields: Mapping[str, Any],
     x: jax.Array,
     *inputs: jax.Array,
     collect: bool,
@@ -31,9 +31,7 @@ def run_layers(
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
       layer: module class that maps (x, *inputs) to (output, output), or to (output, None) without `collect`.
-      arguments: constructor arguments of the layer; `collect` is appended.
-      saved_names: remat policy -> `checkpoint_name`s of the activations to save. The backward pass recomputes all other
-        activations. Policies that are missing here do not rematerialize layers.
+      fields: fields of the layer, without `collect`.
       x: [B, L, ...] input of the lowest layer.
       *inputs: further inputs, the same for every layer, such as `sequence_ids`.
       collect: whether to return the outputs of all layers as well.
@@ -45,8 +43,8 @@ def run_layers(
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]
     num_frozen = _num_frozen_layers(parent)
-    if config.remat in saved_names:
-        policy = jax.checkpoint_policies.save_only_these_names(*saved_names[config.remat])
+    if recomputes_layers(config):
+        policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
         layer = nn.remat(layer, policy=policy, prevent_cse=not is_scanned)
     for name, length in ((FROZEN_LAYERS, num_frozen), (LAYERS, config.num_hidden_layers - num_frozen)):
         if length:
@@ -59,13 +57,13 @@ def run_layers(
                 unroll=1 if is_scanned else length,
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
-            x, states = stack(*arguments, collect, name=name)(x, *inputs)
+            x, states = stack(**fields, collect=collect, name=name)(x, *inputs)
             outputs.append(states)
     return x, jnp.concatenate(outputs) if collect else None
 
 
 def _num_frozen_layers(parent: nn.Module) -> int:
-    """Returns the number of frozen layers, which `Frozen.model_params` passes as a separate stack."""
+    """Returns the number of frozen layers, which `Freezing.for_forward` passes as a separate stack."""
     if not parent.has_variable("params", FROZEN_LAYERS):
         return 0
     return len(jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))[0])

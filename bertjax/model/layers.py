@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.model.attention.dispatch import AttentionFn
-from bertjax.model.attention.mask import AttentionMask
+from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.matmul import dot
@@ -19,7 +19,7 @@ from bertjax.model.partitioning import ACTIVATION_AXES, resolve_layout, scans_la
 QKV, CONTEXT, RESIDUAL, MLP_IN = "qkv", "context", "residual", "mlp_in"
 # Value of `model.remat` -> activations that a layer saves; the backward pass recomputes the others. The values `none`
 # and `attention` are missing, because they do not recompute whole layers.
-SAVED_NAMES = {
+REMAT_SAVED_NAMES = {
     "elementwise": (QKV, CONTEXT, RESIDUAL, MLP_IN),
     "projections": (CONTEXT, RESIDUAL, MLP_IN),
     "full": (),
@@ -28,7 +28,7 @@ SAVED_NAMES = {
 
 def recomputes_layers(config: ModelConfig) -> bool:
     """Returns whether `model.remat` recomputes parts of each layer in the backward pass."""
-    return config.remat in SAVED_NAMES
+    return config.remat in REMAT_SAVED_NAMES
 
 
 def kernel_init(config: ModelConfig, axes: tuple[str | None, ...]) -> nn.initializers.Initializer:
@@ -94,10 +94,7 @@ def save_inputs_only(function: Callable[..., jax.Array], config: ModelConfig) ->
 def layer_norm(config: ModelConfig, name: str | None = None, recompute: bool = True) -> nn.LayerNorm:
     """Returns a LayerNorm module with float32 statistics and the config's dtype as output.
 
-    Args:
-      config: model config.
-      name: module name.
-      recompute: whether to save only the input, and recompute intermediate values in the backward pass.
+    With `recompute`, the forward pass saves only the input, and the backward pass recomputes intermediate values.
     """
     layout = resolve_layout(config)
     module = nn.remat(nn.LayerNorm, prevent_cse=not scans_layers(config)) if recompute else nn.LayerNorm

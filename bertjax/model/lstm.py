@@ -12,10 +12,40 @@ import jax.numpy as jnp
 from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layer_stack import run_layers
-from bertjax.model.layers import SAVED_NAMES, Dense, kernel_init, layer_norm, recomputes_layers
+from bertjax.model.layers import Dense, kernel_init, layer_norm, recomputes_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 LEFT, RIGHT = BOTH = ("left", "right")
+
+
+class LstmEncoder(nn.Module):
+    """One `LstmReader` for each direction, with the hidden states concatenated. It is called like `Encoder`."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.left, self.right = (LstmReader(self.config, side) for side in self.config.context_sides)
+
+    @property
+    def token_tables(self) -> tuple[jax.Array, ...]:
+        """Float32 token embeddings of each direction, [V, D / 2], for tied output layers."""
+        return self.left.embeddings.token_table, self.right.embeddings.token_table
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        segment_ids: jax.Array,
+        sequence_ids: jax.Array,
+        position_ids: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        collect_layers: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Encodes a batch of rows, as `Encoder.__call__` does. Segments and positions have no effect."""
+        del segment_ids, position_ids
+        outputs = [reader(input_ids, sequence_ids, deterministic, collect_layers) for reader in (self.left, self.right)]
+        hidden, states = zip(*outputs, strict=True)
+        return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
 
 
 class LstmReader(nn.Module):
@@ -37,8 +67,8 @@ class LstmReader(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the states of the last layer, [B, L, D / 2], and of all layers, [N + 1, B, L, D / 2] or None."""
         x = self.embeddings(input_ids, deterministic)
-        arguments = (self.config, self.direction, deterministic)
-        return run_layers(self, LstmLayer, arguments, SAVED_NAMES, x, sequence_ids, collect=collect_layers)
+        fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
+        return run_layers(self, LstmLayer, fields, x, sequence_ids, collect=collect_layers)
 
 
 class TokenEmbeddings(nn.Module):
@@ -52,9 +82,9 @@ class TokenEmbeddings(nn.Module):
         self.norm = layer_norm(self.config)
 
     def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
-        ids = with_logical_constraint(input_ids, ("shared_batch", "length"))
-        table = with_logical_constraint(self.token_table, ("vocab", "embed_part"))
-        x = with_logical_constraint(jnp.take(table, ids, axis=0), ("shared_batch", "length", "embed_part"))
+        ids = with_logical_constraint(input_ids, ("batch_over_data", "length"))
+        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
+        x = with_logical_constraint(jnp.take(table, ids, axis=0), ("batch_over_data", "length", "embed_over_fsdp"))
         key = None if deterministic else self.make_rng("dropout")
         return dropout(self.norm(with_logical_constraint(x, ACTIVATION_AXES)), self.config.hidden_dropout_prob, key)
 
@@ -71,6 +101,7 @@ class LstmLayer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
+        # `layers.residual` names its activation, so remat policies would save it and change the rounding of gradients.
         norm = layer_norm(self.config, "norm", recompute=not recomputes_layers(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)
@@ -84,7 +115,7 @@ class Lstm(nn.Module):
 
     Attributes:
       size: number of units, D.
-      direction: side of the context of each position, `left` or `right`; the position itself is included.
+      direction: context of each position: `left` (it and earlier positions) or `right` (it and later positions).
     """
 
     config: ModelConfig

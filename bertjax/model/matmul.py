@@ -31,7 +31,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
 def _matmul(rows: jax.Array, kernel: jax.Array) -> jax.Array:
     """Multiplies [N, I] by [I, O], with a gradient of the kernel that is fast on CPU.
 
-    The usual gradient contracts the first axes of two matrices, which is slow on CPU. This one transposes one matrix.
+    The usual gradient contracts the first axes of two matrices, which is slow on CPU. This one transposes one first.
     """
     return rows @ kernel
 

@@ -1,10 +1,12 @@
-"""Sharding of activations by logical axis names, which are mapped to the current mesh.
+"""Sharding of activations by logical axis names, and kernels that run on each device of the current mesh.
 
-`training/sharding.py` defines the mapping. Without a mesh, or on one device, the constraints have no effect.
+`training/sharding.py` maps the names to mesh axes. Without a mesh, or on one device, constraints have no effect.
 """
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -20,14 +22,16 @@ def platform() -> str:
 
     The mesh may describe devices that this machine lacks, as in `bertjax plan`.
     """
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    return device.platform if device else jax.default_backend()
+    return _current_device().platform
 
 
 def device_kind() -> str:
     """Returns the `device_kind`, such as `TPU v3`, of the current mesh, or of this machine if no mesh is set."""
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    return device.device_kind if device else jax.devices()[0].device_kind
+    return _current_device().device_kind
+
+
+def _current_device() -> Any:
+    return getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
 
 
 def resolve_layout(config: ModelConfig) -> ModelConfig:
@@ -62,3 +66,43 @@ def divisible_spec(spec: PartitionSpec, shape: Sequence[int], axis_sizes: Mappin
         if shape[i] % math.prod(axis_sizes[name] for name in names):
             axes[i] = None
     return PartitionSpec(*axes)
+
+
+def shard_over_mesh(
+    function: Callable[..., jax.Array],
+    mesh: jax.sharding.AbstractMesh,
+    sizes: Mapping[str, int],
+    input_axes: Sequence[tuple[str | None, ...]],
+    output_axes: tuple[str | None, ...],
+) -> Callable[..., jax.Array]:
+    """Returns a function that runs `function` on each device's rows and heads (on one device, `function` itself).
+
+    Args:
+      function: function from arrays to an array.
+      mesh: current mesh.
+      sizes: global sizes of the logical axes `batch` and `heads`. Axes that the mesh does not divide are replicated.
+      input_axes: logical axis names of each input; None for replicated axes.
+      output_axes: logical axis names of the output.
+    """
+    if mesh.empty or mesh.size == 1:
+        return function
+    names = tuple(sizes)
+    spec = divisible_spec(nn.logical_to_mesh_axes(names), tuple(sizes.values()), mesh.shape)
+    mesh_axes = dict(zip(names, spec, strict=True))
+    *in_specs, out_spec = (
+        PartitionSpec(*(mesh_axes.get(name) for name in axes)) for axes in (*input_axes, output_axes)
+    )
+    return jax.shard_map(function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec, check_vma=False)
+
+
+def tpu_kernel(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns a function that runs `function` with `interpret=False` on TPU and `interpret=True` elsewhere."""
+
+    def run(*arrays: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(
+            *arrays,
+            tpu=functools.partial(function, interpret=False),
+            default=functools.partial(function, interpret=True),
+        )
+
+    return run

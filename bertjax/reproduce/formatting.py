@@ -47,7 +47,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class FormattedTable:
-    """Table with cells formatted as text.
+    """Table whose cells are formatted as text.
 
     Attributes:
       title: heading.
@@ -65,7 +65,7 @@ class FormattedTable:
 
 
 def format_table(table: Table, results: Results) -> FormattedTable:
-    """Formats a table with the paper's numbers and ours. Raises the errors of `Results.outcome`."""
+    """Formats a table with the paper's numbers and ours."""
     paper = paper_table(table.name) if table.name in table_names() else PaperTable("", "", (), {}, ())
     values = {(cell.row, cell.column): cell_value(cell, results) for cell in table.cells if not cell.mean_of}
     for cell in table.cells:

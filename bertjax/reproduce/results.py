@@ -33,7 +33,7 @@ class Outcome:
       metrics: metrics of each seed on dev or held-out data.
       started_from: fingerprint of the initial parameters (default: empty, random parameters).
       fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
-      members: fingerprints of the members of an ensemble.
+      members: fingerprints of the models in an ensemble.
     """
 
     metrics: tuple[dict[str, float], ...]
@@ -50,7 +50,7 @@ class Source:
       path: path of the folder or file.
       tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
       seconds: duration in seconds of each run that was not interrupted, by run name.
-      saved: settings and outcomes of a results file, by run name (default: None, the source is a folder).
+      saved: for a results file, settings and outcome of each run, by run name (None: the source is a folder).
     """
 
     path: str
@@ -80,12 +80,12 @@ class Results:
 
     @property
     def tables(self) -> dict[str, str]:
-        """Requested tables of all sources; earlier sources take precedence."""
+        """Requested tables of all sources. If several sources contain a table, the first source is used."""
         return {name: config for source in reversed(self.sources) for name, config in source.tables.items()}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Durations of runs in all sources; earlier sources take precedence."""
+        """Durations of runs in all sources. If several sources contain a run, the first source is used."""
         return {name: seconds for source in reversed(self.sources) for name, seconds in source.seconds.items()}
 
     @property
@@ -100,9 +100,7 @@ class Results:
     def outcome(self, run: Run) -> Outcome | None:
         """Returns the outcome of a run, or None if it is unfinished.
 
-        Raises:
-          UsageError: the settings of the run differ from the table's.
-          BertjaxError: number of seeds, initial parameters or members of the run differ from the table's.
+        Raises an error if settings, seeds, initial parameters or ensemble members of the run differ from the table's.
         """
         source, outcome = self._lookup(run)
         if outcome is None:
@@ -139,7 +137,7 @@ class Results:
         return run.init_from.fingerprint or self._fingerprint(run.init_from, run.init_step)
 
     def _fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters at `step` (0: after the run), or "" if it is unknown."""
+        """Returns the fingerprint of a run's parameters at `step` (0: its best checkpoint), or "" if it is unknown."""
         if not step:
             outcome = self.outcome(run)
             return outcome.fingerprint if outcome else ""
@@ -188,13 +186,9 @@ def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, flo
 
 
 def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], file: Path) -> int:
-    """Writes the outcomes of finished runs to a JSON file that `load_results` reads.
+    """Writes the outcomes of finished runs to a JSON file that `load_results` reads. Returns the number of runs.
 
-    Returns:
-      Number of runs in the file.
-
-    Raises:
-      UsageError: `file` is a directory, is not a results file, or contains runs that would be lost.
+    Raises a UsageError if the file contains runs that would be lost.
     """
     if file.is_dir():
         raise UsageError(f"--keep {file} is a directory; use a file")
@@ -237,7 +231,7 @@ def _run_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Returns the outcome of the best setting on dev, with all its seeds. Returns None if trials are missing."""
+    """Returns the outcome of the setting that is best on dev, with all its seeds, or None if trials are missing."""
     if not (folder / SWEEP).exists():
         return None
     try:
@@ -265,7 +259,7 @@ def _sweep_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], trial: Mapping[str, Any] | None = None) -> None:
-    """Raises a UsageError if the settings of results differ from the table's, for example because the scale differs."""
+    """Raises a UsageError if the config of results differs from the table's, for example because the scale differs."""
     fields = [f"--config.{field}={value}" for field, value in (trial or {}).items()]
     expected = dataclasses.asdict(parse_config(load_config(run.config, [*run.overrides, *fields])))
     # Fields that the config does not set come from the checkpoint, so they cannot be compared here.

@@ -1,4 +1,4 @@
-"""Execution of a table's runs: selects the pending runs, estimates their duration and executes them."""
+"""Execution of a table's runs: selects the pending runs, estimates their duration and runs them."""
 
 import dataclasses
 import logging
@@ -15,11 +15,12 @@ from etils import epath
 from bertjax.config.load import experiment_file
 from bertjax.config.run import RunConfig
 from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.estimate import DEFAULT_MFU
 from bertjax.inference.cached_features import build_training_task
 from bertjax.inference.ensemble import ensemble
 from bertjax.model.flops import peak_flops_per_second
-from bertjax.reproduce import released
 from bertjax.reproduce.results import Results, update_index
+from bertjax.reproduce.runs import load_released
 from bertjax.reproduce.table import Run, Table, missing_data, table_names
 from bertjax.tasks.build import parse_config
 from bertjax.tasks.finetuning.config import SPLITS
@@ -34,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 # Tables that are included in the package but are not in the paper.
 _EXTRA_TABLES = ("figure3",)
-# Model-FLOPs utilization (MFU) that time estimates assume until a run has finished.
-_DEFAULT_MFU = 0.4
 
 
 def table_experiment(name: str) -> str:
@@ -47,14 +46,7 @@ def table_experiment(name: str) -> str:
 
 
 def load_table(config: str) -> Table:
-    """Loads a table by calling `get_table` of an experiment file.
-
-    Args:
-      config: `FILE[:ARGUMENTS]`.
-
-    Raises:
-      UsageError: the file does not exist, or its `get_table` is missing, fails or does not return a Table.
-    """
+    """Loads a table by calling `get_table` of an experiment file. `config` is `FILE[:ARGUMENTS]`."""
     name, _, arguments = config.partition(":")
     file = experiment_file(name)
     try:
@@ -79,7 +71,7 @@ def load_table(config: str) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Runs of a table and their state.
+    """Runs of a table, and the runs that are finished.
 
     Attributes:
       runs: all runs, dependencies first.
@@ -121,15 +113,13 @@ def _speed(runs: Sequence[Run], results: Results) -> tuple[float, str]:
         speed = sum(run.flops for run in timed) / sum(seconds[run.name] for run in timed)
         return speed, f"speed of {len(timed)} finished runs"
     peak, source = peak_flops_per_second(jax.devices())
-    return _DEFAULT_MFU * (peak or 1e12), f"{_DEFAULT_MFU:.0%} of {source}"
+    return DEFAULT_MFU * (peak or 1e12), f"{DEFAULT_MFU:.0%} of {source}"
 
 
 def describe_plan(plan: Plan, results: str) -> str:
     """Formats the runs of a table as text: their state or estimated time, and the commands of unfinished runs.
 
-    Args:
-      plan: plan of a table.
-      results: path of the results folder, for the commands.
+    `results` is the path of the results folder in the commands.
     """
     lines = []
     skipped, pending = plan.missing_data, plan.pending
@@ -152,13 +142,9 @@ def describe_plan(plan: Plan, results: str) -> str:
 
 
 def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[str, Any]:
-    """Executes the pending runs of a table. A failed run stops only the runs that depend on it.
+    """Executes the pending runs of a table. If a run fails, only the runs that depend on it are skipped.
 
-    Args:
-      config: `FILE:ARGUMENTS` of the table, stored in the results folder for `bertjax table`.
-      table: table whose runs are executed.
-      results: results of one folder.
-      plan: plan of the table.
+    The results folder stores `config`, the `FILE:ARGUMENTS` of the table, for `bertjax table`.
 
     Returns:
       A dictionary. `done` lists all finished runs. `failed` and `missing_data` map run names to reasons. `stopped` is
@@ -179,7 +165,7 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
             seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]
             logger.info(f"run {number} of {len(pending)}: {run.name}, about {duration(seconds)} left")
             logger.info(run.command(source.path))
-        # Do not record the duration of a resumed run, because it trains only a part of its steps.
+        # Do not record the duration of a resumed run, because this process trains only some of its steps.
         resumed = broadcast_from_host0(lambda run=run: (epath.Path(source.path) / run.name).exists())
         start = time.monotonic()
         try:
@@ -207,7 +193,7 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str, table: str) -> str:
-    """Replaces the file in `config` by the name of a packaged table. Other files become absolute paths."""
+    """Replaces the file in `config` by the name of the table if bertjax contains it, or else by its absolute path."""
     name, colon, arguments = config.partition(":")
     file = Path(experiment_file(name)).absolute()
     if table in (*table_names(), *_EXTRA_TABLES) and file.samefile(experiment_file(table_experiment(table))):
@@ -219,12 +205,12 @@ def _initial_checkpoint(run: Run, results: str) -> str | None:
     if run.init_from is None:
         return None
     if run.init_from.released:
-        return released.load(run.init_from.released).path
+        return load_released(run.init_from.released).path
     return run.init_from.checkpoint(results, run.init_step)
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
-    """Executes the command of a run in this process, and returns its result."""
+    """Executes a run in this process and returns its result."""
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]

@@ -1,19 +1,26 @@
-"""Functions that build the runs and cells of the paper's tables at a given scale."""
+"""Functions that build the runs and cells of the paper's tables at a given scale, with or without pre-training."""
 
+import dataclasses
+import functools
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
+from bertjax.convert.convert import bertjax_checkpoint, local_checkpoint
 from bertjax.data.corpus.store import MANIFEST
-from bertjax.model.config import LSTM, ModelConfig, size_fields
+from bertjax.model.config import LSTM, Architecture, ModelConfig, size_fields
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
 from bertjax.presets import named_grid
-from bertjax.reproduce import released
 from bertjax.reproduce.scales import PAPER, SMALL, FineTuning, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
+from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint_metadata import saved_architecture
+from bertjax.utils import hub
+from bertjax.utils.io import cache_dir
 
 # Arguments of tables for released checkpoints.
 RELEASED = ("base", "large")
@@ -40,6 +47,35 @@ _METRICS = {
 PERPLEXITY_NOTE = "perplexity is measured on held-out rows of the same length as in the first pre-training phase"
 
 
+@dataclasses.dataclass(frozen=True)
+class Released:
+    """Released checkpoint in bertjax's format, from which tables are fine-tuned without pre-training.
+
+    Attributes:
+      path: local path of the checkpoint.
+      fingerprint: fingerprint of the parameters.
+      architecture: architecture of the model.
+    """
+
+    path: str
+    fingerprint: str
+    architecture: Architecture
+
+    @property
+    def size(self) -> str:
+        """Size for messages, such as `12 layers, hidden size 768`."""
+        return f"{self.architecture.num_hidden_layers} layers, hidden size {self.architecture.hidden_size}"
+
+
+@functools.cache
+def load_released(checkpoint: str) -> Released:
+    """Opens a checkpoint of any format, or at an address of the hub. Stores a conversion in the machine's cache."""
+    key = hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
+    with bertjax_checkpoint(checkpoint, cache_dir() / "released" / key) as path:
+        found = find_checkpoint(path)
+        return Released(path, saved_fingerprint(found), saved_architecture(found))
+
+
 def metric_cell(row: str, column: str, task: str, *runs: Run, metric: str = "") -> Cell:
     """Returns the table cell of fine-tuning runs on `task`. An empty `metric` selects the task's default metric."""
     default, factor = _METRICS[task]
@@ -58,26 +94,22 @@ def scale_of(args: Mapping[str, Any]) -> Scale:
 
 
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
-    """Returns the run that fine-tuning starts from: a released checkpoint if the table has one, or else pre-training.
+    """Returns the run that fine-tuning of `model` starts from, which is `base` or `large`.
 
-    Args:
-      scale: scale of the table.
-      args: arguments of the table, with the checkpoints `base` and `large`.
-      model: `base` or `large`.
-      seed: seed of the pre-training run.
+    If `args`, the arguments of the table, contain a released checkpoint of the model, nothing is pre-trained.
     """
     if checkpoint := args[model]:
-        fingerprint = released.load(checkpoint).fingerprint
+        fingerprint = load_released(checkpoint).fingerprint
         return Run(f"released/{model}-{fingerprint[:8]}", released=checkpoint, fingerprint=fingerprint)
     return bert(scale, args, getattr(scale, model), seed)
 
 
 def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
-    """Returns notes that say which models the rows BASE and LARGE are."""
+    """Returns notes that name the models of the rows BASE and LARGE."""
     notes = []
     for model in RELEASED:
         if checkpoint := args.get(model):
-            found = released.load(checkpoint)
+            found = load_released(checkpoint)
             notes.append(f"{model.upper()} is {checkpoint}: {found.size}, fingerprint {found.fingerprint[:8]}")
         else:
             notes.append(f"{model.upper()} is {getattr(scale, model)}")
@@ -145,14 +177,14 @@ def fine_tuning(
     """Returns a fine-tuning run.
 
     Args:
-      scale: scale of the table.
-      data: arguments of the table, with the paths of data sets.
+      scale: model sizes and settings of the table's runs.
+      data: arguments of the table, which contain the paths of data sets.
       task: key of `scale.tasks`.
       start: run whose checkpoint initializes the fine-tuning run.
-      variant: name suffix of a run that differs from the task's default (default: empty).
-      step: step of the checkpoint of `start` (default: 0, the last checkpoint).
+      variant: suffix of the run's name, if the run differs from the task's default (default: "", no suffix).
+      step: checkpoint of `start` to use (default: 0, the last checkpoint).
       feature_head: layers between encoder and output layer (default: none).
-      seed: single random seed (default: None, all restarts of the scale).
+      seed: random seed of a single run (default: None, one run for each of `scale.finetuning_seeds`).
     """
     tuning, feature_head = scale.tasks[task], feature_head or FeatureHead()
     path = data[tuning.data]
@@ -206,11 +238,11 @@ def _feature_overrides(scale: Scale, feature_head: FeatureHead) -> tuple[str, ..
 
 
 def _pretrained_model(scale: Scale, run: Run) -> ModelConfig:
-    """Returns the model that a chain of runs started from."""
+    """Returns the config of the model that was pre-trained for a run."""
     while run.init_from:
         run = run.init_from
     if run.released:
-        return ModelConfig(**vars(released.load(run.released).architecture))
+        return ModelConfig(**vars(load_released(run.released).architecture))
     size = dict(item.split("=", 1) for item in run.config.partition(":")[2].split(","))["size"]
     return _model_config(scale, size, run.overrides)
 
@@ -229,6 +261,20 @@ def _missing_file(path: str) -> str:
 
 
 def _model_config(scale: Scale, size: str, overrides: tuple[str, ...]) -> ModelConfig:
-    """Returns a config with the model sizes that determine FLOPs."""
+    """Returns a model config with the fields that determine FLOPs."""
     encoder = {"encoder": LSTM} if f"--config.model.encoder={LSTM}" in overrides else {}
     return ModelConfig(vocab_size=scale.vocab_size, **size_fields(size), **encoder)
+
+
+def with_commits(config: str) -> str:
+    """Returns `FILE:ARGUMENTS` with the current commit in each address of the hub, so that runs share one commit."""
+    file, colon, arguments = config.partition(":")
+    return file + colon + ",".join(map(_with_commit, arguments.split(",")))
+
+
+def _with_commit(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    if not hub.is_hub(value):
+        return argument
+    commit = local_checkpoint(value).rstrip("/").rpartition("/")[2]
+    return f"{name}{equals}{hub.PREFIX}{hub.parse(value)[0]}@{commit}"

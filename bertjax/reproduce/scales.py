@@ -1,4 +1,4 @@
-"""Scales of the tables' runs: the paper's scale, and two scales for one machine."""
+"""Scales, which are sets of model sizes and settings for all runs: the paper's, and two scales for one machine."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class FineTuning:
 
     Attributes:
       config: `FILE:ARGUMENTS` of the experiment, without `grid` and `path`.
-      data: name of the table's argument that contains the path of the data, such as `glue`.
+      data: argument of the table that contains the path of the data, such as `glue`.
       required_file: file or folder below this path that must exist ("": no check).
       tokens: approximate tokens per epoch, including padding.
       epochs: number of epochs.
@@ -47,9 +47,9 @@ class Scale:
       vocab_size: approximate vocabulary size, for FLOPs.
       figure5_steps: steps of the pre-training checkpoints that Figure 5 fine-tunes.
       figure5_overrides: overrides that keep the checkpoints at `figure5_steps`.
-      ensemble_size: number of members of an ensemble.
+      ensemble_size: number of models in an ensemble.
       pretraining_seeds: number of pre-training runs per row of Table 5.
-      finetuning_seeds: number of random restarts of a fine-tuning run.
+      finetuning_seeds: number of seeds of a fine-tuning run.
       lstm_size: number of units of a BiLSTM per direction.
       equal_flops: model sizes with the FLOPs of BASE: a left-to-right Transformer, and LSTMs in both directions.
       table6_sizes: model size of each row of Table 6, by row label.
@@ -82,7 +82,8 @@ def _glue(task: str, folder: str, rows: int, length: int, epochs: int, *override
     return FineTuning(f"glue:task={task}", "glue", f"{folder}/train.tsv", rows * length, epochs, overrides)
 
 
-# Folder, training rows and average padded length of each GLUE task, for FLOPs. The paper trains 3 epochs (section 4.1).
+# Folder, number of training examples and average padded length of each GLUE task, which determine the FLOPs. The paper
+# trains 3 epochs (section 4.1).
 _PAPER_GLUE = {
     "mnli": ("MNLI", 392_702, 64),
     "qqp": ("QQP", 363_846, 64),
@@ -204,7 +205,7 @@ _SCALES = {
         feature_epochs=3,
     ),
 }
-# Pre-trains on 102 million tokens, of which the plateau of masked LM takes a small part.
+# Pre-trains on 102 million tokens. The initial plateau of the masked-LM loss takes only a small part of them.
 _SCALES[MEDIUM] = dataclasses.replace(
     _SCALES[SMALL],
     name=MEDIUM,

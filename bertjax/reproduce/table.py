@@ -21,8 +21,8 @@ class Run:
       overrides: `--config.FIELD=VALUE` flags.
       init_from: single-seed run whose checkpoint initializes this run.
       init_step: step of this checkpoint (default: 0, the last checkpoint of pre-training or the best of fine-tuning).
-      seeds: number of random restarts with consecutive seeds, starting at the config's seed (default: 0, one run with
-        the config's seed).
+      seeds: number of trials with consecutive seeds, starting at the config's seed (default: 0, one run with the
+        config's seed).
       members: single-seed fine-tuning runs of an ensemble.
       released: path or address of a checkpoint that is used instead of a run. Nothing is trained (default: empty).
       fingerprint: fingerprint of the parameters of `released`.
@@ -48,7 +48,7 @@ class Run:
         return (*((self.init_from,) if self.init_from else ()), *self.members)
 
     def command(self, results: str) -> str:
-        """Returns the shell command of this run for a results folder."""
+        """Returns the shell command for this run, with its workdir in the folder `results`."""
         if self.members:
             words = ["ensemble", *(word for run in self.members for word in ("--checkpoint", run.checkpoint(results)))]
             return shlex.join(["bertjax", *words, "--split", "dev", "--output", f"{results}/{self.name}"])
@@ -58,7 +58,7 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of this run's checkpoint at `step` (default: 0, its workdir)."""
+        """Returns the path of this run's checkpoint at `step`. The step 0 selects the run's workdir."""
         if self.released:
             return self.released
         return f"{results}/{self.name}/checkpoints/{step}" if step else f"{results}/{self.name}"
@@ -73,7 +73,7 @@ class Cell:
       runs: runs that differ only in their pre-training seed.
       metric: name of the metric in the runs' results.
       factor: multiplier of the metric (default: 100, percent).
-      mean_of: columns of the same row whose mean is shown (default: none, show `metric` of `runs`).
+      mean_of: columns of the same row whose mean is shown (default: (), `metric` of `runs` is shown).
     """
 
     row: str
@@ -91,7 +91,7 @@ class Table:
     Attributes:
       name: the paper's number, such as `5`, or a name such as `figure3`.
       title: heading (default: empty, the paper's title).
-      scale: description of the scale of the runs.
+      scale: description of the models and settings of the runs, for the notes.
       cells: cells in the order of rows and columns.
       notes: remarks printed below the table.
     """
@@ -135,8 +135,8 @@ class PaperTable:
       title: heading.
       section: section of the paper.
       columns: column labels.
-      rows: numbers of each row by row label, one per column (None: empty cell). All numbers except perplexities are
-        percentages.
+      rows: numbers of each row, by row label. There is one number per column (None: empty cell). All numbers except
+        perplexities are percentages.
       notes: remarks on the numbers.
     """
 

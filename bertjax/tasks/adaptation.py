@@ -11,7 +11,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.tasks import pretraining
-from bertjax.tasks.finetuning.config import checkpoint_model
+from bertjax.tasks.finetuning.config import inherited_model
 from bertjax.tasks.objectives import config as objectives
 from bertjax.tasks.task import NumpyBatch
 
@@ -24,8 +24,8 @@ class AdaptationData(objectives.PretrainingData):
     """Corpora and batches of continued pre-training.
 
     Attributes:
-      objective: objective of pre-training. The default `none` needs no next-sentence head, which
-        most published encoders lack, and its rows have no padding.
+      objective: pre-training objective. The default `none` needs no next-sentence head, which most published encoders
+        lack. Its rows have no padding.
       replay_corpus: folder of a general corpus with the same vocabulary (default: no corpus). Its held-out text is
         evaluated too, and its metrics start with `general_`.
       replay_share: fraction of the training batches that come from `replay_corpus`.
@@ -55,16 +55,16 @@ class Config(objectives.Config):
     """
 
     task: str = "adaptation"
-    model: dict[str, Any] = dataclasses.field(default_factory=checkpoint_model)
+    model: dict[str, Any] = dataclasses.field(default_factory=inherited_model)
     data: AdaptationData = AdaptationData()
 
 
 class Task(pretraining.Task):
     """Pre-training whose batches come from two corpora.
 
-    The replayed steps are spread evenly: any n consecutive steps contain `replay_share` times n of them, up to one. The
-    seed determines the first one. Each corpus has its own step counter, so its batches are those of a run without the
-    other corpus and with fewer steps.
+    Replayed batches are spread evenly: among any n consecutive steps, `replay_share * n` steps are replayed, rounded up
+    or down. The seed determines the first of them. Each corpus has its own step counter. Therefore, its batches equal
+    those of a shorter run on this corpus alone.
     """
 
     def __init__(self, config: Config, train: bool = True) -> None:
@@ -72,7 +72,7 @@ class Task(pretraining.Task):
 
         Args:
           config: config of the run.
-          train: whether to require a corpus.
+          train: whether the task is for training. If so, a missing corpus is an error.
         """
         if config.model["hidden_size"] is None:
             raise UsageError(
@@ -82,7 +82,7 @@ class Task(pretraining.Task):
         super().__init__(config, train)
         self.config: Config
         self._general: pretraining.Task | None = None
-        # Runs with different seeds replay at different steps.
+        # With this offset, runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()
         if self._corpus and config.data.replay_corpus:
             self._add_general()
@@ -99,10 +99,10 @@ class Task(pretraining.Task):
                 for step in range(first, phase.stop_step):
                     yield next(general if self._replayed(step + 1) > self._replayed(step) else domain)
 
-    def check_data(self, wait: bool) -> None:
-        super().check_data(wait)
+    def check_data_files(self, wait: bool) -> None:
+        super().check_data_files(wait)
         if self._general:
-            self._general.check_data(wait)
+            self._general.check_data_files(wait)
 
     def _add_general(self) -> None:
         data = self.config.data
@@ -124,5 +124,11 @@ class Task(pretraining.Task):
 
 
 def _own_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
-    """Returns a phase and a step in the steps of one corpus. `count` is the number of its batches before a step."""
+    """Converts a phase and a step to the step counter of one corpus.
+
+    Args:
+      phase: phase in steps of the run.
+      step: step of the run.
+      count: function from a step of the run to the number of earlier batches of this corpus.
+    """
     return dataclasses.replace(phase, start_step=count(phase.start_step), stop_step=count(phase.stop_step)), count(step)

@@ -25,11 +25,7 @@ def config_class(task: str) -> type[RunConfig]:
 
 
 def parse_config(config_dict: ConfigDict) -> RunConfig:
-    """Converts a config to the frozen dataclass of its task and validates all fields.
-
-    Raises:
-      UsageError: the task is unknown, or a field is out of range.
-    """
+    """Converts a config to the frozen dataclass of its task and validates all fields."""
     if "task" not in config_dict:
         raise UsageError("the config lacks the field `task`; start from the defaults in bertjax/presets.py")
     return from_config_dict(config_class(config_dict.task), config_dict)
@@ -40,7 +36,7 @@ def build_task(config: RunConfig, train: bool | None = False) -> Task:
 
     Args:
       config: config of the run.
-      train: whether to read training data (default: False). None reads training data if the config names data.
+      train: whether to read training data (default: False). None reads it if the config names data.
     """
     return _module(config.task).Task(config, config.has_data if train is None else train)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.finetuning.examples import concatenate, constant_prediction, in_input_order, known_labels
+from bertjax.data.finetuning.batches import in_input_order
+from bertjax.data.finetuning.examples import concatenate, constant_prediction, known_labels
 from bertjax.data.finetuning.tables import PREFIX
 from bertjax.errors import UsageError
 from bertjax.metrics import classification as metrics
@@ -23,9 +24,9 @@ from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
 from bertjax.utils.io import write_atomic
 
-# Suffix of the names of metrics on the diagnostic set.
+# Suffix of the metrics of the diagnostic set.
 _AX_SUFFIX = "_ax"
-# Metrics reported for each evaluation set of a task with several sets, in addition to the task's metrics.
+# Metrics that are also computed for each evaluation set if a task has several.
 _LOSSES = ("cross_entropy", "loss")
 
 
@@ -60,7 +61,7 @@ class Config(FinetuningConfig):
 
 
 class Task(FinetuningTask):
-    """One GLUE task. MNLI has two dev sets and two test sets. The diagnostic set is predicted with MNLI's test sets."""
+    """One GLUE task. MNLI has two dev sets and two test sets. Predictions of its test sets include `ax`."""
 
     config: Config
 
@@ -73,7 +74,6 @@ class Task(FinetuningTask):
             raise UsageError("ax has no training set; predict it with a checkpoint of mnli")
         self.labels = self._spec.labels
         self.default_metric = self._spec.metrics[0]
-        self.has_class_reports = bool(self.labels)
         # Evaluation sets by the suffix of their metric names, such as "_mismatched".
         self._sets: dict[str, EvaluationSet] = {}
         super().__init__(config, train)
@@ -95,7 +95,7 @@ class Task(FinetuningTask):
         self._eval_files = [stats.file for stats in self.read_stats]
         if train or self.split == splits.HELD_OUT:
             train_set = self._read("train")
-            self.train_examples, dev = splits.divide(data, train_set.examples, self.read_stats)
+            self.train_examples, dev = splits.divide_examples(data, train_set.examples, self.read_stats)
             if dev is not None and self.split == splits.HELD_OUT:
                 self._sets = {"": EvaluationSet(dev, [], train_set.read_columns)}
                 self._eval_files = [self.read_stats[-1].file]
@@ -121,7 +121,7 @@ class Task(FinetuningTask):
         return values
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of predicting each set's most frequent class, or its mean score for regression."""
+        """Returns the metrics if each set's most frequent class is predicted, or its mean score for regression."""
         return self._metrics(
             {
                 suffix: constant_prediction(part.labels)
@@ -140,7 +140,7 @@ class Task(FinetuningTask):
         return reports
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes files for the GLUE server. They contain the columns `index` and `prediction`, sorted by index."""
+        """Writes files for the GLUE server, with the columns `index` and `prediction`, sorted by index."""
         files = []
         for suffix, logits in self._logits_by_set(outputs).items():
             predictions = self._predictions(logits)
@@ -188,7 +188,7 @@ class Task(FinetuningTask):
         return logits.argmax(axis=-1) if self.labels else np.clip(logits, *SCORE_RANGE)
 
     def _metrics(self, predictions: dict[str, np.ndarray]) -> dict[str, float]:
-        """Returns the metrics of all evaluation sets. `predictions` maps the suffix of a set to its predictions."""
+        """Returns the metrics of all evaluation sets. `predictions` are by the suffix of the set's metrics."""
         values = {}
         for suffix, predicted in predictions.items():
             labels = self._sets[suffix].labels

@@ -3,9 +3,8 @@
 import functools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bertjax.config.run import DEFAULT_VOCAB_SIZE
 from bertjax.data.corpus.local_copy import open_anywhere
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary import vocabulary_files
@@ -15,13 +14,9 @@ from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 from bertjax.tasks import task
 from bertjax.tasks.objectives.config import Config
-from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch
-
-if TYPE_CHECKING:
-    from bertjax.data.pretraining.source import RowSource
 
 _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
 # exp of a larger value overflows float64.
@@ -29,7 +24,15 @@ _MAX_LOG_PERPLEXITY = 700.0
 
 
 class Task(task.Task):
-    """Pre-training on a corpus. Without a corpus, a task has only synthetic batches."""
+    """Pre-training on a corpus. Without a corpus, a task has only synthetic batches.
+
+    `config.data.objective` names the class of the objective, by default `MaskedLm`, in `objectives/config.py`. The
+    objective supplies all that depends on it: `row_source` (how token spans of the corpus become rows, and how rows are
+    masked), `edit_batches`, the loss, the baseline and the cost of a step.
+
+    `config.phases` is one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase is a
+    range of steps with one batch shape.
+    """
 
     eval_first = True
     objective: PretrainingObjective
@@ -39,23 +42,22 @@ class Task(task.Task):
 
         Args:
           config: config of the run.
-          train: whether to require a corpus.
+          train: whether the task is for training. If so, a missing corpus is an error.
         """
         super().__init__(config)
         self.config: Config
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:
-            # Raise before the workdir is created, because a stored config would reject the corrected command.
+            # Raise before the workdir stores the config. It would reject the corrected command as a changed config.
             raise _no_corpus()
         self._vocabulary = self._corpus.vocabulary() if self._corpus else None
-        vocab_size = self._vocabulary.size if self._vocabulary else config.model["vocab_size"] or DEFAULT_VOCAB_SIZE
-        model = config.model_config(vocab_size)
-        self.objective = config.objective_class.for_model(model, config.data.packing)
-        self.can_add_pieces = isinstance(self.objective, MaskedLm)
+        vocab_size = self._vocabulary.size if self._vocabulary else config.vocab_size
+        model_config = config.model_config(vocab_size)
+        self.objective = config.objective_class.for_model(model_config, config.data.packing)
+        self.can_add_pieces = self.objective.can_add_pieces
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
-        self.phase_steps = tuple(phase.stop_step - phase.start_step for phase in config.phases)
         self.num_eval_batches = -(-config.data.eval_rows // config.phases[0].batch_size)
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in config.phases)
         if self._corpus:
@@ -64,40 +66,46 @@ class Task(task.Task):
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 
+    @property
+    def phase_steps(self) -> tuple[int, ...]:
+        return tuple(phase.stop_step - phase.start_step for phase in self.config.phases)
+
     @functools.cached_property
     def _bytes_per_token(self) -> float:
         return mean_piece_bytes(self._vocabulary, self._require_corpus().heldout.tokens)
-
-    @functools.cached_property
-    def _row_source(self) -> "RowSource":
-        return self.objective.row_source()
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         for phase in self.config.phases:
             if start_step < phase.stop_step:
                 yield from self.phase_batches(phase, max(start_step, phase.start_step), shard)
 
-    def phase_batches(self, phase: Phase, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the training batches of a phase, starting at `start_step`."""
+    def phase_batches(
+        self, phase: Phase, start_step: int, shard: DataShard, shuffle: bool = True
+    ) -> Iterator[NumpyBatch]:
+        """Yields the shard's rows of the training batches of a phase, starting at `start_step`.
+
+        If `shuffle` is False, the rows of an epoch are in the order of the corpus, for benchmarks.
+        """
         # Import TensorFlow here, because describing and timing models does not need it.
-        from bertjax.data.pretraining.batches import numpy_batches, train_dataset
+        from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
         dataset = train_dataset(
             self._require_corpus(),
             phase,
-            source=self._row_source,
+            source=self.objective.row_source(),
             masking=self.config.data.masking,
             seed=self.config.seed,
             dupe_factor=self.config.data.dupe_factor,
             start_step=start_step,
             shard=shard,
+            shuffle=shuffle,
         )
-        return self.objective.prepare(numpy_batches(dataset, self._require_corpus()))
+        return self.objective.edit_batches(verified_batches(dataset, self._require_corpus()))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        from bertjax.data.pretraining.batches import numpy_batches
+        from bertjax.data.pretraining.batches import verified_batches
 
-        return self.objective.prepare(numpy_batches(self._eval_dataset(shard), self._require_corpus()))
+        return self.objective.edit_batches(verified_batches(self._eval_dataset(shard), self._require_corpus()))
 
     def cost_before(self, step: int) -> StepCost:
         total = StepCost()
@@ -105,17 +113,17 @@ class Task(task.Task):
             total += self.objective.step_cost(phase, max(0, min(step, phase.stop_step) - phase.start_step))
         return total
 
-    def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
+    def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
         return self.objective.synthetic_batch(self.config.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return self._row_source.row_format.format_row(batch, row, self._vocabulary)
+        return self.objective.row_source().row_format.format_row(batch, row, self._vocabulary)
 
     def evaluate(self, means: dict[str, float], outputs: list[Any]) -> dict[str, float]:
         """Adds the perplexity of the predicted tokens, and for masked LM the bits per byte.
 
-        For two directions, perplexity is based on the mean loss. `bits_per_byte` is the mean masked-LM loss of a token
-        in bits, divided by the mean bytes of a held-out token (`mean_piece_bytes`).
+        With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of their mean. `bits_per_byte` is the
+        masked-LM loss in bits per token, divided by the mean number of bytes of a held-out token (`mean_piece_bytes`).
         """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:
@@ -131,7 +139,7 @@ class Task(task.Task):
         self._require_corpus().checksums.wait()
         return self.objective.baseline(self._corpus, self.eval_batches(SINGLE_SHARD))
 
-    def check_data(self, wait: bool) -> None:
+    def check_data_files(self, wait: bool) -> None:
         checksums = self._require_corpus().checksums
         if wait:
             checksums.wait()
@@ -141,13 +149,12 @@ class Task(task.Task):
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset
 
+        # All evaluations have the batch shape of the first phase, so that they are comparable.
         data, phase = self.config.data, self.config.phases[0]
         return eval_dataset(
             self._require_corpus(),
-            seq_len=phase.seq_len,
-            batch_size=phase.batch_size,
-            max_predictions=phase.max_predictions,
-            source=self._row_source,
+            phase,
+            source=self.objective.row_source(),
             masking=data.masking,
             max_rows=data.eval_rows or None,
             shard=shard,
@@ -167,9 +174,9 @@ def _no_corpus() -> UsageError:
 
 def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
     positions, steps = phase.batch_size * phase.seq_len, phase.stop_step - phase.start_step
-    packed = f" with up to {phase.spans_per_row} sentence pairs" if phase.spans_per_row > 1 else ""
+    packed = f" with up to {phase.max_pairs_per_row} sentence pairs" if phase.max_pairs_per_row > 1 else ""
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
-        f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "
+        f"{packed}, {positions:,} positions per batch, {phase.max_row_predictions} predictions per row, "
         f"{objective.flops_per_token(phase) / 1e6:,.1f} MFLOPs per token, {steps * positions:,} positions"
     )

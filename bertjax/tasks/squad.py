@@ -5,17 +5,15 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bertjax.config.fields import at_least, one_of
-from bertjax.data.finetuning.dev_split import sample_fraction
-from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions
+from bertjax.data.finetuning.questions import Question, Windows, make_windows, read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.triviaqa import read_triviaqa
 from bertjax.data.schema import EXAMPLE, SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError
 from bertjax.metrics import squad as metrics
@@ -43,16 +41,16 @@ class SquadData(FinetuningData):
     Attributes:
       version: `1.1`, `2.0` (questions may be unanswerable) or `triviaqa` (TriviaQA's Wikipedia documents with an answer
         in their first 400 words). The paper trains on TriviaQA before SQuAD 1.1.
-      train_file: training file (default: the file in `path` named `train-v1.1*.json`, `train-v2.0*.json` or
-        `qa/wikipedia-train*.json`, depending on the version).
+      train_file: training file (default: depending on `version`, the file `train-v1.1*.json`, `train-v2.0*.json` or
+        `qa/wikipedia-train*.json` in `path`).
       eval_file: evaluation file (default: the file of the evaluated split in `path`, such as `dev-v1.1*.json`).
       doc_stride: tokens between the starts of consecutive windows of a passage.
       max_query_len: maximum tokens of a question.
       n_best: maximum number of answers per question in the n-best file.
       max_answer_len: maximum tokens of an answer.
       choose_null_threshold: for 2.0, whether to choose the null threshold with the best F1 on the evaluated questions.
-      null_threshold: fixed null threshold, for 2.0 without `choose_null_threshold`. A question is predicted as
-        unanswerable if its null odds (null score minus best span score) exceed the threshold.
+      null_threshold: null threshold for 2.0 if `choose_null_threshold` is false. A question is predicted as
+        unanswerable if its null odds (null score minus score of the best span) exceed the threshold.
     """
 
     version: str = "1.1"
@@ -92,19 +90,11 @@ class Config(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """Objective of answer spans. The loss is the mean of the cross-entropies of start and end position."""
+    """Objective that predicts answer spans. The loss is the mean of the cross-entropies of start and end position."""
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("start_loss", "end_loss")
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        return self.metrics
-
-    @property
-    def schema(self) -> Schema:
-        return (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
+    metrics: ClassVar[tuple[str, ...]] = ("start_loss", "end_loss")
+    losses: ClassVar[tuple[str, ...]] = metrics
+    schema: ClassVar[Schema] = (*SEQUENCE, *(ArraySpec(name, (), bound="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.
@@ -141,8 +131,13 @@ class Task(FinetuningTask):
         self._windows: Windows | None = None
         if train or self.split == splits.HELD_OUT:
             questions = self._read(data.train_file or self._file_name("train"), training=True)
-            train_questions, self._questions = self._divide(questions)
+            # Questions about one passage stay together.
+            train_rows, dev_rows = splits.divide_rows(
+                data, len(questions), lambda: [question.context.encode() for question in questions], self.read_stats
+            )
+            self._questions = [questions[index] for index in dev_rows]
             if train:
+                train_questions = [questions[index] for index in train_rows]
                 self.train_examples = self._make_windows(train_questions, self.read_stats[0]).examples
         if self.split in SPLITS:
             self._questions = self._read(data.eval_file or self._file_name(self.split), training=False)
@@ -160,7 +155,7 @@ class Task(FinetuningTask):
         return {**scores, "null_threshold": threshold}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of predicting no answer (2.0), or the first sentence of the passage (other versions)."""
+        """Returns the scores if no answer is predicted (2.0), or the passage's first sentence (other versions)."""
         gold = self._gold()
         if self.config.data.version == _V2:
             return metrics.score_v2(gold, dict.fromkeys(gold, ""))
@@ -212,18 +207,6 @@ class Task(FinetuningTask):
         if self.config.data.version == _TRIVIAQA:
             return read_triviaqa(file, folder, stats)
         return read_questions(file, stats, training, all_answerable=self.config.data.version == _V1)
-
-    def _divide(self, questions: list[Question]) -> tuple[list[Question], list[Question]]:
-        """Splits the training questions into train and dev. Questions about one passage stay together."""
-        data, dev_mask = self.config.data, np.zeros(len(questions), bool)
-        if data.dev_share:
-            contexts = [question.context.encode() for question in questions]
-            dev_mask = splits.dev_rows(data, contexts, self.read_stats)
-        rest = np.flatnonzero(~dev_mask)
-        train = [questions[index] for index in rest[sample_fraction(len(rest), data.train_share)]]
-        dev = [questions[index] for index in np.flatnonzero(dev_mask)]
-        splits.record_division(data, self.read_stats, len(train), len(dev) if data.dev_share else None)
-        return train, dev
 
     def _make_windows(self, questions: list[Question], stats: ReadStats) -> Windows:
         data = self.config.data

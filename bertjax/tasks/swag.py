@@ -6,14 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import (
-    Examples,
-    constant_prediction,
-    encode_pair,
-    in_input_order,
-    known_labels,
-    make_examples,
-)
+from bertjax.data.finetuning.batches import in_input_order
+from bertjax.data.finetuning.examples import Examples, constant_prediction, encode_pair, known_labels, make_examples
 from bertjax.data.finetuning.tables import PREFIX, ReadStats, Row, read_table, read_tfds
 from bertjax.data.schema import MULTI_SEQUENCE
 from bertjax.errors import UsageError
@@ -53,7 +47,7 @@ class Task(FinetuningTask):
     sequences_per_example = _NUM_CHOICES
 
     def make_objective(self, model: ModelConfig) -> Classification:
-        """Builds the objective: a softmax over the choices. A linear layer scores the pooled [CLS] of each choice."""
+        """Builds the objective. A linear layer scores the pooled [CLS] of each choice; the loss is over all choices."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
         return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 

@@ -1,7 +1,7 @@
 """Base classes of tasks and objectives."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,10 +21,8 @@ Batch = dict[str, jax.Array]
 NumpyBatch = dict[str, np.ndarray]
 # Metric name -> float32 [2]: a weighted sum over examples or tokens, and the sum of the weights.
 MetricSums = dict[str, jax.Array]
-# Name -> output of each row of an evaluation batch, [B, ...]; {} if metrics need only the metric sums.
+# Name -> outputs of all rows of an evaluation batch, [B, ...]. Empty if the metrics need only the metric sums.
 Outputs = dict[str, jax.Array]
-# Axis sizes of the dummy batch for `model.init`; parameter shapes do not depend on them.
-_INIT_SIZES = {"length": 8, "predictions": 1, "sequences_per_example": 2, "labels": 1, "pairs": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,43 +30,36 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
-    step. A subclass defines `metrics`, `losses`, `schema`, `denominators` and `compute`.
+    step. A subclass defines `metrics`, `losses`, `schema`, `denominators` and `compute`. The first three may be
+    properties.
+
+    The names of metrics determine how they are used:
+      - `loss` is reserved for the sum of all losses.
+      - Lower is better for names ending in `loss`, `error` or `entropy`.
+      - Curves of pre-training show pairs such as `mlm_loss` and `mlm_accuracy`.
+      - Log lines show names that contain `accuracy`.
 
     Attributes:
       model: Flax module that maps a batch to logits.
+      metrics: names of the metrics that `compute` returns. A run cannot resume with different names.
+      losses: names of the metrics that add up to the training loss: the sum of
+        `compute(...)[0][name][0] / denominators(batch)[name]` over these names.
+      schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.
     """
 
     model: nn.Module
+    metrics: ClassVar[tuple[str, ...]]
+    losses: ClassVar[tuple[str, ...]]
+    schema: ClassVar[Schema]
     splits_into_micro_batches: ClassVar[bool] = True
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics in the metric sums. A run cannot resume with different names.
-
-        The names determine how metrics are used:
-          - `loss` is reserved for the sum of all losses.
-          - Lower is better for names ending in `loss`, `error` or `entropy`.
-          - Curves show names ending in `_loss` or `_accuracy`. Log lines show names that contain `accuracy`.
-        """
-        raise NotImplementedError
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """Names of the metrics whose means add up to the training loss."""
-        raise NotImplementedError
-
-    @property
-    def schema(self) -> Schema:
-        """Specifications of the arrays in a batch."""
-        raise NotImplementedError
-
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the divisor of each loss sum in the training loss.
+        """Returns the divisor of each loss, by metric name, such as the number of predicted tokens.
 
-        Divisors depend only on the global batch, so that the gradients of micro-batches add up to exactly the gradient
-        of the batch. Logged means are divided by the sum of weights from `compute`, which is 1e-5 less for masked LM.
+        Divisors are computed from the whole batch, not from a micro-batch, so that the gradients of micro-batches add
+        up to the gradient of the batch.
         """
         raise NotImplementedError
 
@@ -83,69 +74,76 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        shapes = abstract_batch(self.schema, 1, **_INIT_SIZES)
+        # Parameter shapes do not depend on the axis sizes of this dummy batch.
+        shapes = abstract_batch(self.schema, 1, length=8, predictions=1, sequences_per_example=2, labels=1, pairs=1)
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
         # Kernels reject rows this short, so initialize with XLA attention.
-        config = dataclasses.replace(self.model.config, attention="plain")
+        config = dataclasses.replace(self.model.config, attention="xla")
         return self.model.clone(config=config).init(key, batch)["params"]
 
 
 class Task:
     """Objective, data and evaluation of a run. Each task module `bertjax/tasks/NAME.py` defines a subclass `Task`.
 
-    By default, the evaluation metrics are the means of the metric sums, and the task writes no predictions.
+    By default, the evaluation metrics are the means of the metric sums, and the task writes no predictions. The
+    training loop needs the objective, the schedule, the evaluation interval and the batches. All else serves other
+    commands.
 
-    Attributes:
+    Schedule:
       config: configuration of the run.
       objective: loss and metrics of a train step.
       total_steps: optimizer steps of the run.
       warmup_steps: steps of linear learning-rate warm-up.
-      eval_every: steps between evaluations (0: no evaluation). The last step is evaluated too.
-      patience: number of evaluations without a better `best_metric` after which a run stops (default: 0, no limit).
+      has_schedule: False if the task was built without data: `total_steps` and `warmup_steps` are placeholders
+        (default: True).
+      batch_sizes: rows per global batch, of all phases and of evaluation. Each must be divisible by the number of data
+        shards.
+      steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
       checkpoint_every: steps between checkpoints. The last step is always saved.
-      eval_first: whether to evaluate before the first step too.
-      batch_sizes: numbers of rows of the global batches. Each must be divisible by the number of data shards.
-      phase_steps: number of steps of each training phase. All batches of a phase have the same shape.
-      has_schedule: whether `total_steps` and `warmup_steps` are known (default: True). If not, they depend on data that
-        the config does not name, and have arbitrary values.
-      steps_per_epoch: steps of an epoch (default: 0, the task has no epochs).
-      num_eval_batches: number of batches of an evaluation (default: 0, unknown).
-      best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
-      unlabeled_source: source of the evaluation data if it lacks labels (default: "", it contains labels).
-      reinit_params: top-level parameters that are restored from `--init_from` only if its output layer has the same
-        labels.
-      can_add_pieces: whether a run can start from a checkpoint whose vocabulary is the beginning of the data's.
-      other_tasks: tasks by name that are evaluated with the same parameters. Their metrics get the name as prefix.
-      workdir_files: content by name of files to store in the workdir, so that checkpoints can be used without the data.
-      results: entries about the data for `results.json`.
-      notes: log lines about the data.
-      data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
-      has_class_reports: whether `class_reports` returns reports.
-      features_fingerprint: fingerprint of the checkpoint that computed the batches' cached features (default: "", no
-        cached features).
-    """
 
-    phase_steps: tuple[int, ...] = ()
-    has_schedule = True
-    steps_per_epoch = 0
-    num_eval_batches = 0
-    eval_first = False
-    patience = 0
-    best_metric = ""
-    unlabeled_source = ""
-    reinit_params: tuple[str, ...] = ()
-    can_add_pieces = False
-    notes: tuple[str, ...] = ()
-    data_hash = ""
-    features_fingerprint = ""
-    has_class_reports = False
+    Evaluation:
+      eval_every: steps between evaluations (0: no evaluation). The last step is always evaluated.
+      eval_first: whether to evaluate before the first step as well.
+      num_eval_batches: number of batches per evaluation (default: 0, unknown).
+      best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
+      other_tasks: tasks that are evaluated with the same parameters. `general` adds metrics such as `general_mlm_loss`.
+      labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
+      unlabeled_source: evaluation file or data set if it has no labels (default: "", it has labels).
+
+    Start from a checkpoint (`--init_from`):
+      reinit_params: top-level parameters of the output layer. They start with random values, unless the checkpoint has
+        an output layer with the same labels.
+      can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces.
+      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training.
+
+    Data and workdir:
+      data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
+      workdir_files: files to store in the workdir (content by name), so that checkpoints can be used without the data.
+      results: fields about the data for `results.json`.
+      notes: lines about the data for the log.
+    """
 
     objective: Objective
     total_steps: int
     warmup_steps: int
-    eval_every: int
-    checkpoint_every: int
+    has_schedule = True
     batch_sizes: tuple[int, ...]
+    steps_per_epoch = 0
+    checkpoint_every: int
+
+    eval_every: int
+    eval_first = False
+    num_eval_batches = 0
+    best_metric = ""
+    labels: Sequence[str] = ()
+    unlabeled_source = ""
+
+    reinit_params: tuple[str, ...] = ()
+    can_add_pieces = False
+    has_cached_features = False
+
+    data_hash = ""
+    notes: tuple[str, ...] = ()
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -153,24 +151,29 @@ class Task:
         self.results: dict[str, Any] = {}
         self.other_tasks: dict[str, Task] = {}
 
+    @property
+    def phase_steps(self) -> tuple[int, ...]:
+        """Number of steps of each training phase. All batches of a phase have the same shape."""
+        return (self.total_steps,)
+
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
         """Yields the shard's rows of each training batch, starting at `start_step`."""
         raise UsageError("the task was built without training data; use the command `train`")
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the evaluation batches. Each example occurs once. Padding rows have weight 0."""
+        """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have weight 0."""
         raise UsageError("the task has no evaluation data; set a corpus or a folder in config.data")
 
     def cost_before(self, step: int) -> StepCost:
-        """Returns the cost of all steps before `step`."""
+        """Returns rows, positions and FLOPs of all steps before `step`, for tokens seen, MFU and time left."""
         raise NotImplementedError
 
-    def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
-        """Returns a batch for benchmarks, with the batch shape of a training phase. The data is random or typical."""
+    def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
+        """Returns a batch for benchmarks, with the shape of a training phase's batches. Without data, it is random."""
         raise NotImplementedError
 
-    def typical_step(self) -> int:
-        """Returns a step whose batch has the shape of `synthetic_batch(0)`."""
+    def benchmark_step(self) -> int:
+        """Returns the step whose batch `benchmark_batch(0)` returns."""
         return 0
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
@@ -187,18 +190,18 @@ class Task:
         return means
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of a simple baseline without a model (default: {}, no baseline)."""
+        """Returns the metrics of a baseline that ignores the input (default: {}, no baseline)."""
         return {}
 
-    def check_data(self, wait: bool) -> None:
+    def check_data_files(self, wait: bool) -> None:
         """Raises a BertjaxError if a damaged data file was found. With `wait`, verifies all files first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        """Returns precision and recall of each class, by evaluation-set suffix (default: {}, no classes)."""
+        """Returns a class report for each evaluation set, by the suffix of its metrics: `_mismatched` for MNLI."""
         return {}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes predictions in the official format and returns the files."""
+        """Writes predictions in the format of the task's benchmark and returns the files."""
         raise NotImplementedError
 
     @property

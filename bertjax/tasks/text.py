@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.config.fields import one_of
-from bertjax.data.finetuning.examples import Examples, constant_prediction, in_input_order, known_labels
+from bertjax.data.finetuning.batches import in_input_order
+from bertjax.data.finetuning.examples import Examples, constant_prediction, known_labels
 from bertjax.data.finetuning.labeled_text import Target, encode_rows, read_label, read_labels
 from bertjax.data.finetuning.tables import FORMATS, ReadStats, Row, escape_line, read_table
 from bertjax.errors import UsageError
@@ -66,7 +67,7 @@ class TableData(FinetuningData):
         return bool(self.train_file or self.dev_file or self.test_file)
 
     def file_of(self, split: str) -> str:
-        """Returns the file of "train", "dev" or "test"."""
+        """Returns the file of the split "train", "dev" or "test"."""
         file = {"train": self.train_file, "dev": self.dev_file, "test": self.test_file}[split]
         if not file:
             raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
@@ -78,7 +79,7 @@ class TableData(FinetuningData):
         Args:
           file: name of one of the three files.
           columns: names of the columns.
-          keep_short: whether to keep rows with too few fields, so that every row of the file gets a prediction.
+          keep_short: whether to keep rows that lack fields, so that every row of the file gets a prediction.
         """
         path = Path(self.path).expanduser() / file
         form = path.suffix.removeprefix(".").lower()
@@ -130,7 +131,7 @@ class TextData(TableData):
 
 @dataclasses.dataclass(frozen=True)
 class Config(FinetuningConfig):
-    """Config of classification or regression of your own texts."""
+    """Config of text classification or regression on your own data."""
 
     task: str = "text"
     data: TextData = TextData()
@@ -152,8 +153,6 @@ class Task(FinetuningTask):
     config: Config
 
     def __init__(self, config: Config, train: bool = True) -> None:
-        if train and not config.data.train_file:
-            raise UsageError(self.missing_data)
         self.default_metric = _DEFAULT_METRICS[config.data.kind]
         self.labels = () if config.data.kind == "number" else ("0", "1")
         super().__init__(config, train)
@@ -176,7 +175,6 @@ class Task(FinetuningTask):
         data = self.config.data
         if data.kind != "number":
             self.labels = saved_labels(data.labels, CLASSES, MULTILABEL) or _read_labels(data)
-        self.has_class_reports = bool(self.labels)
         super().load(train)
 
     def read_examples(self, split: str) -> Examples:
@@ -194,7 +192,10 @@ class Task(FinetuningTask):
         return self._metrics(self._predictions(outputs))
 
     def baseline(self) -> dict[str, float]:
-        """Returns the scores of a constant prediction: most frequent class, mean, or labels of most rows."""
+        """Returns the scores of a constant prediction: the most frequent class, the mean, or all frequent labels.
+
+        For `multilabel`, frequent labels are those of more than half of the rows.
+        """
         labels = self.eval_examples.rows["labels"]
         if self.config.data.kind == "multilabel":
             frequent = labels[known_labels(labels)].mean(axis=0) > 0.5
@@ -208,7 +209,7 @@ class Task(FinetuningTask):
         return {"": make_report(self.labels, self._predictions(outputs)[known], labels[known])}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes a header `prediction`, then one prediction per row of the input file."""
+        """Writes a file with the header `prediction`, then one prediction per row of the input file."""
         predictions, data = self._predictions(outputs), self.config.data
         if data.kind == "multilabel":
             texts = [data.label_separator.join(self.labels[id_] for id_ in np.flatnonzero(row)) for row in predictions]

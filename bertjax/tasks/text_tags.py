@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
-from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.tagging import TaggingTask
 from bertjax.tasks.text import TableData
@@ -30,11 +29,6 @@ class Task(TaggingTask):
     labels = ("O", "B-X")
     output_name = "text/tags"
     config: Config
-
-    def __init__(self, config: Config, train: bool = True) -> None:
-        if train and not config.data.train_file:
-            raise UsageError(self.missing_data)
-        super().__init__(config, train)
 
     def read_words(self, split: str) -> TaggedText:
         data = self.config.data

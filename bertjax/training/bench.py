@@ -1,23 +1,30 @@
-"""Benchmark of the train step on one fixed batch, without an input pipeline."""
+"""Benchmarks of the train step on one fixed batch, and of the pre-training input pipeline."""
 
+import dataclasses
+import itertools
 import logging
 import math
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
+from bertjax.data.schema import is_token
+from bertjax.data.shard import SINGLE_SHARD
+from bertjax.errors import UsageError
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.model.partitioning import resolve_layout
+from bertjax.tasks import pretraining
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
-from bertjax.tasks.task import Task
+from bertjax.tasks.task import NumpyBatch, Task
 from bertjax.training.evaluation import check_batch_sizes
-from bertjax.training.optimizer import bert_schedule, make_optimizer
+from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.sharding import make_mesh, put_batch, replicated
 from bertjax.training.state import TrainState, init_state
@@ -25,12 +32,15 @@ from bertjax.training.step import compute_metrics, make_train_step
 
 logger = logging.getLogger(__name__)
 
+_WARM_UP_BATCHES = 10
+_ROUNDS = 2
+
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_dir: str = "") -> dict[str, Any]:
     """Times train steps on one batch. The first step, which includes compilation, is timed separately.
 
     Args:
-      task: task to time. Its `synthetic_batch` is the input of every step.
+      task: task to time. Its `benchmark_batch` is the input of every step.
       steps: number of timed steps; `seconds_per_step` is their median.
       profile_steps: timed steps to profile, counted from 0.
       profile_dir: log directory of the profile (default: a new temporary folder).
@@ -61,7 +71,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
     # Measure peak FLOP/s after the steps, because the speed of a CPU depends on its temperature.
     peak, source = peak_flops_per_second(jax.devices())
     metrics = compute_metrics(jax.device_get(state.sums))
-    step = task.typical_step()
+    step = task.benchmark_step()
     cost = task.cost_before(step + 1) - task.cost_before(step)
     token_fraction, attention_fraction = metrics.pop(TOKEN_FRACTION), metrics.pop(ATTENTION_FRACTION)
     if not_finite := [name for name, value in metrics.items() if not math.isfinite(value)]:
@@ -90,7 +100,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0), profile_
 
 
 def step_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the (name, value, unit) of each measurement of `bench_step`."""
+    """Returns the result of `bench_step` as rows (name, value, unit) of a table."""
     losses = [(name, "not finite" if value is None else f"{value:.4f}", "") for name, value in result["losses"].items()]
     peak = result["peak_flops_per_second"]
     return [
@@ -119,8 +129,8 @@ def make_bench_step(task: Task) -> tuple[Callable[..., TrainState], TrainState, 
     optimizer = make_optimizer(config.optimizer)
     state = init_state(task.objective, optimizer, mesh, jax.random.key(config.seed))
     key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))
-    schedule = bert_schedule(config.optimizer.learning_rate, task.warmup_steps, task.total_steps)
-    inputs = (put_batch(task.synthetic_batch(), mesh), key, schedule)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
+    inputs = (put_batch(task.benchmark_batch(), mesh), key, schedule)
     return make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps), state, inputs
 
 
@@ -129,3 +139,92 @@ def _peak_memory_bytes() -> int:
     if memory_stats:
         return memory_stats["peak_bytes_in_use"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def bench_input(task: pretraining.Task, seconds: float) -> dict[str, Any]:
+    """Times the batches of the first training phase, in training order, which is shuffled, and in corpus order.
+
+    Args:
+      task: task with a corpus.
+      seconds: duration of the measurement in each order.
+
+    Returns:
+      real_tokens_per_second: tokens per second without padding, in training order.
+      positions_per_second: tokens per second including padding, in training order.
+      sequential_positions_per_second: tokens per second including padding, in corpus order.
+      random_access_cost: fraction by which training order is slower than corpus order.
+      seconds_to_first_batch: time to the first batch, including opening or building the pair index.
+      batches: number of batches measured in training order.
+      seconds: duration of the measurement in training order.
+      token_fraction: fraction of positions that are not padding, in the first batches.
+      seq_len: tokens per row.
+      batch_size: rows per batch.
+    """
+    # The benchmark stops at a time limit, long before this number of steps.
+    phase = dataclasses.replace(task.config.phases[0], stop_step=1 << 40)
+
+    def batches(shuffle: bool) -> Iterator[NumpyBatch]:
+        return task.phase_batches(phase, phase.start_step, SINGLE_SHARD, shuffle)
+
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"--seconds={seconds} is out of range; use a value above 0 and at most 3600")
+    started = time.perf_counter()
+    stream = batches(shuffle=True)
+    first_batches = [next(stream)]
+    seconds_to_first_batch = time.perf_counter() - started
+    first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
+    token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
+    del stream
+    # Wait for the checksums, because hashing would compete with the measurement for the CPU.
+    task.check_data_files(wait=True)
+
+    count, elapsed = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+    # Alternate between the orders, so that other load affects both equally. Measure only one order at a time, since
+    # prefetching for one order would slow the other.
+    for shuffle in [True, False] * _ROUNDS:
+        batch_count, batch_seconds = _time_batches(batches(shuffle), seconds / _ROUNDS)
+        count[shuffle] += batch_count
+        elapsed[shuffle] += batch_seconds
+    rate = {shuffle: count[shuffle] * phase.batch_size * phase.seq_len / elapsed[shuffle] for shuffle in count}
+    return {
+        "real_tokens_per_second": token_fraction * rate[True],
+        "positions_per_second": rate[True],
+        "sequential_positions_per_second": rate[False],
+        "random_access_cost": 1 - rate[True] / rate[False],
+        "seconds_to_first_batch": seconds_to_first_batch,
+        "batches": count[True],
+        "seconds": elapsed[True],
+        "token_fraction": token_fraction,
+        "seq_len": phase.seq_len,
+        "batch_size": phase.batch_size,
+    }
+
+
+def input_table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the (name, value, unit) of each measurement of `bench_input`."""
+    return [
+        ("batch", f"{result['batch_size']:,} x {result['seq_len']:,}", "rows x tokens"),
+        ("first batch", f"{result['seconds_to_first_batch']:.1f}", "s"),
+        ("measured", f"{result['batches']:,}", f"batches in {result['seconds']:.1f} s"),
+        ("tokens", f"{100 * result['token_fraction']:.1f}", "% of positions, the rest is padding"),
+        ("corpus order", f"{result['sequential_positions_per_second']:,.0f}", "positions/s"),
+        ("training order", f"{result['positions_per_second']:,.0f}", "positions/s"),
+        ("cost of random access", f"{100 * result['random_access_cost']:.1f}", "% of the speed in corpus order"),
+        ("speed", f"{result['real_tokens_per_second']:,.0f}", "tokens/s in training order"),
+    ]
+
+
+def _time_batches(stream: Iterator[NumpyBatch], seconds: float) -> tuple[int, float]:
+    """Reads batches for some seconds, at least one, after a warm-up that starts the threads of the pipeline.
+
+    Returns:
+      The number of batches and the elapsed seconds.
+    """
+    for _ in range(_WARM_UP_BATCHES):
+        next(stream)
+    begin = time.perf_counter()
+    count = 0
+    while count == 0 or time.perf_counter() - begin < seconds:
+        next(stream)
+        count += 1
+    return count, time.perf_counter() - begin

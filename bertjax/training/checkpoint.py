@@ -25,11 +25,11 @@ from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
     array_shapes,
     check_fingerprint,
+    fingerprint,
     model_metadata,
     raise_unless_damage,
     read_metadata,
 )
-from bertjax.training.fingerprint import fingerprint
 from bertjax.training.multihost import is_collective_error
 from bertjax.training.state import TrainState
 from bertjax.utils.io import is_remote
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED = "damaged_checkpoints"
-# Hosts with replicas of the same array each write one part of it, if the parts have at least this many bytes.
+# Hosts that hold replicas of an array share its writing if each of them writes at least this many bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # Characters refused in paths: TensorStore reads them as a glob pattern and would not find the checkpoint.
@@ -77,7 +77,7 @@ class Checkpoints:
     """Wrapper of `orbax.checkpoint.CheckpointManager` for the checkpoints of one workdir."""
 
     def __init__(self, workdir: epath.Path, keep: int, model: nn.Module, every: int = 1) -> None:
-        """Opens or creates `workdir/checkpoints`, and removes the remains of interrupted saves.
+        """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
         Args:
           workdir: directory of the run.
@@ -124,15 +124,14 @@ class Checkpoints:
         """Returns the newest saved step. Returns None if there is no checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, score: float | None = None, metric_lines: int | None = None) -> None:
+    def save(self, state: TrainState, score: float | None = None) -> None:
         """Starts an asynchronous save and returns once the state is copied from the devices.
 
-        Waits for the previous save first. Does nothing if the step is saved already.
+        Waits for the previous save first. Does nothing if the step is already saved.
 
         Args:
           state: state to save.
           score: evaluation score, higher is better (default: None, the checkpoint is never selected as the best).
-          metric_lines: number of lines in `metrics.jsonl`. A resumed run checks that no line is missing.
 
         Raises:
           BertjaxError: this save or the previous one failed, for example on a full disk.
@@ -148,19 +147,14 @@ class Checkpoints:
             fingerprints=fingerprints,
             arrays=array_shapes(state),
             score=score,
-            metric_lines=metric_lines,
         )
         items = ocp.args.Composite(
             params=ocp.args.PyTreeSave(params),
             training=ocp.args.PyTreeSave(training),
-            meta=ocp.args.JsonSave(metadata.as_json()),
+            meta=ocp.args.JsonSave(dataclasses.asdict(metadata)),
         )
         metrics = None if score is None else {_SCORE: score}
         self._report_failure(lambda: self._manager.save(step, args=items, metrics=metrics))
-
-    def best(self) -> epath.Path:
-        """Returns the checkpoint with the highest score, or the newest if none has a score."""
-        return find_checkpoint(self._workdir)
 
     def wait(self) -> None:
         """Waits until the last save is complete."""
@@ -180,28 +174,22 @@ class Checkpoints:
                 raise
             raise BertjaxError(
                 f"saving a checkpoint in {self._workdir / CHECKPOINTS} failed ({first_line(error)}); "
-                f"{self._last_complete()}. Free some space or fix the cause, then run the same command again to resume"
+                f"{self.describe_last()}. Free some space or fix the cause, then run the same command again to resume"
             ) from error
 
-    def _last_complete(self) -> str:
+    def describe_last(self) -> str:
+        """Returns a clause for error messages that names the newest complete checkpoint."""
         try:
             steps = [step for step in self._manager.all_steps() if is_complete(self.path(step))]
         except Exception:  # A storage failure may affect listing, too.
             return "the last good checkpoint is unknown, because the directory cannot be listed"
-        return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no earlier checkpoint exists"
+        return f"the last good checkpoint is {self.path(max(steps))}" if steps else "no checkpoint was saved yet"
 
     def restore_latest(self, abstract: TrainState) -> TrainState | None:
         """Restores the newest undamaged checkpoint, after moving damaged ones to `workdir/damaged_checkpoints`.
 
-        Args:
-          abstract: shapes, dtypes and shardings of the state.
-
-        Returns:
-          The restored state. None if the workdir never contained a checkpoint.
-
-        Raises:
-          BertjaxError: all checkpoints are damaged, the newest undamaged one belongs to another model, or the storage
-            is unavailable.
+        Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
+        or if the newest undamaged one belongs to another model.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
@@ -229,7 +217,7 @@ class Checkpoints:
         return None
 
     def _differences(self, step: int, abstract: TrainState) -> list[str]:
-        """Lists how model and arrays of a saved step differ from this run, for example by an additional metric."""
+        """Lists the differences in model and arrays between a saved step and this run, such as an additional metric."""
         metadata = read_metadata(self.path(step))
         saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
         return differences(saved, {**self._model, "arrays": array_shapes(abstract)})
@@ -240,7 +228,7 @@ class Checkpoints:
         items = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                params=_restore_args(params), training=_restore_args(training), meta=ocp.args.JsonRestore()
+                params=restore_args(params), training=restore_args(training), meta=ocp.args.JsonRestore()
             ),
         )
         metadata = CheckpointMetadata.from_json(items["meta"])
@@ -263,7 +251,8 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 
-def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
+def restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
+    """Returns Orbax's arguments to restore arrays with the dtypes and shardings of `abstract`."""
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
 
 
@@ -273,13 +262,9 @@ def resolve_path(path: str | Path) -> epath.Path:
 
 
 def resolve_checkpoint_path(path: str | Path) -> epath.Path:
-    """Resolves the path of a workdir or checkpoint, and checks that Orbax supports it.
-
-    Raises:
-      UsageError: Orbax does not support the path.
-    """
+    """Resolves the path of a workdir or checkpoint. Raises a UsageError if Orbax does not support it."""
     if is_remote(path) and not str(path).startswith("gs://"):
-        raise UsageError(f"unsupported address of a checkpoint: {path}; use a local path or gs://")
+        raise UsageError(f"unsupported checkpoint path: {path}; use a local path or gs://")
     resolved = resolve_path(path)
     if characters := sorted(_GLOB_CHARACTERS & {*str(resolved)}):
         raise UsageError(
@@ -323,7 +308,7 @@ def find_checkpoint(path: str | Path) -> epath.Path:
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
-    """Returns whether a checkpoint is complete. A local directory gets its final name only when it is complete."""
+    """Returns True if a checkpoint is complete. A local directory gets its final name only when it is complete."""
     return not is_remote(checkpoint) or (checkpoint / ocp.path.atomicity.COMMIT_SUCCESS_FILE).exists()
 
 

@@ -29,9 +29,6 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
       experiment: `FILE[:ARGUMENTS]`.
       overrides: `--config.FIELD=VALUE` arguments.
       start: checkpoint whose architecture and vocabulary to use (default: None, those of the experiment).
-
-    Raises:
-      UsageError: the config is invalid, or the checkpoint does not exist.
     """
     config = load_config(experiment, overrides)
     if not isinstance(config.get("data"), ConfigDict) or not isinstance(config.get("model"), ConfigDict):
@@ -49,14 +46,9 @@ def experiment_config(experiment: str, overrides: Sequence[str], start: str | ep
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str]) -> ConfigDict:
-    """Loads the config that a checkpoint was trained with. Vocabulary and labels are read from the workdir.
+    """Loads the config that a checkpoint was trained with, and applies `--config.FIELD=VALUE` overrides.
 
-    Args:
-      checkpoint: directory of a step.
-      overrides: `--config.FIELD=VALUE` arguments.
-
-    Raises:
-      UsageError: the workdir has no config, or an override is invalid.
+    The vocabulary and the labels are those in the workdir, unless an override sets them.
     """
     workdir = workdir_of(checkpoint)
     config = load_saved_config(workdir / CONFIG, overrides)
@@ -92,7 +84,7 @@ def choose_split(config: ConfigDict, split: str) -> ConfigDict:
 
 
 def choose_evaluation(config: ConfigDict, split: str) -> ConfigDict:
-    """Sets the split to evaluate, and returns the config. A test file is read like a dev file, with labels."""
+    """Returns the config with the split to evaluate. Reads a test file like a dev file, with labels."""
     config = choose_split(config, split)
     if split != SPLITS[0] and "test_file" in config.data:
         if not config.data.test_file:

@@ -1,13 +1,16 @@
-"""Checkpoint metadata (kind of model, architecture, fingerprints), and detection of damaged checkpoints."""
+"""Metadata of checkpoints (kind of model, architecture), and fingerprints of their arrays, which detect damage."""
 
 import dataclasses
 import errno
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from bertjax.errors import BertjaxError, first_line
@@ -29,6 +32,12 @@ _UNAVAILABLE_ERRNO = {
     errno.ETIMEDOUT,
     errno.ECONNRESET,
 }
+# Number of independent 32-bit sums of a fingerprint, each with its own seed.
+_LANES = 2
+# Smaller arrays are hashed with NumPy, which needs no compilation.
+_SMALL_BYTES = 1 << 20
+# Large NumPy arrays are hashed in slices of this size, to save memory.
+_SLICE_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +48,9 @@ class CheckpointMetadata:
       step: training step (0: converted checkpoint).
       model: kind of model, as `bertjax.model.heads.model_kind` returns it.
       architecture: fields of `Architecture`.
-      fingerprints: hash of the arrays of each item, `params` and `training`.
+      fingerprints: `fingerprint` of the items `params` and `training`.
       arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).
       score: evaluation score, higher is better (default: None, no score).
-      metric_lines: number of lines in `metrics.jsonl` before the checkpoint (default: None, unknown).
     """
 
     step: int
@@ -51,18 +59,16 @@ class CheckpointMetadata:
     fingerprints: dict[str, str]
     arrays: dict[str, str] = dataclasses.field(default_factory=dict)
     score: float | None = None
-    metric_lines: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the metadata as a JSON object."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Parses the JSON object that `as_json` returns. Missing fields of the architecture get their defaults."""
+        """Parses the JSON object of a checkpoint. Missing fields of the architecture get their defaults."""
         try:
             architecture = {**dataclasses.asdict(Architecture()), **content["architecture"]}
-            metadata = cls(**{**content, "architecture": architecture})
+            fields = {**content, "architecture": architecture}
+            # Some checkpoints contain this field, which is not used.
+            fields.pop("metric_lines", None)
+            metadata = cls(**fields)
             if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
                 raise TypeError("wrong type of fingerprints or model")
             return metadata
@@ -73,12 +79,12 @@ class CheckpointMetadata:
 
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Returns the metadata fields `model` and `architecture` for a model."""
+    """Returns the fields `model` and `architecture` of `CheckpointMetadata` for a Flax module."""
     return {"model": model_kind(model), "architecture": dataclasses.asdict(model.config.architecture)}
 
 
 def array_shapes(tree: Any) -> dict[str, str]:
-    """Returns dtype and shape of each array of a tree by name, such as `float32[2, 3]`."""
+    """Returns dtype and shape of each array by path, such as `float32[2, 3]`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype.name}{list(leaf.shape)}"
@@ -87,11 +93,7 @@ def array_shapes(tree: Any) -> dict[str, str]:
 
 
 def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
-    """Reads the metadata of a checkpoint directory.
-
-    Raises:
-      BertjaxError: the metadata is missing or damaged.
-    """
+    """Reads the metadata of a checkpoint. Raises a BertjaxError if it is missing or damaged."""
     file = checkpoint / "meta" / "metadata"
     try:
         return CheckpointMetadata.from_json(read_json_object(file))
@@ -115,9 +117,7 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
     """Raises if an error while reading a checkpoint has a cause other than damaged files.
 
-    Raises:
-      BertjaxError: memory, storage or network is unavailable.
-      Exception: `error` itself, if another process of the run has died.
+    The cause may be that another process of the run has died, or that memory, storage or network is unavailable.
     """
     if is_collective_error(error):
         raise error
@@ -137,3 +137,63 @@ def check_fingerprint(name: str, computed: str, metadata: CheckpointMetadata) ->
     saved = metadata.fingerprints[name]
     if computed != saved:
         raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")
+
+
+def fingerprint(tree: Any) -> str:
+    """Returns a hash of arrays: 16 hexadecimal digits that change with any bit, name, shape or dtype.
+
+    The hash is equal for NumPy arrays, arrays on one device and arrays on any mesh. The bits of each element are mixed
+    with the element's index, and the results are summed, so the order of computation does not matter. The mixing is
+    nonlinear, so that changes such as two swapped elements do not cancel. The hash is not cryptographic.
+
+    Args:
+      tree: tree of arrays on any devices, or of NumPy arrays. Elements must have 4 bytes.
+    """
+    total = np.zeros(_LANES, np.uint32)
+    for seeds, leaf in _leaves_with_seeds(tree):
+        if leaf.nbytes <= _SMALL_BYTES and getattr(leaf, "is_fully_addressable", True):
+            total += _numpy_sum(np.asarray(leaf), seeds)
+        elif isinstance(leaf, np.ndarray):
+            rows = max(1, _SLICE_BYTES * len(leaf) // leaf.nbytes)
+            for row in range(0, len(leaf), rows):
+                first = np.uint32(row * (leaf.size // len(leaf)) % 2**32)
+                total += jax.device_get(_device_sum(leaf[row : row + rows], seeds, first))
+        else:
+            # Fetch each sum before the next one starts: concurrent all-reduces over devices of one CPU can deadlock.
+            total += jax.device_get(_device_sum(leaf, seeds, np.uint32(0)))
+    return "".join(f"{int(lane):08x}" for lane in total)
+
+
+def _numpy_sum(x: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """Returns the sums (uint32 [lanes]) of an entire array, as `_device_sum` does, but needs no compilation."""
+    bits = np.ascontiguousarray(x).reshape(-1).view(np.uint32)
+    index = np.arange(bits.size, dtype=np.uint32)
+    return np.array([np.sum(_mix(bits ^ _mix(index ^ seed)), dtype=np.uint32) for seed in seeds])
+
+
+def _leaves_with_seeds(tree: Any) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yields seeds and arrays. The seeds (uint32 [lanes]) depend on the name, shape and dtype of the array."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = f"{jax.tree_util.keystr(path)} {tuple(leaf.shape)} {leaf.dtype.name}"
+        digest = hashlib.blake2b(name.encode(), digest_size=4 * _LANES).digest()
+        yield np.frombuffer(digest, "<u4").astype(np.uint32), leaf
+
+
+# Jit per array instead of per tree, so that arrays of the same shape share one compilation.
+@jax.jit
+def _device_sum(x: jax.Array, seeds: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns the sums (uint32 [lanes]) of an array or slice. `first` is the index of its first element."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    index = jnp.full_like(bits, first)
+    stride = 1
+    for axis in reversed(range(bits.ndim)):
+        index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= bits.shape[axis]
+    return jnp.stack([jnp.sum(_mix(bits ^ _mix(index ^ seeds[lane])), dtype=jnp.uint32) for lane in range(_LANES)])
+
+
+def _mix(x: Any) -> Any:
+    """Applies the finalizer of MurmurHash3 (32 bits), a permutation in which each input bit affects all output bits."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))

@@ -21,22 +21,19 @@ class DivergenceError(BertjaxError):
 
 
 @contextlib.contextmanager
-def name_last_checkpoint(checkpoints: Checkpoints) -> Iterator[None]:
-    """Adds the last good checkpoint and advice to the message of a `DivergenceError` raised in the block."""
+def explain_divergence(checkpoints: Checkpoints) -> Iterator[None]:
+    """Adds the last good checkpoint and advice to the message of a `DivergenceError` that the block raises."""
     try:
         yield
     except DivergenceError as error:
         checkpoints.wait()
-        last = checkpoints.latest_step()
-        good = (
-            "no checkpoint was saved yet" if last is None else f"the last good checkpoint is {checkpoints.path(last)}"
-        )
         raise DivergenceError(
-            f"{error}; {good}; use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
+            f"{error}; {checkpoints.describe_last()}; use a lower optimizer.learning_rate or a longer warm-up, "
+            "in a new --workdir"
         ) from error
 
 
-def check_step(state: TrainState) -> None:
+def check_steps_finite(state: TrainState) -> None:
     """Waits for all dispatched steps. Raises if the loss or gradient of any step was not finite."""
     bad_step = int(jax.device_get(state.bad_step))
     if bad_step >= 0:
@@ -55,12 +52,12 @@ def check_loss(loss: float, first_loss: float, step: int, factor: float) -> None
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
 
 
-def check_data(task: Task, *, wait: bool) -> None:
+def check_data_files(task: Task, *, wait: bool) -> None:
     """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
 
     def check() -> None:
         try:
-            task.check_data(wait)
+            task.check_data_files(wait)
         except BertjaxError as error:
             raise BertjaxError(
                 f"{error}; checkpoints of this run may be affected, so train in a new --workdir"

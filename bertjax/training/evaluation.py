@@ -34,34 +34,26 @@ from bertjax.utils.terminal import progress_bar
 logger = logging.getLogger(__name__)
 
 
-def evaluate(task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None) -> dict[str, float]:
-    """Evaluates parameters on a task and returns all metrics.
-
-    Args:
-      task: task with evaluation data.
-      mesh: mesh of the parameters.
-      params: parameters.
-      heartbeat: called after each batch.
-    """
-    values = task.evaluate(*predict(task, mesh, params, heartbeat))
-    return {**values, **_evaluate_others(task, mesh, params, heartbeat)}
-
-
-def _evaluate_others(
+def evaluate(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Returns the metrics of the task's `other_tasks`."""
-    return {
-        f"{prefix}_{name}": value
-        for prefix, other in task.other_tasks.items()
-        for name, value in evaluate(other, mesh, params, heartbeat).items()
-    }
+) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
+    """Evaluates parameters on a task and on its `other_tasks`. Calls `heartbeat` after each batch.
+
+    Returns:
+      Metrics of all tasks, and the outputs of each evaluation batch of `task`.
+    """
+    means, outputs = predict(task, mesh, params, heartbeat)
+    values = dict(task.evaluate(means, outputs))
+    for prefix, other in task.other_tasks.items():
+        other_values, _ = evaluate(other, mesh, params, heartbeat)
+        values |= {f"{prefix}_{name}": value for name, value in other_values.items()}
+    return values, outputs
 
 
 def predict(
     task: Task, mesh: Mesh, params: Any, heartbeat: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
-    """Returns mean metrics, including the total loss, and the outputs of all evaluation batches in order."""
+    """Returns the mean of each metric, including the total loss, and the outputs of each evaluation batch in order."""
     eval_step = make_eval_step(task.objective, mesh)
     names = task.objective.metrics
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
@@ -75,36 +67,30 @@ def predict(
             outputs[-2:-1] = jax.device_get(outputs[-2:-1])
             bar.update()
             heartbeat()
-    return add_loss(compute_metrics(jax.device_get(sums)), task.objective), jax.device_get(outputs)
+    return with_total_loss(compute_metrics(jax.device_get(sums)), task.objective), jax.device_get(outputs)
 
 
-def add_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
+def with_total_loss(values: dict[str, float], objective: Objective) -> dict[str, float]:
     """Returns the metrics with `loss`, the sum of all losses. Without losses, returns them unchanged."""
     losses = [values[name] for name in objective.losses if name in values]
     return {**values, "loss": sum(losses)} if losses else values
 
 
 def evaluate_checkpoint(task: Task, checkpoint: epath.Path) -> dict[str, float]:
-    """Returns the evaluation metrics of a checkpoint, and logs the metrics of each class.
-
-    Raises:
-      UsageError: the checkpoint does not fit the model of the task, or the examples have no labels.
-      BertjaxError: the loss is not finite.
-    """
+    """Returns the evaluation metrics of a checkpoint, and logs the metrics of each class."""
     check_labeled(task)
     mesh, params = mesh_and_params(task, checkpoint)
-    means, outputs = predict(task, mesh, params)
-    if task.has_class_reports:
+    values, outputs = evaluate(task, mesh, params)
+    if task.labels:
         log_reports(task.class_reports(outputs))
-    values = {**task.evaluate(means, outputs), **_evaluate_others(task, mesh, params)}
-    task.check_data(wait=True)
+    task.check_data_files(wait=True)
     if not math.isfinite(values.get("loss", 0.0)):
         raise BertjaxError(f"the evaluation loss of {checkpoint} is not finite; use an older checkpoint")
     return values
 
 
 def mesh_and_params(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
-    """Builds the mesh, and loads the parameters of a checkpoint that was trained for the task."""
+    """Builds the mesh of a task, and loads the parameters of a checkpoint that was trained for the task."""
     mesh = make_mesh(task.config.mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)

@@ -1,36 +1,66 @@
-"""Compatibility checks between a task and the checkpoint that it starts from or evaluates."""
+"""Checks that a checkpoint fits the task that starts from it or evaluates it, and new pieces of its vocabulary."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Collection
 
+import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from bertjax.data.corpus.vocabulary import ENTRY, load_vocabulary, workdir_vocabulary
+from bertjax.data.corpus.vocabulary import (
+    CONTINUATION,
+    ENTRY,
+    WORDPIECE,
+    Vocabulary,
+    load_vocabulary,
+    workdir_vocabulary,
+)
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.model.heads import model_kind
 from bertjax.tasks.finetuning.output_layer import MULTILABEL, OUTPUT_LAYER, read_output_layer
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import workdir_of
 from bertjax.training.checkpoint_metadata import read_metadata, saved_architecture
-from bertjax.training.new_pieces import NewPieces, find_new_pieces
 from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
+
+# Parameters of masked-LM models with one row per piece of the vocabulary.
+VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class NewPieces:
+    """Pieces that a vocabulary adds after those of a checkpoint.
+
+    Attributes:
+      first_id: id of the first new piece. It is the size of the checkpoint's vocabulary.
+      parts: ids of the old pieces that each new piece was split into.
+    """
+
+    first_id: int
+    parts: tuple[tuple[int, ...], ...]
+
+    def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
+        """Returns a parameter with rows for the new pieces. The row of a new piece is the mean of its parts' rows.
+
+        Args:
+          rows: parameter of the checkpoint, [padded old vocabulary, ...].
+          num_rows: size of the new vocabulary with padding. Padding rows are 0.
+        """
+        old = rows[: self.first_id]
+        new = np.stack([old[list(part)].mean(axis=0) for part in self.parts])
+        padding = np.zeros((num_rows - len(old) - len(new), *rows.shape[1:]), rows.dtype)
+        return np.concatenate([old, new, padding])
 
 
 def adopt(config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] = ()) -> ConfigDict:
     """Returns a copy of a config with the architecture of a checkpoint, and with its vocabulary if unset.
 
-    Args:
-      config: config of an experiment.
-      checkpoint: directory of a step.
-      explicit: architecture fields that the user set.
-
-    Raises:
-      UsageError: the user set an architecture field to a different value.
-      BertjaxError: the checkpoint is damaged.
+    `explicit` contains the architecture fields that the user set. If the checkpoint has a different value, raises a
+    UsageError.
     """
     config = config.copy_and_resolve_references()
     for name, saved in vars(saved_architecture(checkpoint)).items():
@@ -53,14 +83,14 @@ def adopt(config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] 
 
 
 def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
-    """Returns whether the output layer of a checkpoint has the labels of a task, so that training can continue it."""
+    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can start from it."""
     layer = read_output_layer(workdir_of(checkpoint))
     if layer is None or OUTPUT_LAYER not in task.workdir_files:
         return False
     if read_metadata(checkpoint).model != model_kind(task.objective.model):
         return False
     saved, expected = json.loads(layer.as_json()), json.loads(task.workdir_files[OUTPUT_LAYER])
-    # Outputs without labels, such as scores, are the same only for the same task.
+    # Output layers without labels, such as those of regression, fit only the same task.
     fields = ("kind", "labels") if layer.labels else ("kind", "output")
     return all(saved[field] == expected[field] for field in fields)
 
@@ -80,13 +110,9 @@ def check_vocabulary(task: Task, checkpoint: epath.Path) -> None:
 
 
 def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | None:
-    """Checks the vocabulary of an initial checkpoint against that of the task's data.
+    """Returns the pieces that the vocabulary of the task's data adds to the checkpoint's. Returns None if it adds none.
 
-    Returns:
-      The pieces that the data's vocabulary adds to the checkpoint's. None if the vocabularies are equal.
-
-    Raises:
-      UsageError: the vocabularies differ, and the task cannot start with new pieces.
+    Raises a UsageError if the vocabularies differ in another way, or if the task cannot start with new pieces.
     """
     if task.can_add_pieces and (workdir_of(checkpoint) / ENTRY).exists() and ENTRY in task.workdir_files:
         entry = json.loads(task.workdir_files[ENTRY])
@@ -98,17 +124,9 @@ def check_initial_vocabulary(task: Task, checkpoint: epath.Path) -> NewPieces | 
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Checks that the output layer of a checkpoint fits a task, and matches its outputs to the task's labels.
+    """Returns the index of the output for each label of a task, or [] if outputs and labels have the same order.
 
-    Args:
-      task: task to evaluate.
-      checkpoint: directory of a step.
-
-    Returns:
-      For each label of the task, the index of its output. [] if outputs and labels have the same order.
-
-    Raises:
-      UsageError: the output layer was trained for a different task, even if the shapes match.
+    Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
     """
     layer = read_output_layer(workdir_of(checkpoint))
     if OUTPUT_LAYER not in task.workdir_files or layer is None:
@@ -132,7 +150,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
 
 
 def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -> list[int]:
-    """Returns the index of each label's output, matched by name. Returns [] if the order stays the same."""
+    """Returns the index of the output for each label, matched by name. Returns [] if the orders are equal."""
     saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
     if sorted(saved_names) == sorted(names):
         return [] if saved_names == names else [saved_names.index(name) for name in names]
@@ -147,3 +165,29 @@ def _output_order(saved: list[str], labels: list[str], checkpoint: epath.Path) -
 
 def _quoted(value: str | list[str]) -> str:
     return quoted(value) if isinstance(value, str) else listed(value) or "(none)"
+
+
+def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
+    """Returns the pieces that `new` adds to `old`. Returns None if `new` does not begin with all pieces of `old`."""
+    is_extended = new.kind == old.kind == WORDPIECE and new.lower_case == old.lower_case and new.size > old.size
+    if not is_extended or new.pieces[: old.size] != old.pieces:
+        return None
+    ids = {piece: index for index, piece in enumerate(old.pieces)}
+    return NewPieces(old.size, tuple(_split(piece, ids, old.unk_id) for piece in new.pieces[old.size :]))
+
+
+def _split(piece: str, ids: dict[str, int], unk_id: int) -> tuple[int, ...]:
+    """Returns the ids of the pieces that WordPiece splits a new piece into (longest match first).
+
+    A piece that starts with `##` continues a word, so all pieces it is split into start with `##`. `Tokenizer` cannot
+    split such a piece, because its input is text.
+    """
+    prefix = CONTINUATION if piece.startswith(CONTINUATION) else ""
+    rest, parts = piece.removeprefix(CONTINUATION), []
+    while rest:
+        length = next((length for length in range(len(rest), 0, -1) if prefix + rest[:length] in ids), 0)
+        if not length:
+            return (unk_id,)
+        parts.append(ids[prefix + rest[:length]])
+        prefix, rest = CONTINUATION, rest[length:]
+    return tuple(parts) or (unk_id,)

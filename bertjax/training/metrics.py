@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from etils import epath
 
@@ -26,19 +26,6 @@ TIMING = "timing.jsonl"
 HELD_OUT = "eval_"
 # Minimum seconds between rewrites of a file in object storage, which cannot append to files.
 _REWRITE_SECONDS = 60.0
-
-
-class MetricsWriter(Protocol):
-    """Destination of scalar metrics."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the values of a step."""
-
-    def flush(self) -> None:
-        """Writes all buffered values to storage."""
-
-    def close(self) -> None:
-        """Flushes and releases the destination."""
 
 
 def read_lines(path: epath.Path) -> list[dict[str, Any]]:
@@ -57,10 +44,10 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[str, float]:
-    """Returns the values of a line under the tags of TensorBoard and trackers: `train/NAME` or `eval/NAME`.
+    """Returns the values of a line by their tags in TensorBoard and trackers: `train/NAME` or `eval/NAME`.
 
-    Each quantity has one tag. A line of an evaluation contributes only its evaluation metrics, because the lines of
-    training contain the other values. If there is only one loss, its tag is `loss`.
+    Of the line of an evaluation, only the evaluation metrics are returned, because the lines of training contain the
+    other values. If there is only one loss, it is returned only as `loss`.
 
     Args:
       values: values of a line of `metrics.jsonl` or `timing.jsonl`.
@@ -68,29 +55,23 @@ def group_metrics(values: Mapping[str, float], losses: Sequence[str]) -> dict[st
     """
     evaluated = {name.removeprefix(HELD_OUT): value for name, value in values.items() if name.startswith(HELD_OUT)}
     group, shown = ("eval", evaluated) if evaluated else ("train", values)
-    # A suffix names the evaluation set, as in `cross_entropy_mismatched`.
+    # `duplicates` also matches the losses of further evaluation sets, such as `cross_entropy_mismatched`.
     duplicates = tuple(losses) if len(losses) == 1 and "loss" in shown else ()
     return {f"{group}/{name}": value for name, value in shown.items() if not name.startswith(duplicates)}
 
 
 class JsonlWriter:
-    """Writer that appends a line per step to a JSON Lines file. In object storage, `flush` rewrites the file.
-
-    Attributes:
-      num_lines: number of lines in the file.
-    """
+    """Writer that appends a line per step to a JSON Lines file. In object storage, `flush` rewrites the file."""
 
     def __init__(self, path: epath.Path, step: int) -> None:
         """Opens the file of a run that resumes after `step`, and removes the lines of later steps."""
         self._path, self._appends = path, not is_remote(path)
         self._lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
         write_atomic(path, "".join(self._lines))
-        self.num_lines = len(self._lines)
         self._is_behind, self._flushed_at = False, time.monotonic()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        line = json.dumps({"step": step, **{name: round_digits(value) for name, value in values.items()}}) + "\n"
-        self.num_lines += 1
+        line = json.dumps({"step": step, **{name: json_number(value) for name, value in values.items()}}) + "\n"
         if self._appends:
             with self._path.open("a") as file:
                 file.write(line)
@@ -133,7 +114,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def close(self) -> None:
-        # Ignore failures of remote storage here, since they have already ended the run with an error.
+        # Ignore failures of remote storage here, because they have already ended the run with an error.
         with contextlib.suppress(*([Exception] if self._is_remote else [])):
             self._file.close()
 
@@ -179,13 +160,7 @@ class TrackerWriter:
     """Writer to an experiment tracker with the interface of Weights & Biases."""
 
     def __init__(self, name: str, workdir: epath.Path, config: Mapping[str, Any]) -> None:
-        """Starts or resumes the tracker's run.
-
-        Args:
-          name: `wandb` or `trackio`.
-          workdir: workdir of the run. Its path is the name of the tracker's run.
-          config: config of the run.
-        """
+        """Starts or resumes the run of a tracker, `wandb` or `trackio`. The workdir is its name in the tracker."""
         try:
             self._tracker = importlib.import_module(name)
         except ImportError as error:
@@ -205,8 +180,8 @@ class TrackerWriter:
         self._tracker.finish()
 
 
-def round_digits(value: float) -> float | int | str:
-    """Rounds to seven significant digits, the precision of float32. Returns NaN and infinity as strings for JSON."""
+def json_number(value: float) -> float | int | str:
+    """Rounds to seven significant digits, the precision of float32. Returns NaN and infinity as strings."""
     if isinstance(value, int):
         return value
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)

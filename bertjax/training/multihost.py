@@ -1,4 +1,4 @@
-"""Multi-process runs: connecting processes, broadcasting values of host 0, and raising errors on all hosts."""
+"""Multi-process runs: connects processes, broadcasts values of host 0, and raises errors on all hosts."""
 
 import atexit
 import contextlib
@@ -53,10 +53,6 @@ def initialize_distributed(config: ClusterConfig) -> None:
 
     JAX detects the processes on TPU pods, GKE and Slurm. On other clusters, the environment variables
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe them.
-
-    Raises:
-      UsageError: one of the three variables is missing or invalid.
-      BertjaxError: JAX found no cluster or could not connect to process 0.
     """
     if jax.distributed.is_initialized():
         return
@@ -94,13 +90,9 @@ def _processes_from_environment() -> dict[str, Any]:
 
 
 def raise_on_all_hosts(check: Callable[[], None]) -> None:
-    """Runs a check on every process. Raises the error of one process on all, so that no process waits forever.
+    """Runs `check` on every process. If it raises a BertjaxError on any process, raises that error on all processes.
 
-    Args:
-      check: function that raises a BertjaxError if the check fails.
-
-    Raises:
-      BertjaxError: the error of the first process on which the check failed.
+    Otherwise, the other processes would wait forever for the process that failed.
     """
     if jax.process_count() == 1:
         check()
@@ -124,11 +116,7 @@ def raise_on_all_hosts(check: Callable[[], None]) -> None:
 
 
 def broadcast_from_host0(read: Callable[[], T]) -> T:
-    """Runs `read` on process 0 and returns its result on all processes.
-
-    Args:
-      read: function that returns a JSON value.
-    """
+    """Runs `read` on process 0 and returns its result, a JSON value, on all processes."""
     if jax.process_count() == 1:
         return read()
     content = b""
@@ -145,13 +133,9 @@ def broadcast_from_host0(read: Callable[[], T]) -> T:
 
 
 def assert_same_run(description: dict[str, Any]) -> None:
-    """Raises on all processes if the config or the data of a process differs from those of process 0.
+    """Raises a UsageError on all processes if the description of a process's run differs from that of process 0.
 
-    Args:
-      description: JSON values that identify a run. Paths, timeouts and ports may differ between processes.
-
-    Raises:
-      UsageError: config or data differ. The message names the fields.
+    `description` contains the config and hashes of the data as JSON values. Paths, timeouts and ports may differ.
     """
     # Convert tuples to lists, because the description of host 0 is sent as JSON.
     description = json.loads(json.dumps(description))
@@ -169,11 +153,7 @@ def assert_same_run(description: dict[str, Any]) -> None:
 
 
 def assert_shared_workdir(workdir: epath.Path) -> None:
-    """Raises on all processes if a process does not see the files that process 0 writes to the workdir.
-
-    Raises:
-      UsageError: the path is a different directory on some host.
-    """
+    """Raises a UsageError on all processes if a process does not see the files that process 0 writes to the workdir."""
     if jax.process_count() == 1:
         return
     probe = workdir / f".shared-{broadcast_from_host0(lambda: secrets.token_hex(16))}"
@@ -206,10 +186,8 @@ def is_collective_error(error: BaseException) -> bool:
 def exit_on_host_error() -> Iterator[None]:
     """Exits without JAX's shutdown barrier if an error is not raised on all hosts.
 
-    The barrier would wait until all processes exit, while the other processes wait for this one in a collective.
-
-    Raises:
-      LostError: a collective operation failed because another process has died.
+    The barrier would wait until all processes exit, while the other processes wait for this one in a collective. If a
+    collective failed because another process has died, raises a LostError.
     """
     try:
         yield

@@ -1,26 +1,35 @@
-"""Optimizers: BERT's Adam, AdamW and LAMB, with layer-wise learning-rate decay.
+"""Optimizers (BERT's Adam, AdamW and LAMB), layer-wise learning-rate decay, and frozen parameters.
 
 Defaults and schedule follow google-research/bert `optimization.py`. Gradients are clipped to global norm 1.0. Adam has
 no bias correction, and its eps is 1e-6. Weight decay 0.01 is decoupled and skips LayerNorm and biases. The learning
-rate of update s, counted from 0, is `peak * s / warmup` while s < warmup, and `peak * (1 - s / steps)` after. So the
-first update has rate 0, and the rate drops at the end of warm-up.
+rate of update s, counted from 0, is `peak * s / warmup` during warm-up. After that, it is `peak * (1 - s / steps)`. So
+the first update has rate 0, and the rate drops at the end of warm-up.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.config.optimizer import OptimizerConfig
-from bertjax.training.freezing import Frozen, is_stacked
+from bertjax.errors import UsageError, listed
+from bertjax.model.layer_stack import FROZEN_LAYERS, LAYERS
 
-# Names of parameters without weight decay. The rank cannot identify them, because stacked biases have rank 2.
+# Names of parameters without weight decay. Their rank does not identify them, because stacked biases have rank 2.
 _NOT_DECAYED = ("bias", "scale")
+
+
+def make_schedule(config: OptimizerConfig, warmup_steps: int, total_steps: int) -> optax.Schedule:
+    """Builds the learning-rate schedule of a run."""
+    return bert_schedule(config.learning_rate, warmup_steps, total_steps)
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -134,6 +143,91 @@ def _map_with_names(function: Callable[..., Any], *trees: optax.Params) -> optax
     return jax.tree_util.tree_map_with_path(named, *trees)
 
 
+class Freezing(NamedTuple):
+    """Frozen parameters, selected by layer and by name. They have no gradient, update or optimizer state.
+
+    Arrays with LAYERS in their path are stacks: they contain all layers on a leading axis, lowest layer first. Freezing
+    some layers splits each stack. `optax.multi_transform` and `optax.set_to_zero` cannot do this: they mask entire
+    arrays, so frozen layers would still have gradients and moments.
+
+    Attributes:
+      layers: number of frozen encoder layers, counted from the lowest.
+      names: paths of frozen parameters or modules, such as `encoder/embeddings`.
+    """
+
+    layers: int = 0
+    names: tuple[str, ...] = ()
+
+    def matches(self, path: Sequence[str]) -> bool:
+        """Returns True if a parameter, or a module that contains it, is frozen by name."""
+        return any(tuple(path)[: name.count("/") + 1] == tuple(name.split("/")) for name in self.names)
+
+    def trainable(self, params: Any) -> Any:
+        """Returns the trainable parameters. Of each stack, returns only the layers that are not frozen."""
+        trained = {}
+        for path, leaf in flatten_dict(params).items():
+            if self.matches(path):
+                continue
+            if self.layers and is_stacked(path):
+                if nn.unbox(leaf).shape[0] == self.layers:
+                    continue
+                leaf = jax.tree.map(lambda stack: stack[self.layers :], leaf)
+            trained[path] = leaf
+        return unflatten_dict(trained)
+
+    def for_forward(self, params: Any, trained: Any) -> Any:
+        """Returns the parameters for a forward pass: trainable ones from `trained`, and frozen ones from `params`.
+
+        Frozen layers are a separate stack, so that the backward pass stops above them. `write_back` joins the stacks.
+        """
+        if self == Freezing():
+            return trained
+        new, merged = flatten_dict(trained), {}
+        for path, leaf in flatten_dict(params).items():
+            if self.layers and is_stacked(path):
+                merged[tuple(FROZEN_LAYERS if name == LAYERS else name for name in path)] = leaf[: self.layers]
+                if self.layers < leaf.shape[0]:
+                    merged[path] = new[path] if path in new else leaf[self.layers :]
+            else:
+                merged[path] = new.get(path, leaf)
+        return unflatten_dict(merged)
+
+    def write_back(self, params: Any, trained: Any) -> Any:
+        """Returns `params` with trainable parameters replaced by `trained`. Frozen parameters are bitwise unchanged."""
+        if self == Freezing():
+            return trained
+        updated = flatten_dict(params)
+        for path, value in flatten_dict(trained).items():
+            is_partial = self.layers and is_stacked(path)
+            updated[path] = updated[path].at[self.layers :].set(value) if is_partial else value
+        return unflatten_dict(updated)
+
+
+def is_stacked(path: Sequence[str]) -> bool:
+    """Returns True if a path leads to a parameter that contains all layers on its leading axis."""
+    return LAYERS in path
+
+
+def check_freezing(params: Any, freezing: Freezing) -> None:
+    """Raises a UsageError if a frozen parameter does not exist, or no parameter is left to train."""
+    flat = flatten_dict(nn.unbox(params))
+    num_layers = max((leaf.shape[0] for path, leaf in flat.items() if is_stacked(path)), default=0)
+    if freezing.layers > num_layers:
+        raise UsageError(f"optimizer.freeze_layers={freezing.layers} is too large; the model has {num_layers} layers")
+    for name in freezing.names:
+        if not any(Freezing(names=(name,)).matches(path) for path in flat):
+            known = sorted({"/".join(path[:2]) for path in flat})
+            raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
+    if not count_trainable(params, freezing):
+        raise UsageError("optimizer.freeze_layers and optimizer.freeze leave no parameter to train; freeze fewer")
+
+
+def count_trainable(params: Any, freezing: Freezing) -> int:
+    """Returns the number of trainable parameters."""
+    trained = jax.eval_shape(lambda params: freezing.trainable(params), nn.unbox(params))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained))
+
+
 class Optimizer(NamedTuple):
     """Update rule of the trainable parameters, for a learning rate of 1.
 
@@ -141,19 +235,19 @@ class Optimizer(NamedTuple):
 
     Attributes:
       tx: optax transformation of the trainable parameters.
-      frozen: parameters that are not trained.
+      freezing: parameters that are not trained.
     """
 
     tx: optax.GradientTransformation
-    frozen: Frozen
+    freezing: Freezing
 
 
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
-    """Builds the optimizer without the learning-rate schedule, which is an argument of the train step."""
+    """Builds the optimizer. The learning-rate schedule is not a part of it but an argument of the train step."""
     return _make_optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0))
 
 
-# Cached, so that equal configs give one object, and the trials of a sweep share a compiled step.
+# Cached, so that equal configs give the same object, and the trials of a sweep share a compiled step.
 @functools.cache
 def _make_optimizer(config: OptimizerConfig) -> Optimizer:
     moments = {"b1": config.b1, "b2": config.b2, "eps": config.eps}
@@ -174,4 +268,4 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         trust_ratio,
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )
-    return Optimizer(tx, Frozen(config.freeze_layers, config.freeze))
+    return Optimizer(tx, Freezing(config.freeze_layers, config.freeze))

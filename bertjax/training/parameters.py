@@ -1,4 +1,4 @@
-"""Restoring and saving of a checkpoint's parameters, without the training state."""
+"""Functions that restore and save the parameters of a checkpoint, without the rest of the train state."""
 
 import contextlib
 import dataclasses
@@ -12,19 +12,20 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, restore_args
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
     check_fingerprint,
+    fingerprint,
     raise_unless_damage,
     read_metadata,
 )
-from bertjax.training.fingerprint import fingerprint, fingerprint_on_host
-from bertjax.training.new_pieces import VOCABULARY_PARAMS, NewPieces
+from bertjax.training.init_from import VOCABULARY_PARAMS, NewPieces
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ _FILE_BYTES = 4 << 20
 def load_params(
     path: str | Path, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
 ) -> Any:
-    """Restores the parameters of a checkpoint into `target`, to start a run or to evaluate.
+    """Restores the parameters of a checkpoint in the structure of `target`, to start a run or to evaluate.
 
     Args:
-      path: a checkpoint, see `find_checkpoint`.
+      path: workdir or checkpoint, see `find_checkpoint`.
       target: tree of arrays, or of shapes with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
-      new_pieces: pieces that the vocabulary of `target` adds to the checkpoint's (default: None, same vocabulary).
+      new_pieces: pieces that the run's vocabulary adds to the checkpoint's (default: None, equal vocabularies).
 
     Returns:
       A tree like `target`.
@@ -52,7 +53,7 @@ def load_params(
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
     checkpoint = find_checkpoint(path)
-    leaves = _flatten(target)
+    leaves = flatten_dict(target, sep="/")
     with _open_params(checkpoint) as (checkpointer, saved):
         restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
         extended = {name for name in VOCABULARY_PARAMS if name in restored} if new_pieces else set()
@@ -66,7 +67,7 @@ def load_params(
         if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
             raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
         _log_usage(checkpoint, restored, new, unused)
-        # Restore unused arrays as well, because the fingerprint covers them. They need a sharding for these devices.
+        # Restore unused arrays as well, because the fingerprint covers them. Their sharding must be on these devices.
         first = getattr(next(iter(leaves.values())), "sharding", None)
         replicated = NamedSharding(first.mesh, PartitionSpec()) if isinstance(first, NamedSharding) else first
         shardings = {
@@ -77,19 +78,13 @@ def load_params(
     for name in extended:
         rows = new_pieces.extend(np.asarray(params[name]), len(leaves[name]))
         params[name] = jax.make_array_from_callback(rows.shape, leaves[name].sharding, rows.__getitem__)
-    return nested({name: params[name] if name in restored else leaf for name, leaf in leaves.items()})
+    return unflatten_dict({name: params[name] if name in restored else leaf for name, leaf in leaves.items()}, sep="/")
 
 
 def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -> dict[str, Any]:
     """Restores all parameters of a checkpoint to the devices, as a nested dictionary.
 
-    Args:
-      checkpoint: directory of a step.
-      shardings: sharding of each parameter of the model, by path.
-
-    Raises:
-      UsageError: a parameter of the checkpoint is not in `shardings`.
-      BertjaxError: the checkpoint is damaged or cannot be read.
+    `shardings` contains the sharding of each parameter of the model, by path.
     """
     with _open_params(checkpoint) as (checkpointer, saved):
         try:
@@ -98,42 +93,38 @@ def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -
             raise UsageError(
                 f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}; use a checkpoint of this version"
             ) from error
-        return nested(_restore_all(checkpointer, checkpoint, saved, known))
+        return unflatten_dict(_restore_all(checkpointer, checkpoint, saved, known), sep="/")
 
 
 def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
-    """Restores all parameters of a checkpoint, as NumPy arrays by path."""
+    """Restores all parameters of a checkpoint as NumPy arrays, in a dictionary by path."""
     params = {}
     with _open_params(checkpoint) as (checkpointer, saved):
         # Restore one array at a time, because Orbax needs memory for two copies of all arrays restored in one call.
         for name in saved:
             args = ocp.args.PyTreeRestore(
-                nested({name: 0}),
-                restore_args=nested({name: ocp.RestoreArgs(restore_type=np.ndarray)}),
+                unflatten_dict({name: 0}, sep="/"),
+                restore_args=unflatten_dict({name: ocp.RestoreArgs(restore_type=np.ndarray)}, sep="/"),
                 partial_restore=True,
             )
-            params |= _flatten(checkpointer.restore(checkpoint / "params", args=args))
-        check_fingerprint("params", fingerprint_on_host(nested(params)), read_metadata(checkpoint))
+            params |= flatten_dict(checkpointer.restore(checkpoint / "params", args=args), sep="/")
+        check_fingerprint("params", fingerprint(unflatten_dict(params, sep="/")), read_metadata(checkpoint))
     return params
 
 
 def save_params(
     workdir: epath.Path, params: dict[str, np.ndarray], kind: dict[str, Any], architecture: Architecture
 ) -> None:
-    """Saves parameters as the checkpoint of step 0 of a workdir.
+    """Saves parameters, which are arrays by path, as the checkpoint of step 0 of a workdir.
 
-    Args:
-      workdir: directory of the checkpoint.
-      params: arrays by path.
-      kind: kind of model, as `bertjax.model.heads.model_kind` describes it.
-      architecture: architecture of the encoder.
+    `kind` is the kind of model, as `bertjax.model.heads.model_kind` describes it.
     """
-    tree = nested(params)
+    tree = unflatten_dict(params, sep="/")
     metadata = CheckpointMetadata(
         step=0,
         model=kind,
         architecture=dataclasses.asdict(architecture),
-        fingerprints={"params": fingerprint_on_host(tree)},
+        fingerprints={"params": fingerprint(tree)},
     )
     # Save memory: by default, Orbax copies all arrays first and buffers up to 2 GiB.
     registry = ocp.type_handlers.create_type_handler_registry(
@@ -147,36 +138,19 @@ def save_params(
     }
     with ocp.CheckpointManager(workdir / CHECKPOINTS, options=options, item_handlers=handlers) as manager:
         arrays = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=_FILE_BYTES)
-        manager.save(0, args=ocp.args.Composite(params=arrays, meta=ocp.args.JsonSave(metadata.as_json())))
+        manager.save(0, args=ocp.args.Composite(params=arrays, meta=ocp.args.JsonSave(dataclasses.asdict(metadata))))
         manager.wait_until_finished()
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts values by path, such as `encoder/pooler/bias`, to a nested dictionary."""
-    tree: dict[str, Any] = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
-
-
-def _flatten(tree: Any) -> dict[str, Any]:
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {"/".join(entry.key for entry in path): leaf for path, leaf in paths}
 
 
 @contextlib.contextmanager
 def _open_params(checkpoint: epath.Path) -> Iterator[tuple[ocp.Checkpointer, dict[str, Any]]]:
-    """Yields a checkpointer and the metadata of each array by path. Unexpected errors are reported as damage."""
+    """Yields a checkpointer and the metadata of each array by path. Reports unexpected errors as damage."""
     try:
         with _quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             saved = checkpointer.metadata(checkpoint / "params").item_metadata
             if saved is None:
                 raise ValueError("the list of arrays is missing")
-            yield checkpointer, _flatten(saved.tree)
+            yield checkpointer, flatten_dict(saved.tree, sep="/")
     except UsageError:
         raise
     except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
@@ -193,19 +167,17 @@ def _restore_all(
     shardings: Mapping[str, Sharding | None],
 ) -> dict[str, Any]:
     """Restores all arrays by path with the given shardings, and checks their fingerprint."""
-    abstract = nested(
-        {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name]) for name, leaf in saved.items()}
+    abstract = unflatten_dict(
+        {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name]) for name, leaf in saved.items()},
+        sep="/",
     )
-    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-    params = checkpointer.restore(
-        checkpoint / "params", args=ocp.args.PyTreeRestore(abstract, restore_args=restore_args)
-    )
+    params = checkpointer.restore(checkpoint / "params", args=restore_args(abstract))
     check_fingerprint("params", fingerprint(params), read_metadata(checkpoint))
-    return _flatten(params)
+    return flatten_dict(params, sep="/")
 
 
 def _log_usage(checkpoint: epath.Path, restored: set[str], new: list[str], unused: list[str]) -> None:
-    """Logs the restored, new and ignored parameters if they differ between model and checkpoint."""
+    """Logs which parameters were restored, are new or were ignored, unless model and checkpoint have the same."""
     if new or unused:
         modules = Counter(name.split("/")[0] for name in restored)
         counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))

@@ -1,6 +1,5 @@
 """Plots of a run: training and evaluation metrics, and confusion matrices."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,44 +11,28 @@ from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.training.metrics import HELD_OUT
 from bertjax.utils.io import atomic_file
 
-# Maximum numbers of classes for which a confusion matrix shows legible names and counts.
+# Maximum numbers of classes for which the names and the counts of a confusion matrix are legible.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
+# Title of a panel, and names of its metrics without the prefix `HELD_OUT`. The metrics have the same unit.
+_Panel = tuple[str, tuple[str, ...]]
 # Titles of the pre-training objectives, by the prefix of their metrics.
 _OBJECTIVES = {"mlm": "masked LM", "nsp": "next sentence", "ltr": "left to right", "rtl": "right to left"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Panel:
-    """Axes of a figure: one metric, or several metrics of the same unit.
-
-    Attributes:
-      title: title above the axes.
-      metrics: names of the metrics without `HELD_OUT`.
-    """
-
-    title: str
-    metrics: tuple[str, ...]
-
-
 def plot_pretraining(lines: list[dict[str, Any]], path: epath.Path) -> None:
-    """Plots loss and accuracy of each pre-training objective on its own axes, against tokens seen.
+    """Plots loss and accuracy of each pre-training objective in its own panel, against tokens seen.
 
-    Args:
-      lines: objects of `metrics.jsonl`. Objects without `tokens` are skipped.
-      path: PNG file, written atomically.
+    `lines` are objects of `metrics.jsonl`. Objects without `tokens` are skipped.
     """
     names = _metric_names(lines)
     objectives = [name.removesuffix("_loss") for name in names if name.endswith("_loss")]
     panels = [
-        [
-            _Panel(f"{_OBJECTIVES.get(objective, objective)}: {kind}", (f"{objective}_{kind}",))
-            for objective in objectives
-        ]
+        [(f"{_OBJECTIVES.get(objective, objective)}: {kind}", (f"{objective}_{kind}",)) for objective in objectives]
         for kind in ("loss", "accuracy")
         if any(f"{objective}_{kind}" in names for objective in objectives)
     ]
     if not panels:
-        panels = [[_Panel("loss", ("loss",))]]
+        panels = [[("loss", ("loss",))]]
     _plot(
         panels, [line for line in lines if "tokens" in line], lambda line: line["tokens"] / 1e6, "million tokens", path
     )
@@ -62,13 +45,13 @@ def plot_finetuning(
 
     Args:
       lines: objects of `metrics.jsonl`.
-      path: PNG file, written atomically.
-      score: metric of the right panel. If empty, the panel shows all accuracies.
+      path: PNG file.
+      score: metric of the right panel ("": all accuracies).
       steps_per_epoch: optimizer steps per epoch.
       baseline: metrics of the baseline, drawn as dashed lines.
     """
     scores = (score,) if score else tuple(name for name in _metric_names(lines) if name.endswith("accuracy"))
-    panels = [[_Panel("loss", ("loss",)), _Panel(score.replace("_", " ") or "accuracy", scores)]]
+    panels = [[("loss", ("loss",)), (score.replace("_", " ") or "accuracy", scores)]]
     _plot(panels, lines, lambda line: line["step"] / steps_per_epoch, "epochs", path, baseline)
 
 
@@ -101,9 +84,9 @@ def _plot(
         hspace=0.18,
     )
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    for axes, panel in zip(grid.flat, [panel for row in panels for panel in row], strict=True):
-        for index, name in enumerate(panel.metrics):
-            prefix = f"{name}, " if len(panel.metrics) > 1 else ""
+    for axes, (title, metrics) in zip(grid.flat, [panel for row in panels for panel in row], strict=True):
+        for index, name in enumerate(metrics):
+            prefix = f"{name}, " if len(metrics) > 1 else ""
             styles = {"linewidth": 0.8}, {"linewidth": 2.2, "marker": "o", "markersize": 4}
             for key, label, style in zip((name, f"{HELD_OUT}{name}"), ("training", "held out"), styles, strict=True):
                 points = [(x_of(line), line[key]) for line in lines if isinstance(line.get(key), float)]
@@ -113,7 +96,7 @@ def _plot(
                 axes.axhline(
                     baseline[name], color="gray", linestyle="--", label=f"{prefix}baseline {baseline[name]:.3g}"
                 )
-        axes.set_title(panel.title)
+        axes.set_title(title)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
@@ -124,12 +107,9 @@ def _plot(
 
 
 def plot_confusion(reports: Mapping[str, ClassReport], path: epath.Path, title: str) -> None:
-    """Plots a confusion matrix for each evaluation set. Colors show counts as shares of each true label's total.
+    """Plots the confusion matrix of each report in its own panel. Colors show the share of the true label's total.
 
-    Args:
-      reports: reports with confusion matrices, by panel title.
-      path: PNG file, written atomically.
-      title: title of the figure, such as task, file and score.
+    `reports` are by panel title. `title` is the title of the figure.
     """
     from matplotlib.figure import Figure
 

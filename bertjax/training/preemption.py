@@ -1,4 +1,4 @@
-"""Functions that end a run early: a handler of stop signals, and a watchdog for hanging processes."""
+"""Handling of signals that stop a run, and a watchdog that ends a hanging process."""
 
 import contextlib
 import faulthandler
@@ -58,7 +58,7 @@ _CHECKS_PER_INTERVAL = 20
 
 @contextlib.contextmanager
 def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
-    """Prints the stack of every thread and exits with code 43 if there is no heartbeat for `hang_seconds`.
+    """Exits with code 43 if there is no heartbeat for `hang_seconds`, after printing the stack of every thread.
 
     Without a watchdog, a process would wait forever for a stuck host (jax#38503).
 

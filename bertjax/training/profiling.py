@@ -28,7 +28,7 @@ def parse_steps(text: str) -> range:
 
 
 class StepProfiler:
-    """Context manager that traces a range of steps into a log directory, and ends an unfinished trace on exit."""
+    """Context manager that writes a profile of a range of steps to a log directory. On exit, ends an open trace."""
 
     def __init__(self, log_dir: epath.Path, steps: range) -> None:
         self._log_dir, self._steps = log_dir, steps
@@ -42,7 +42,7 @@ class StepProfiler:
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def step_done(self, step: int, state: object) -> None:
-        """Ends the trace after the last traced step, when the devices have finished it."""
+        """After the last traced step, waits until the devices have finished it, and ends the trace."""
         if self._is_tracing and step == self._steps.stop:
             jax.block_until_ready(state)
             self._stop()

@@ -14,24 +14,21 @@ import jax
 import optax
 from etils import epath
 
-from bertjax.metrics.selection import EvaluationHistory
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
-from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import CHECKPOINTS
-from bertjax.training.checkpoint_metadata import read_metadata
+from bertjax.tasks.task import MetricSums, Task
 from bertjax.training.metrics import (
     HELD_OUT,
     METRICS,
     TIMING,
     JsonlWriter,
-    MetricsWriter,
     TensorBoardWriter,
     TrackerWriter,
     group_metrics,
     read_lines,
 )
 from bertjax.training.plots import plot_finetuning, plot_pretraining
+from bertjax.training.step import compute_metrics
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
 
@@ -45,7 +42,7 @@ class Progress:
     """Log of the steps and evaluations of a run. Only host 0 writes files.
 
     Attributes:
-      first_loss: training loss of the first logged step, even if the run was resumed since. None before that step.
+      first_loss: training loss of the first logged step, which may precede a resume (None: no step was logged yet).
     """
 
     def __init__(
@@ -62,15 +59,14 @@ class Progress:
         Args:
           task: task of the run.
           workdir: workdir of the run.
-          step: step after which the run resumes, 0 for a new run.
-          lines: lines of `metrics.jsonl` up to `step`.
+          step: last step before the run resumes (0: a new run).
+          lines: objects of `metrics.jsonl` up to `step`.
           schedule: learning-rate schedule.
-          trackers: experiment trackers to log to.
+          trackers: names of experiment trackers to log to.
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
         self.first_loss: float | None = next((line["loss"] for line in lines if "loss" in line), None)
         self._open_writers(step, trackers)
-        self._check_lines(step)
         self._peak, source = peak_flops_per_second(jax.devices())
         if task.warmup_steps >= task.total_steps:
             logger.info(
@@ -90,11 +86,6 @@ class Progress:
         counted = [line for line in lines if TOKEN_FRACTION in line]
         self._counted_at, self._tokens = (counted[-1]["step"], counted[-1]["tokens"]) if counted else (0, 0)
 
-    @property
-    def metric_lines(self) -> int:
-        """Number of lines in `metrics.jsonl`. Only host 0 counts them, and other hosts return 0."""
-        return self._jsonl.num_lines if self._jsonl else 0
-
     def flush(self) -> None:
         """Writes all lines to storage, so that no line is missing if the run resumes from the next checkpoint."""
         for writer in self._files + self._trackers:
@@ -108,30 +99,25 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Excludes the block from the measured speed."""
+        """Excludes the time that the block takes from the measured speed."""
         start = time.monotonic()
         try:
             yield
         finally:
             self._paused_seconds += time.monotonic() - start
 
-    def step_done(self, step: int, device_step: jax.Array) -> None:
-        """Advances the progress bar. Waits for the first step, because the speed excludes its compilation."""
+    def step_done(self, step: int, wait_if_first: jax.Array) -> None:
+        """Advances the progress bar. Waits for the first step, because its compilation must not count for the speed."""
         self._bar.update()
         if self._compiling:
-            jax.block_until_ready(device_step)
+            jax.block_until_ready(wait_if_first)
             seconds = time.monotonic() - self._started - self._paused_seconds
             logger.info(f"first step after {seconds:.1f} s, including reading and compilation")
             self._compiling = False
             self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
-        """Logs the mean training metrics of the steps since the last call.
-
-        Args:
-          step: number of steps done.
-          values: mean metrics, including TOKEN_FRACTION and ATTENTION_FRACTION.
-        """
+        """Logs the training metrics `values`, which are means over the steps since the last call."""
         if self.first_loss is None:
             self.first_loss = values.get("loss")
         values = dict(values)
@@ -152,18 +138,16 @@ class Progress:
         self._write(self._jsonl, step, {**values, "learning_rate": learning_rate, **sizes})
         self._write(self._timing, step, self._speed)
 
-    def log_evaluation(self, step: int, values: dict[str, float], seconds: float, token_fraction: float) -> None:
-        """Logs an evaluation, and redraws the curves at most every 30 seconds.
+    def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
+        """Logs an evaluation that took `seconds`, and redraws the curves at most every 30 seconds.
 
-        Args:
-          step: number of steps done.
-          values: metrics.
-          seconds: duration of the evaluation.
-          token_fraction: TOKEN_FRACTION of the training batches since the last logged step.
+        `train_sums` are the training metric sums since the last logged step. They determine the number of tokens seen.
         """
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         logger.info(f"eval step {step:,}: {metrics}  ({seconds:.1f} s)")
         prefixed = {f"{HELD_OUT}{name}": value for name, value in values.items()}
+        # Directly after a logged step, there is no fraction, because there are no new tokens to count.
+        token_fraction = compute_metrics(jax.device_get(train_sums)).get(TOKEN_FRACTION, 0.0)
         self._write(self._jsonl, step, {**prefixed, **self._sizes(step, token_fraction)})
         self.flush()
         if self._jsonl and time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_DRAWINGS:
@@ -183,7 +167,7 @@ class Progress:
     def finish(self, step: int, best: epath.Path) -> None:
         """Logs the duration of a finished run."""
         if step < self._task.total_steps:
-            patience = self._task.patience
+            patience = self._task.config.patience
             logger.info(
                 f"stopped early at step {step:,} of {self._task.total_steps:,}: no better {self._task.best_metric} in "
                 f"{patience:,} evaluation{'s' * (patience > 1)}"
@@ -200,7 +184,7 @@ class Progress:
     def _open_writers(self, step: int, trackers: Sequence[str]) -> None:
         self._jsonl: JsonlWriter | None = None
         self._timing: JsonlWriter | None = None
-        self._trackers: tuple[MetricsWriter, ...] = ()
+        self._trackers: tuple[TensorBoardWriter | TrackerWriter, ...] = ()
         if jax.process_index() != 0:
             return
         resumed_after = step if step else -1
@@ -213,19 +197,11 @@ class Progress:
         )
 
     @property
-    def _files(self) -> tuple[MetricsWriter, ...]:
+    def _files(self) -> tuple[JsonlWriter, ...]:
         return tuple(filter(None, (self._jsonl, self._timing)))
 
-    def _check_lines(self, step: int) -> None:
-        saved = read_metadata(self._workdir / CHECKPOINTS / str(step)).metric_lines if step else None
-        if saved is not None and self.metric_lines < saved and self._jsonl:
-            logger.info(
-                f"{self._workdir / METRICS} contains {self.metric_lines:,} of {saved:,} lines up to step {step:,}: "
-                f"{saved - self.metric_lines:,} are truncated or missing, also in the curves"
-            )
-
     def _write(self, file: JsonlWriter | None, step: int, values: dict[str, Any]) -> None:
-        """Writes a line to a file, and its grouped values to TensorBoard and the trackers. Does nothing without one."""
+        """Writes values to a file, and grouped by `group_metrics` to TensorBoard and the trackers, on host 0 only."""
         if file is None:
             return
         file.write(step, values)
@@ -274,13 +250,3 @@ class _CompilationTimer:
 
     def close(self) -> None:
         jax.monitoring.unregister_event_duration_listener(self._record)
-
-
-def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
-    """Returns the evaluations that the lines of `metrics.jsonl` contain."""
-    evaluations = []
-    for line in lines:
-        metrics = {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}
-        if metrics:
-            evaluations.append((line["step"], metrics))
-    return EvaluationHistory(task.best_metric, task.patience, tuple(evaluations))

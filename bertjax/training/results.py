@@ -1,8 +1,9 @@
-"""Result of a finished run: `results.json`, and a table of metrics with the baseline."""
+"""Evaluations of a run, which select its best checkpoint, and the results of a finished run in `results.json`."""
 
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,10 @@ from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, first_line
 from bertjax.metrics.report import ClassReport, log_reports
-from bertjax.metrics.selection import EvaluationHistory
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
 from bertjax.training.evaluation import predict
-from bertjax.training.metrics import METRICS
+from bertjax.training.metrics import HELD_OUT
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.state import TrainState
@@ -24,6 +24,88 @@ from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object, write_atomic
 
 logger = logging.getLogger(__name__)
+
+# Endings of metrics for which lower is better. They do not apply to `f1_TYPE`, whose entity type may be any word.
+_LOWER_IS_BETTER = ("loss", "error", "entropy")
+_SET_SUFFIXES = ("_matched", "_mismatched")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Returns True for losses, errors and entropies."""
+    for suffix in _SET_SUFFIXES:
+        metric = metric.removesuffix(suffix)
+    return metric.endswith(_LOWER_IS_BETTER) and not metric.startswith("f1_")
+
+
+def score(metric: str, value: Any) -> float | None:
+    """Returns a metric's value, negated if lower is better. Returns None if the value is not a number."""
+    if not isinstance(value, (int, float)) or value != value:
+        return None
+    return -float(value) if lower_is_better(metric) else float(value)
+
+
+def is_out_of_patience(scores: Sequence[float | None], patience: int) -> bool:
+    """Returns True if none of the last `patience` scores exceeds the best earlier score (0: unlimited patience)."""
+    if not patience or len(scores) <= patience:
+        return False
+    numbers = [float("-inf") if value is None else value for value in scores]
+    return max(numbers[-patience:]) <= max(numbers[:-patience])
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationHistory:
+    """Evaluations of a run in order. They determine the best checkpoint and early stopping.
+
+    Attributes:
+      metric: metric that selects the best checkpoint (default: "", no selection).
+      patience: number of evaluations without improvement after which a run stops (default: 0, no limit).
+      evaluations: step and metrics of each evaluation.
+    """
+
+    metric: str = ""
+    patience: int = 0
+    evaluations: tuple[tuple[int, dict[str, float]], ...] = ()
+
+    def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
+        """Returns the history with another evaluation."""
+        return dataclasses.replace(self, evaluations=(*self.evaluations, (step, metrics)))
+
+    @property
+    def first(self) -> dict[str, float]:
+        """Metrics of the first evaluation, or {} without evaluations."""
+        return self.evaluations[0][1] if self.evaluations else {}
+
+    def at(self, step: int) -> dict[str, float]:
+        """Returns the metrics of the last evaluation at `step`, or {} without an evaluation."""
+        return next((metrics for evaluated, metrics in reversed(self.evaluations) if evaluated == step), {})
+
+    def score_at(self, step: int) -> float | None:
+        """Returns the score of the last evaluation at `step` (higher is better), or None without an evaluation."""
+        return score(self.metric, self.at(step).get(self.metric))
+
+    def is_best_at(self, step: int) -> bool:
+        """Returns True if the last evaluation is at `step` and better than all earlier evaluations."""
+        if not self.evaluations or self.evaluations[-1][0] != step or self.score_at(step) is None:
+            return False
+        *earlier, last = self._scores()
+        return all(value is None or value < last for value in earlier)
+
+    def is_out_of_patience(self) -> bool:
+        """Returns True if the run should stop early."""
+        return is_out_of_patience(self._scores(), self.patience)
+
+    def _scores(self) -> list[float | None]:
+        return [score(self.metric, metrics.get(self.metric)) for _, metrics in self.evaluations]
+
+
+def evaluation_history(task: Task, lines: Sequence[dict[str, Any]]) -> EvaluationHistory:
+    """Returns the evaluations in lines of `metrics.jsonl`."""
+    evaluations = []
+    for line in lines:
+        metrics = {name.removeprefix(HELD_OUT): value for name, value in line.items() if name.startswith(HELD_OUT)}
+        if metrics:
+            evaluations.append((line["step"], metrics))
+    return EvaluationHistory(task.best_metric, task.config.patience, tuple(evaluations))
 
 
 def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
@@ -45,21 +127,8 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
 def finish_run(
     task: Task, mesh: Mesh, state: TrainState, workdir: epath.Path, best: epath.Path, history: EvaluationHistory
 ) -> dict[str, float]:
-    """Writes and logs the result of the best checkpoint, and returns its metrics.
-
-    Args:
-      task: task of the run.
-      mesh: device mesh of the state.
-      state: last state.
-      workdir: workdir of the run.
-      best: the best checkpoint.
-      history: all evaluations of the run.
-    """
-    best_step = int(best.name)
-    values = history.at(best_step)
-    if not values and history.last:
-        values = history.last
-        logger.info(f"{workdir / METRICS} lacks the evaluation of step {best_step:,}; using the last evaluation")
+    """Writes and logs the results of the best checkpoint, and returns its metrics. `state` is the last state."""
+    values = history.at(int(best.name))
     reports = _class_reports(task, mesh, best, state)
     if jax.process_index() == 0:
         baseline = write_results(workdir, task, best, int(state.step), values, reports)
@@ -76,15 +145,10 @@ def write_results(
     values: dict[str, float],
     reports: dict[str, ClassReport],
 ) -> dict[str, float]:
-    """Writes `results.json` and the confusion matrices, and returns the baseline.
+    """Writes `results.json` and the confusion matrices, and returns the metrics of the baseline.
 
-    Args:
-      workdir: workdir of the run.
-      task: task of the run.
-      checkpoint: the best checkpoint.
-      last_step: last trained step.
-      values: metrics of the best checkpoint.
-      reports: class reports of the best checkpoint, by suffix of the evaluation set, such as `_mismatched`.
+    `values` and `reports` are metrics and class reports of the best checkpoint. Reports are by suffix of the evaluation
+    set, such as `_mismatched`.
     """
     baseline = task.baseline() if task.eval_every else {}
     results = {
@@ -105,7 +169,8 @@ def write_results(
     with_confusion = {suffix: report for suffix, report in reports.items() if report.confusion is not None}
     if with_confusion:
         score = f", {task.best_metric} {values[task.best_metric]:.4g}" if task.best_metric in values else ""
-        title = f"{task.config.task}, {task.results['evaluated_on']}{score}"
+        files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
+        title = f"{task.config.task}, {files}{score}"
         plot_confusion(with_confusion, workdir / CONFUSION, title)
     # Write this file last, because it marks the run as finished. A run killed earlier writes all files again.
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1) + "\n")
@@ -113,13 +178,7 @@ def write_results(
 
 
 def log_results(values: dict[str, float], before: dict[str, float], baseline: dict[str, float]) -> None:
-    """Logs a table of the metrics on held-out data.
-
-    Args:
-      values: metrics of the best checkpoint.
-      before: metrics before the first step, empty if they were not evaluated.
-      baseline: metrics of the best input-independent prediction.
-    """
+    """Logs a table of the metrics before training (empty if not evaluated), of the best checkpoint and the baseline."""
     if not values:
         return
     width = 2 + max(map(len, [*values, "held out"]))
@@ -132,7 +191,7 @@ def log_results(values: dict[str, float], before: dict[str, float], baseline: di
 
 def _class_reports(task: Task, mesh: Mesh, best: epath.Path, state: TrainState) -> dict[str, ClassReport]:
     """Returns the class reports of the best checkpoint."""
-    if not task.has_class_reports or not task.eval_every:
+    if not task.labels or not task.eval_every:
         return {}
     params = state.params
     if int(best.name) != int(state.step):

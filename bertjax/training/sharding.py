@@ -1,4 +1,4 @@
-"""Device mesh, and tables that map logical axis names to mesh axes."""
+"""Device mesh, tables that map logical axis names to mesh axes, and XLA options that overlap collectives."""
 
 import functools
 import math
@@ -37,15 +37,26 @@ RULES = (
 )
 # Logical axis of an activation -> mesh axis. A batch is sharded over `data` and `fsdp`, so its hidden size is not
 # sharded. A layer's weights are all-gathered for its forward pass, and again for its backward pass. The token table
-# stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, its inputs (`shared_batch`) are
-# all-gathered over `fsdp`.
+# stays sharded over `fsdp`, because it is larger than its inputs and outputs. Instead, its inputs are all-gathered over
+# `fsdp` (`batch_over_data`).
 ACTIVATION_RULES = (
     ("batch", ("data", "fsdp")),
     ("embed", None),
     *(rule for rule in RULES if rule[0] != "embed"),
-    ("shared_batch", "data"),
-    ("embed_part", "fsdp"),
+    ("batch_over_data", "data"),
+    ("embed_over_fsdp", "fsdp"),
 )
+
+CompilerOptions = dict[str, bool | int | str]
+# XLA options of train steps on TPU. This scheduler starts collectives as soon as their operands are ready, and overlaps
+# them with compute.
+TPU_OPTIONS: CompilerOptions = {"xla_tpu_enable_latency_hiding_scheduler": True}
+# Additional options for several slices. The first option overlaps the all-reduce of gradients across slices with the
+# backward pass. The second extends it to consecutive all-reduces of different sizes, such as those of one layer.
+MULTISLICE_OPTIONS: CompilerOptions = {
+    "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+    "xla_tpu_data_parallel_opt_different_sized_ops": True,
+}
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -54,7 +65,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     Neighbors on the mesh are neighbors on the network between the devices. Slices are concatenated along `data`.
 
     Args:
-      config: sizes of the axes; -1 takes the remaining devices.
+      config: sizes of the axes. The size -1 stands for the remaining devices.
       devices: devices of all processes (default: None, `jax.devices()`).
 
     Raises:
@@ -100,7 +111,7 @@ def list_devices() -> list[jax.Device]:
 
 
 def _slices(wanted: int, devices: list[jax.Device]) -> list[list[jax.Device]]:
-    """Returns the devices of each TPU slice. On other platforms, slices are equal parts of the list."""
+    """Returns the devices of each TPU slice. On other platforms, slices are chunks of the list with equal sizes."""
     if devices[0].platform == "tpu":
         by_slice: dict[int, list[jax.Device]] = {}
         for device in devices:
@@ -122,10 +133,7 @@ def parameter_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
     """Returns a NamedSharding for each parameter.
 
     An axis that is not divisible by the size of its mesh axis is not sharded, so that any model runs on any mesh.
-
-    Args:
-      abstract_boxed: shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.
-      mesh: the device mesh.
+    `abstract_boxed` contains shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.
     """
     specs = nn.logical_to_mesh(nn.get_partition_spec(abstract_boxed), RULES)
     shapes = nn.unbox(abstract_boxed)
@@ -149,13 +157,13 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Returns the number of shards of a batch's rows."""
+    """Returns the number of shards along the batch axis."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 @functools.cache
 def data_shard(mesh: Mesh) -> DataShard:
-    """Returns the parts of every global batch that are stored on the devices of this process."""
+    """Returns the shards of each global batch that this process's devices store."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
     return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in held})), count)
@@ -166,8 +174,17 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     sharding, shard = batch_sharding(mesh), data_shard(mesh)
 
     def put(rows: np.ndarray) -> jax.Array:
-        # JAX cannot infer the global shape from local rows if several processes have the same part.
+        # JAX cannot infer the global shape from local rows if several processes store the same shard.
         global_shape = (len(rows) // len(shard.parts) * shard.count, *rows.shape[1:])
         return jax.make_array_from_process_local_data(sharding, rows, global_shape)
 
     return {name: put(rows) for name, rows in batch.items()}
+
+
+def compiler_options(mesh: Mesh) -> CompilerOptions | None:
+    """Returns the compiler options for train steps on TPU. Returns None (XLA's defaults) on other platforms."""
+    devices = list(mesh.devices.flat)
+    if devices[0].platform != "tpu":
+        return None
+    is_multislice = len({getattr(device, "slice_index", None) or 0 for device in devices}) > 1
+    return {**TPU_OPTIONS, **(MULTISLICE_OPTIONS if is_multislice else {})}

@@ -23,6 +23,7 @@ from bertjax.training.multihost import assert_same_run, assert_shared_workdir
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.parameters import load_params
 from bertjax.training.state import TrainState, init_state
+from bertjax.utils.io import check_free_space, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,8 @@ def open_workdir(
     Args:
       task: task of the run.
       path: workdir.
-      init_from: checkpoint with the initial parameters of a new run. None for random parameters.
-      abstract: shapes of the train state.
+      init_from: checkpoint with the initial parameters of a new run (None: random parameters).
+      abstract: shapes of the train state, to check that checkpoints fit on the disk.
       stack: exit stack of the run, which closes the checkpoints and releases the lock.
 
     Returns:
@@ -48,7 +49,7 @@ def open_workdir(
         check_initial_vocabulary(task, checkpoint)
         start = saved_fingerprint(checkpoint)
         origin = workdirs.read_origin(workdir_of(checkpoint))
-    # Paths of the vocabulary and of labels may differ between hosts, their content may not.
+    # The vocabulary and the labels may have different paths on different hosts, but must have the same content.
     files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
     model = task.objective.model
     run = {"config": config, "data": task.data_hash, "started_from": start, "files": files, **model_metadata(model)}
@@ -57,12 +58,15 @@ def open_workdir(
     assert_shared_workdir(workdir)
     stack.enter_context(workdirs.acquire_lock(workdir))
     workdirs.check_config(workdir, config, task.data_hash)
-    workdirs.check_checkpoint_space(workdir, abstract)
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
+    check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
     workdirs.write_config(workdir, config, task.data_hash, start, origin)
-    check_owner = workdirs.take_ownership(workdir)
-    workdirs.write_files(workdir, task.workdir_files)
+    check_still_owner = workdirs.take_ownership(workdir)
+    if jax.process_index() == 0:
+        for name, content in task.workdir_files.items():
+            write_atomic(workdir / name, content)
     checkpoints = Checkpoints(workdir, task.config.keep_checkpoints, model, task.checkpoint_every)
-    return workdir, stack.enter_context(contextlib.closing(checkpoints)), check_owner
+    return workdir, stack.enter_context(contextlib.closing(checkpoints)), check_still_owner
 
 
 def restore_or_init(
@@ -89,14 +93,13 @@ def restore_or_init(
                     f"{len(new_pieces.parts):,} new pieces start as the mean of the pieces they were split into"
                 )
         return state
-    started_from = workdirs.saved_init_fingerprint(workdir)
-    if task.features_fingerprint and task.features_fingerprint != started_from:
-        raise UsageError(
-            f"the run of {workdir} started from different parameters than --init_from, so its features differ; use "
-            "the checkpoint it started from, or choose another --workdir"
-        )
     ignored = "; --init_from is ignored" if init_from else ""
-    if init_from and saved_fingerprint(find_checkpoint(init_from)) != started_from:
+    if init_from and saved_fingerprint(find_checkpoint(init_from)) != workdirs.saved_init_fingerprint(workdir):
+        if task.has_cached_features:
+            raise UsageError(
+                f"the run of {workdir} started from different parameters than --init_from, so its features differ; use "
+                "the checkpoint it started from, or choose another --workdir"
+            )
         ignored += ", and the run started from different parameters"
     logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
     return state

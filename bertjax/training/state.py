@@ -1,4 +1,4 @@
-"""State of training: parameters, optimizer state and metric sums, with their shardings."""
+"""Train state: parameters, optimizer state and metric sums, with their shardings."""
 
 import functools
 from collections.abc import Callable
@@ -12,17 +12,16 @@ from jax.sharding import Mesh
 
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
 from bertjax.tasks.task import MetricSums, Objective
-from bertjax.training.freezing import check_frozen
-from bertjax.training.optimizer import Optimizer
+from bertjax.training.optimizer import Optimizer, check_freezing
 from bertjax.training.sharding import parameter_shardings
 
 # Metrics that the train step adds to those of the objective.
-_STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
+STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
 @flax.struct.dataclass
 class TrainState:
-    """Training state: everything that a step changes and a checkpoint contains.
+    """Train state: everything that a step updates and a checkpoint contains.
 
     Attributes:
       step: int32 scalar, number of updates.
@@ -44,8 +43,7 @@ class TrainState:
 def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
     """Returns shapes, dtypes and shardings of the state without computing anything.
 
-    Raises:
-      UsageError: the optimizer freezes an unknown parameter, or leaves no parameter to train.
+    Raises a UsageError if the optimizer freezes an unknown parameter, or leaves no parameter to train.
     """
     boxed = jax.eval_shape(lambda: _boxed_state(objective, optimizer, jax.random.key(0)))
     return jax.tree.map(
@@ -68,12 +66,12 @@ def _make_init(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callab
 
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
     params = objective.init_params(key)
-    check_frozen(params, optimizer.frozen)
+    check_freezing(params, optimizer.freezing)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.tx.init(optimizer.frozen.select(params)),
-        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, *_STEP_METRICS)},
+        opt_state=optimizer.tx.init(optimizer.freezing.trainable(params)),
+        sums={name: jnp.zeros(2, jnp.float32) for name in (*objective.metrics, *STEP_METRICS)},
         bad_step=jnp.full((), -1, jnp.int32),
     )
 

@@ -11,11 +11,10 @@ import optax
 from jax.sharding import Mesh
 
 from bertjax.errors import UsageError
-from bertjax.tasks.objectives.step_cost import batch_fractions
+from bertjax.tasks.objectives.step_cost import non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
-from bertjax.training.compiler_options import compiler_options
 from bertjax.training.optimizer import Optimizer
-from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, replicated
+from bertjax.training.sharding import ACTIVATION_RULES, batch_sharding, compiler_options, replicated
 from bertjax.training.state import TrainState, abstract_state
 
 
@@ -30,7 +29,7 @@ def make_train_step(
 
     Args:
       objective: model and losses.
-      optimizer: optax transformation and frozen parameters.
+      optimizer: optax transformation, and which parameters are frozen.
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
@@ -43,26 +42,27 @@ def make_train_step(
             f"config.grad_accum_steps={grad_accum_steps} is not possible: the loss of a row depends on the other rows "
             "of its batch; use 1"
         )
-    # `frozen.select` returns the trained parameters, `frozen.model_params` the parameters of the model, and
-    # `frozen.write_back` all parameters after the update. If nothing is frozen, they are the same.
-    tx, frozen = optimizer
+    # `trainable(params)` returns the parameters with gradients, `for_forward(params, trained)` all parameters for the
+    # model, and `write_back(params, trained)` all parameters for the state. Without freezing, all three are the same.
+    tx, freezing = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
+        # Metric sums are [weighted sum, sum of weights] of one micro-batch. Denominators are those of the whole batch.
         return sum(sums[name][0] / denominators[name] for name in objective.losses)
 
     def grads_and_sums(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
         def loss_fn(trained: Any) -> tuple[jax.Array, MetricSums]:
-            sums, _ = objective.compute(frozen.model_params(params, trained), batch, dropout_key)
+            sums, _ = objective.compute(freezing.for_forward(params, trained), batch, dropout_key)
             return total_loss(sums, denominators), sums
 
-        return jax.grad(loss_fn, has_aux=True)(frozen.select(params))
+        return jax.grad(loss_fn, has_aux=True)(freezing.trainable(params))
 
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # [B, ...] -> [n, B / n, ...]. Micro-batch i consists of rows i, i + n, ..., so that each device keeps its rows.
+        # [B, ...] -> [n, B / n, ...]. Micro-batch i consists of rows i, i + n, ..., so every device has some of them.
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
@@ -82,19 +82,21 @@ def make_train_step(
         compute_grads = grads_and_sums if grad_accum_steps == 1 else accumulate
         grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
 
-        params = frozen.select(state.params)
+        params = freezing.trainable(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, params)
         learning_rate = schedule(state.step)
         params = optax.apply_updates(params, jax.tree.map(lambda update: -learning_rate * update, updates))
 
         grad_norm = optax.tree.norm(grads)
         is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
-        sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **batch_fractions(batch)}
+        # The names must equal `STEP_METRICS` of `state.py`. `non_padding_sums` are fractions of tokens and of FLOPs.
+        sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,
-            params=frozen.write_back(state.params, params),
+            params=freezing.write_back(state.params, params),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
+            # First step that is not finite, or -1. Its update is not skipped, and the loop raises at the next check.
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
         )
 
@@ -120,7 +122,10 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
 
 
 def in_mesh(function: Callable, mesh: Mesh) -> Callable:
-    """Wraps a function so that it is traced under the mesh and the logical axis rules of activations."""
+    """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
+
+    The model reads both at trace time, for sharding constraints and attention kernels.
+    """
 
     def traced(*args: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(ACTIVATION_RULES):

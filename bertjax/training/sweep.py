@@ -17,17 +17,15 @@ import jax
 from etils import epath
 
 from bertjax.config.run import RunConfig
-from bertjax.config.trials import grid_values, load_trials
 from bertjax.errors import BertjaxError, UsageError, first_line
-from bertjax.metrics.selection import score
-from bertjax.presets import cross_product, trials_of
+from bertjax.presets import cross_product, grid_values, load_trials
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.multihost import broadcast_from_host0
-from bertjax.training.results import read_results
+from bertjax.training.results import read_results, score
 from bertjax.training.workdir import (
     RESULTS,
     acquire_lock,
@@ -58,9 +56,9 @@ class Trial:
     """Training run of a sweep.
 
     Attributes:
-      fields: values of the trial's config fields, including the seed.
-      settings: the run's config.
-      folder: the run's workdir.
+      fields: config fields that the sweep sets in this run, with their values. They include the seed.
+      settings: config of the run.
+      folder: workdir of the run.
     """
 
     fields: dict[str, Any]
@@ -85,7 +83,7 @@ def sweep(
       grid: `FIELD=VALUE,VALUE` items. If empty, the experiment defines the trials.
       seeds: number of trials per setting, with different seeds. A setting is a trial's fields without the seed.
       path: workdir of the sweep.
-      init_from: checkpoint that initializes each trial.
+      init_from: checkpoint that initializes each trial (None: random parameters).
       make_task: function from a trial's config and `init_from` to the trial's task.
     """
     if seeds < 1:
@@ -102,7 +100,7 @@ def sweep(
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        settings = _without_fixed_fields(load_trials(experiment, trials_of), fixed)
+        settings = _without_fixed_fields(load_trials(experiment), fixed)
     trials = [{**setting, SEED: first_seed + seed} for setting in settings for seed in range(seeds)]
     return run_sweep(configure, trials, path, init_from, make_task)
 
@@ -128,19 +126,15 @@ def run_sweep(
 
     Args:
       configure: function from a trial's fields to the trial's config.
-      trials: fields of each trial. Trials that differ only in `seed` are restarts of one setting.
+      trials: fields of each trial. Trials that differ only in `seed` belong to one setting.
       path: workdir of the sweep.
-      init_from: checkpoint that initializes each trial.
-      make_task: function from a trial's config and `init_from` to the trial's task.
+      init_from: see `sweep`.
+      make_task: see `sweep`.
 
     Returns:
-      `stopped`: whether a signal stopped the sweep.
-      Content of `sweep.json`: `trials`, `settings` with statistics over seeds, the `best` trial, and `left`, the number
-      of trials to run. If `stopped` is true, only `trials`.
-
-    Raises:
-      UsageError: a config or the data is invalid, or differs from that of a finished trial.
-      BertjaxError: all trials failed.
+      `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
+      statistics over seeds, the `best` trial, and `left`, the number of trials to run. If `stopped` is True, only
+      `trials`.
     """
     workdir = resolve(path)
     check_unrelated_files(workdir, TRIALS)
@@ -247,12 +241,7 @@ def _finished_outcome(trial: Trial, start: str) -> dict[str, Any] | None:
 
 
 def trial_outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry of a finished trial in `sweep.json`.
-
-    Args:
-      fields: config fields of the trial.
-      results: content of the trial's `results.json`.
-    """
+    """Returns the object of a finished trial in `sweep.json`. `results` is the content of its `results.json`."""
     metric = results["selected_by"]
     if metric not in results:
         raise BertjaxError(f"the results of trial {trial_name(fields)} lack {metric}; remove its {RESULTS}")
@@ -274,15 +263,15 @@ def setting_of(fields: dict[str, Any]) -> dict[str, Any]:
 def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns all trials, the settings with their statistics over seeds (best first), and the best trial."""
     finished = [outcome for outcome in outcomes if "score" in outcome]
-    # `score` returns negated losses and errors, so that larger is better.
+    # `score` negates losses and errors, so that larger is better.
     better = functools.partial(score, finished[0]["score_name"] if finished else "")
     settings: dict[str, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         settings.setdefault(trial_name(setting_of(outcome["trial"])), []).append(outcome)
     rows = []
-    for name, restarts in settings.items():
-        scores = [restart["score"] for restart in restarts if "score" in restart]
-        row = {"setting": name, "trials": len(scores), "failed": len(restarts) - len(scores)}
+    for name, seeds in settings.items():
+        scores = [outcome["score"] for outcome in seeds if "score" in outcome]
+        row = {"setting": name, "trials": len(scores), "failed": len(seeds) - len(scores)}
         if scores:
             deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
             row |= {"mean": statistics.mean(scores), "deviation": deviation, "best": max(scores, key=better)}

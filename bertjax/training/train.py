@@ -10,17 +10,22 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bertjax.metrics.selection import EvaluationHistory
-from bertjax.tasks.objectives.step_cost import TOKEN_FRACTION
 from bertjax.tasks.task import Task
-from bertjax.training.checks import check_data, check_evaluation, check_loss, check_step, name_last_checkpoint
-from bertjax.training.evaluation import add_loss, check_batch_sizes, check_labeled, evaluate
-from bertjax.training.metrics import METRICS, read_lines, round_digits
-from bertjax.training.optimizer import bert_schedule, make_optimizer
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.checks import (
+    check_data_files,
+    check_evaluation,
+    check_loss,
+    check_steps_finite,
+    explain_divergence,
+)
+from bertjax.training.evaluation import check_batch_sizes, check_labeled, evaluate, with_total_loss
+from bertjax.training.metrics import METRICS, json_number, read_lines
+from bertjax.training.optimizer import make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
-from bertjax.training.progress import Progress, evaluation_history
-from bertjax.training.results import finish_run
+from bertjax.training.progress import Progress
+from bertjax.training.results import EvaluationHistory, evaluation_history, finish_run
 from bertjax.training.sharding import data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, random_key, restore_or_init
 from bertjax.training.state import TrainState, abstract_state, reset_sums
@@ -61,7 +66,9 @@ def train(
     check_labeled(task)
     mesh = make_mesh(config.mesh)
     optimizer = make_optimizer(config.optimizer)
-    schedule = bert_schedule(config.optimizer.learning_rate, task.warmup_steps, task.total_steps)
+    # The schedule is a `jax.tree_util.Partial`, and so a valid argument of the jitted step. It is not a part of the
+    # optimizer, so that one compiled step serves any learning rate and run length.
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.total_steps)
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     check_batch_sizes(task, mesh, config.grad_accum_steps)
     abstract = abstract_state(task.objective, optimizer, mesh)
@@ -69,18 +76,19 @@ def train(
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        workdir, checkpoints, check_owner = open_workdir(task, path, init_from, abstract, stack)
-        stack.enter_context(name_last_checkpoint(checkpoints))
+        # Lock the workdir. `check_still_owner` raises if another run has taken it over.
+        workdir, checkpoints, check_still_owner = open_workdir(task, path, init_from, abstract, stack)
+        stack.enter_context(explain_divergence(checkpoints))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
         state = restore_or_init(task, mesh, workdir, checkpoints, init_from, abstract, optimizer)
         step = int(state.step)
+        # Lines of `metrics.jsonl` up to the checkpoint. A run without a checkpoint starts again and ignores old lines.
         lines = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Put key and schedule on all devices. The schedule is a pytree of its three numbers, so that one compiled step
-        # takes any schedule.
+        # Put the key and the numbers of the schedule on all devices.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -99,13 +107,15 @@ def train(
             with profiler.step(step), jax.transfer_guard("disallow"):
                 state = train_step(state, batch, key, device_schedule)
             step += 1
-            progress.step_done(step, state.step)
+            # Waits for the first step, so that the measured speed excludes its compilation.
+            progress.step_done(step, wait_if_first=state.step)
             profiler.step_done(step, state)
             heartbeat()
             done = step == task.total_steps
             stopped = stop_requested(step)
 
-            # Write lines before the checkpoint, so that none is missing if the run resumes from it.
+            # `state.sums` adds up the metrics on the devices since the last logged step. Write lines before the
+            # checkpoint, so that none is missing if the run resumes from it.
             if done or step % config.log_every == 0:
                 _log_step(task, state, step, progress)
                 state = reset_sums(state)
@@ -116,25 +126,26 @@ def train(
                 with progress.paused():
                     history = _evaluate(task, mesh, state, step, history, progress, heartbeat)
                 if not done and history.is_out_of_patience():
+                    # The run ends early, possibly between two logged steps.
                     done = True
                     if step % config.log_every:
                         _log_step(task, state, step, progress)
                         state = reset_sums(state)
 
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
-                check_step(state)
+                check_steps_finite(state)
                 with progress.paused():
-                    check_owner()
+                    check_still_owner()
                     progress.flush()
-                    checkpoints.save(state, history.score_at(step), progress.metric_lines)
+                    checkpoints.save(state, history.score_at(step))
                 heartbeat()
 
         checkpoints.wait()
         if stopped and not done:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.at(step)}
-        check_data(task, wait=True)
-        best = checkpoints.best()
+        check_data_files(task, wait=True)
+        best = find_checkpoint(workdir)
         progress.plot_curves()
         values = finish_run(task, mesh, state, workdir, best, history)
         progress.finish(step, best)
@@ -143,10 +154,11 @@ def train(
 
 def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> None:
     """Logs the metrics since the last logged step and checks them."""
-    check_step(state)
-    check_data(task, wait=False)
-    values = add_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
+    check_steps_finite(state)
+    check_data_files(task, wait=False)
+    values = with_total_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
     progress.log_step(step, values)
+    # There is no loss if all weights since the last logged step are 0.
     if "loss" in values:
         check_loss(values["loss"], progress.first_loss, step, task.config.divergence_factor)
 
@@ -162,10 +174,9 @@ def _evaluate(
 ) -> EvaluationHistory:
     """Evaluates the state and logs the metrics. Returns the history with the new evaluation."""
     start = time.monotonic()
-    values = evaluate(task, mesh, state.params, heartbeat)
+    values, _ = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
-    values = {name: round_digits(value) for name, value in values.items()}
-    # The fraction determines the number of tokens seen. It is missing if this step was logged, which resets the sums.
-    token_fraction = compute_metrics(jax.device_get(state.sums)).get(TOKEN_FRACTION, 0.0)
-    progress.log_evaluation(step, values, time.monotonic() - start, token_fraction)
+    values = {name: json_number(value) for name, value in values.items()}
+    # The training sums contain the number of tokens seen since the last logged step.
+    progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return history.add(step, values)

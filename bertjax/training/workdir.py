@@ -1,4 +1,4 @@
-"""Creation, locking and checks of workdirs before the first training step."""
+"""Functions that create, lock and check a workdir before the first training step."""
 
 import contextlib
 import json
@@ -18,10 +18,8 @@ from bertjax.config.run import PATH_FIELDS
 from bertjax.errors import BertjaxError, UsageError, listed
 from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path
-from bertjax.training.state import TrainState
 from bertjax.utils.io import (
     check_bucket,
-    check_free_space,
     is_remote,
     read_json_object,
     remove_temporaries,
@@ -73,16 +71,7 @@ def resolve(path: str) -> epath.Path:
 
 
 def create(path: str, marker: str = CONFIG) -> epath.Path:
-    """Creates a workdir, or returns an existing one.
-
-    Args:
-      path: path of the workdir.
-      marker: file that identifies an existing workdir, see `check_unrelated_files`.
-
-    Raises:
-      UsageError: the path cannot be a workdir, or contains unrelated files.
-      BertjaxError: the workdir cannot be created.
-    """
+    """Creates a workdir, or returns an existing one, which contains the file `marker`."""
     workdir = resolve(path)
     check_unrelated_files(workdir, marker)
     try:
@@ -94,11 +83,9 @@ def create(path: str, marker: str = CONFIG) -> epath.Path:
 
 
 def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
-    """Raises if a directory contains files other than those of a run, because a run might overwrite them.
+    """Raises a UsageError if a directory contains files that do not belong to a run. A run might overwrite them.
 
-    Args:
-      workdir: directory that may not exist yet.
-      marker: file that identifies a workdir. If it exists, additional files are allowed.
+    A directory that contains the file `marker` is a workdir, where additional files are allowed.
     """
     try:
         names = sorted(entry.name for entry in workdir.iterdir()) if workdir.exists() else []
@@ -120,9 +107,7 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
 def acquire_lock(workdir: epath.Path) -> Iterator[None]:
     """Locks a local workdir until the context exits or the process ends. Removes temporary files of killed processes.
 
-    Raises:
-      UsageError: another run uses the workdir.
-      BertjaxError: the lock file cannot be written.
+    Raises a UsageError if another run has locked the workdir.
     """
     if is_remote(workdir) or jax.process_index() != 0:
         yield
@@ -164,14 +149,9 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 
 
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
-    """Raises if the checkpoints of a workdir were trained with another config or on other data.
+    """Raises a UsageError if the checkpoints of a workdir were trained with another config or on other data.
 
-    Without a checkpoint, any config is accepted, since nothing would be lost.
-
-    Args:
-      workdir: workdir of the run.
-      config: config of the run as nested dictionaries.
-      data_hash: hash of the training data.
+    Without a checkpoint, any config is accepted, because nothing would be lost.
     """
     if not has_checkpoints(workdir):
         return
@@ -191,7 +171,10 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
 
 
 def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config of a finished run, with the number of steps or epochs of `config` if it is larger."""
+    """Returns the saved config of a finished run, but with the steps and epochs of `config` that are larger.
+
+    So a finished run continues if the same command sets more steps or epochs.
+    """
     longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
     if longer:
         changes = ", ".join(f"{name} from {saved[name]:g} to {config[name]:g}" for name in sorted(longer))
@@ -204,12 +187,8 @@ def write_config(
 ) -> None:
     """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
 
-    Args:
-      workdir: workdir of the run.
-      config: config of the run as nested dictionaries.
-      data_hash: hash of the training data.
-      init_fingerprint: fingerprint of the parameters of `--init_from`, empty for random parameters.
-      origin: source of the parameters of `--init_from`, if they were converted; else {}.
+    `init_fingerprint` is "" for random initial parameters. `origin` is the source of the `--init_from` checkpoint if it
+    was converted, else {}.
     """
     if jax.process_index() == 0:
         write_atomic(workdir / CONFIG, json.dumps(config, indent=1) + "\n")
@@ -219,37 +198,21 @@ def write_config(
             write_atomic(workdir / DATA, json.dumps(data) + "\n")
 
 
-def write_files(workdir: epath.Path, files: dict[str, bytes]) -> None:
-    """Writes files of a task, such as its vocabulary, beside the checkpoints."""
-    if jax.process_index() == 0:
-        for name, content in files.items():
-            write_atomic(workdir / name, content)
-
-
-def check_checkpoint_space(workdir: epath.Path, state: TrainState) -> None:
-    """Raises a BertjaxError if two checkpoints of a state do not fit on the disk of a workdir."""
-    size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    check_free_space(workdir, 2 * size_bytes, "two checkpoints", "choose another --workdir")
-
-
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
-    """Returns the fingerprint of a run's initial parameters, empty if random. Returns None without checkpoints."""
+    """Returns the fingerprint of a run's initial parameters ("": random). Returns None without checkpoints."""
     data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
     return None if data is None else data.get("started_from", "")
 
 
 def has_checkpoints(workdir: epath.Path) -> bool:
-    """Returns whether a workdir contains checkpoints, including damaged ones."""
+    """Returns True if a workdir contains checkpoints, damaged or not."""
     return any(folder.exists() and any(folder.iterdir()) for folder in (workdir / CHECKPOINTS, workdir / DAMAGED))
 
 
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
-    """Returns a line with the differences between two configs that affect results. Empty without differences.
+    """Returns a line with the differences between two configs that affect results, or "" without differences.
 
-    Args:
-      old: config as nested dictionaries.
-      new: config as nested dictionaries.
-      of_best: whether to compare `eval_every` as well, because the best evaluation depends on it.
+    With `of_best`, also compares `eval_every`, because the best evaluation depends on it.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
@@ -259,7 +222,7 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
 
 
 def read_origin(workdir: Path | epath.Path) -> dict[str, Any]:
-    """Reads the source of a converted checkpoint; returns {} if the workdir is not a conversion."""
+    """Reads the source of a converted checkpoint. Returns {} if the workdir was not converted."""
     try:
         return read_json_object(workdir / ORIGIN)
     except (OSError, ValueError):
@@ -267,18 +230,16 @@ def read_origin(workdir: Path | epath.Path) -> dict[str, Any]:
 
 
 def pinned_address(address: str, path: str) -> str:
-    """Returns an address of the hub with the commit that the run of a workdir started from.
+    """Pins an address `hf:ORG/NAME[@REVISION]` to the commit that the run in the workdir `path` started from.
 
-    Args:
-      address: `hf:ORG/NAME[@REVISION]`, or the path of a checkpoint, which is returned unchanged.
-      path: workdir.
+    Returns other addresses and local paths unchanged.
     """
     init_from = (_read_json(resolve(path) / DATA) or {}).get("init_from") or {}
     return init_from["source"] if init_from.get("address") == address else address
 
 
 def is_converted(workdir: Path | epath.Path) -> bool:
-    """Returns whether `bertjax convert` wrote the workdir."""
+    """Returns True if `bertjax convert` wrote the workdir."""
     return (workdir / ORIGIN).exists()
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from bertjax.errors import BertjaxError, UsageError, first_line
 
 PREFIX = "hf:"
-_BLOCK_BYTES = 1 << 20
 
 
 def is_hub(path: object) -> bool:
@@ -98,7 +97,7 @@ def _one_line_errors(address: str) -> Iterator[None]:
 
 
 def _explain(error: BaseException, address: str) -> BertjaxError:
-    """Returns the error for the user."""
+    """Converts an exception of `huggingface_hub` to a one-line error with a remedy."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
@@ -133,9 +132,8 @@ def _check_hash(file: Path, address: str) -> None:
     else:
         return
     with open(blob, "rb") as content:
-        while block := content.read(_BLOCK_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != blob.name:
+        actual = hashlib.file_digest(content, lambda: digest).hexdigest()
+    if actual != blob.name:
         file.unlink()
         blob.unlink(missing_ok=True)
         raise BertjaxError(

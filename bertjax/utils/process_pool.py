@@ -15,7 +15,7 @@ from bertjax.errors import BertjaxError
 @contextlib.contextmanager
 def process_pool(
     workers: int,
-    worker_died: Callable[[], BertjaxError],
+    worker_died: BertjaxError,
     initializer: Callable[..., object] | None = None,
     *initargs: Any,
 ) -> Iterator[ProcessPoolExecutor]:
@@ -23,7 +23,7 @@ def process_pool(
 
     Args:
       workers: number of processes.
-      worker_died: function that returns the error to raise if a worker crashes or is killed.
+      worker_died: error to raise if a worker crashes or is killed.
       initializer: function to call with `initargs` in each new worker.
     """
     # Do not fork, because the child of a process with TensorFlow's threads can deadlock.
@@ -32,7 +32,7 @@ def process_pool(
     try:
         yield pool
     except BrokenProcessPool as error:
-        raise worker_died() from error
+        raise worker_died from error
     finally:
         # If an interrupt comes while the pool starts its thread, shutdown() cannot join the thread.
         with contextlib.suppress(RuntimeError):

@@ -1,13 +1,15 @@
-"""Output to the terminal: results, progress bars and durations."""
+"""Output to the terminal: results, log lines, progress bars and durations."""
 
 import logging
 import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 logger = logging.getLogger(__name__)
 _LINE_SECONDS = 30
@@ -28,6 +30,30 @@ def show(text: object, file: TextIO | None = None) -> None:
     print(printable(str(text)), file=file or sys.stdout)
 
 
+class _StderrHandler(logging.Handler):
+    """Handler that writes each record as one line to the current `sys.stderr`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not is_first():
+            return
+        try:
+            # Use tqdm, which writes above the progress bars.
+            tqdm.write(printable(self.format(record)), file=sys.stderr)
+            sys.stderr.flush()
+        except OSError:
+            # Continue if the terminal was closed.
+            pass
+
+
+def configure_logging(level: str = "info") -> None:
+    """Writes the package's log records of at least `level` to standard error."""
+    logger = logging.getLogger("bertjax")
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler())
+        logger.propagate = False
+    logger.setLevel(level.upper())
+
+
 def format_table(rows: Sequence[tuple[str, str, str]]) -> str:
     """Formats rows of (name, value, unit) as a table. Values are aligned to the right."""
     name_width = max(len(name) for name, _, _ in rows)
@@ -35,26 +61,9 @@ def format_table(rows: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(f"{name:<{name_width}}  {value:>{value_width}}  {unit}".rstrip() for name, value, unit in rows)
 
 
-class ProgressBar(Protocol):
-    """Interface of `progress_bar`, implemented by tqdm and by log lines."""
-
-    def update(self, n: float = 1) -> object:
-        """Adds `n` units to the progress."""
-
-    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
-        """Sets the text that follows the numbers."""
-
-    def close(self) -> None:
-        """Ends the progress bar."""
-
-    def __enter__(self) -> "ProgressBar": ...
-
-    def __exit__(self, *_: object) -> object: ...
-
-
 def progress_bar(
     description: str, total: int | None, unit: str, shown: bool = True, after_seconds: float = 0, done: int = 0
-) -> ProgressBar:
+) -> "tqdm | _ProgressLines":
     """Returns a progress bar on standard error of host 0. Outside a terminal, it logs a line every 30 seconds.
 
     Args:
@@ -113,7 +122,7 @@ class _ProgressLines:
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> "_ProgressLines":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,6 @@
-"""Damage to every kind of file and a command that reads it: the answer is the same, or one line says what is wrong."""
+"""Damages every kind of file and runs a command that reads it.
+
+The output must not change, or the command must end with a one-line error."""
 
 import random
 import re
@@ -33,14 +35,14 @@ _CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "null": lambda content, rng: b"null\n",
 }
 KINDS = (*_CHANGES, "deleted", "directory", "broken link", "other file")
-# Damage after which a JSON file, a gzip file or a text may be valid.
+# Kinds of damage after which a JSON file, a gzip file or a text may still be valid.
 _JSON_EDITS = ("flipped bit", "flipped bits", "other file")
 _GZIP_EDITS = ("empty", "doubled", "other file")
 _TEXT_EDITS = (*_JSON_EDITS, *_GZIP_EDITS, "truncated", "CR line ends", "null", "nested")
 
 
 def damage_file(file: Path, kind: str, rng: random.Random) -> None:
-    """Damages a file; `other file` gives it the content of a file with the same suffix nearby."""
+    """Damages a file. The damage `other file` replaces its content by that of a nearby file with the same suffix."""
     content = file.read_bytes()
     if kind == "other file":
         contents = {path.read_bytes() for path in file.parent.parent.rglob(f"*{file.suffix}") if path.is_file()}
@@ -77,7 +79,8 @@ READERS: dict[str, tuple[str, ...]] = {
     "inspect_glue": ("inspect", *config("glue", data__path="copy/glue", data__vocabulary="copy/vocab.txt")),
     "inspect_text": ("inspect", *config("text", data__train_file="copy/text/train.csv")),
 }
-# Piece that is copied to `copy`, pattern of the damaged files, readers, damage after which another answer is right.
+# Piece to copy to `copy`, pattern of the damaged files, commands that read them, and kinds of damage that may change
+# the output.
 TARGETS: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "corpus": ("corpus", "*.*", "inspect train", ()),
     "pair index": ("corpus", "pair_index/*", "inspect train", ()),
@@ -145,14 +148,14 @@ def _answer(result: CompletedProcess, case: Path) -> dict[str, str]:
     """Returns what a command printed, and hashes of what it wrote."""
     written = state(case / "work" / "out", case)
     if "--workdir=copy" in result.args:
-        # All other files of a resumed run may be the damaged one.
+        # In a resumed run, any other file may be the damaged one.
         results = re.compile("checkpoints|metrics.jsonl|results.json|sweep.json")
         written = {name: value for name, value in state(case / "work" / "copy", case).items() if results.match(name)}
     return {"stdout": result.stdout.replace(str(case), ""), **written}
 
 
 def damages(count: int, seed: int) -> list[Case]:
-    """Returns cases in which each target meets each kind of damage, again and again."""
+    """Returns cases that apply each kind of damage to each target repeatedly."""
     pairs = [(target, kind) for target in TARGETS for kind in KINDS]
     cases: list[Case] = []
     while len(cases) < count:

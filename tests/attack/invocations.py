@@ -84,7 +84,7 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
         key = f"{row} {action.dest}" if f"{row} {action.dest}" in _VALUES else action.dest
         values = _VALUES[key] if action.required or key != action.dest else ()
         valid[action.dest] = tuple(prefixes.get(action.dest, "") + value for value in values)
-    # A checkpoint has a config.
+    # `--config` is not needed with a checkpoint, which contains a config.
     if not valid.get("config", "x") and not valid.get("checkpoint"):
         valid["config"] = SHORT_GLUE if row == "sweep" else PRETRAIN
 
@@ -108,7 +108,7 @@ def _of_command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> Iter
 def _values_of(action: argparse.Action) -> tuple[list[str], list[str]]:
     """Returns wrong and odd values."""
     kind = {"_integer": int, "float": float}.get(getattr(action.type, "__name__", ""), str)
-    # `bench input` runs for as many seconds as it is told to.
+    # A large value of `bench input --seconds` would make the command run that long.
     odd = [value for value in _ODD[kind] if (action.dest, value) != ("seconds", _HUGE)]
     wrong = list(_WRONG.get(kind, ()))
     if action.metavar == "SPEC":

@@ -1,4 +1,4 @@
-"""Kills of commands at random moments and restarts until the command ends: the result is that of an undisturbed run."""
+"""Kills commands at random moments and restarts them until they end. The result must equal an uninterrupted run's."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 from oracle import Report, differences, faults_of, leftovers, state, temporaries
 from sandbox import GLUE, PREPARE, PRETRAIN, SWEEP, Case, Sandbox, wait
 
-# Valid exit codes after each signal; without one the command must succeed.
+# Valid exit codes after each signal. Without a signal, the command must succeed.
 _CODES = {0: (0,), signal.SIGKILL: (0, -9), signal.SIGTERM: (0, 42, 130), signal.SIGINT: (0, 42, 130)}
 # Commands that write `out`.
 SCENES: dict[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ _ROWS = (*SCENES, *("train", "fine-tune", "sweep", "train", "prepare") * 2)
 
 
 def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Report:
-    """Runs a command of `SCENES` again and again and kills it up to `most` times."""
+    """Runs a command of `SCENES` repeatedly and kills it up to `most` times."""
     expected, seconds = sandbox.cached(f"undisturbed {scene}", lambda: undisturbed(sandbox, scene))
     rng, work, output = random.Random(seed), case / "work", case / "work" / "out"
     events, faults = [], []
@@ -42,7 +42,7 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
         def disturb(pid: int, poll: Callable[[], int | None], sent: list[int] = sent) -> None:
             wait(poll, rng.uniform(0, seconds))
             if rng.random() < 0.4:
-                # Waits for a temporary file, to hit the command while it writes.
+                # Wait for a temporary file, to kill the command while it writes.
                 wait(lambda: True if poll() is not None or temporaries(work) else None, seconds)
                 time.sleep(rng.uniform(0, 0.05))
             if poll() is None:
@@ -55,7 +55,7 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
         faults += faults_of(result, _CODES[sum(sent)])
         faults += leftovers(case, attempt) if result.returncode == 0 else []
         if result.returncode >= 0:
-            # A command that ends well also removes the files of those that were killed.
+            # A successful command also removes the temporary files of killed commands.
             faults += [f"left {name}" for name in {*os.listdir(work)} - (before if result.returncode else {"out"})]
         # The output of these commands appears at once, complete.
         if result.returncode == 0 or (scene.startswith(("prepare", "convert")) and output.exists()):
@@ -68,7 +68,10 @@ def kill(sandbox: Sandbox, case: Path, scene: str, most: int, seed: str) -> Repo
 
 
 def undisturbed(sandbox: Sandbox, scene: str) -> tuple[dict[str, str], float]:
-    """Returns the state of the output, and half of the run time; the other half is compilation, which is cached."""
+    """Runs a command without kills. Returns the state of its output and half of its run time.
+
+    The other half of the time is compilation, whose results are cached.
+    """
     case, began = sandbox.case(f"undisturbed-{scene}"), time.monotonic()
     sandbox.run(case, SCENES[scene]).check_returncode()
     return state(case / "work" / "out"), (time.monotonic() - began) / 2

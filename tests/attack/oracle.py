@@ -1,4 +1,4 @@
-"""Checks of what a command printed, how it ended and what it left on disk."""
+"""Checks of the output, the exit code and the remaining files of a command."""
 
 import hashlib
 import multiprocessing
@@ -35,7 +35,7 @@ class Report(NamedTuple):
 
 
 def faults_of(result: CompletedProcess, codes: Sequence[int] = (0, 1, 2)) -> list[str]:
-    """Returns what is wrong with the end of a command that may exit with `codes`."""
+    """Returns the faults of a finished command that may exit with `codes`."""
     if result.returncode == HANG:
         return ["hang"]
     lines = result.stderr.strip().splitlines() or [""]
@@ -59,8 +59,8 @@ def temporaries(directory: Path) -> list[str]:
 
 def leftovers(case: Path, attempt: int = 0) -> list[str]:
     """Returns a fault for each temporary file that a command left in its working directory or in its $TMPDIR."""
-    # Pair indices of a corpus that is not writable stay for the next command.
-    scratch = [name for name in os.listdir(case / f"scratch{attempt}") if not name.startswith("bertjax-pair-index-")]
+    # The cache directory contains the pair indices of corpora that are not writable, for the next command.
+    scratch = [name for name in os.listdir(case / f"scratch{attempt}") if name != f"bertjax-{os.getuid()}"]
     return [f"left {name}" for name in (*scratch, *temporaries(case / "work"))]
 
 

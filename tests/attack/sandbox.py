@@ -32,7 +32,7 @@ Process = tuple[int, Callable[[], int | None]]
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 LIMIT_SECONDS = 120.0
-_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+_XLA_FLAGS = "--xla_backend_optimization_level=0"
 _CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 _TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
 TINY = "size=L1_H16,quick=true"
@@ -46,7 +46,7 @@ _DATA |= dict.fromkeys(("adapt", "pretrain", "pretrain_cpu", "demo"), {"data.cor
 
 
 def start_fork(argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: BinaryIO, err: BinaryIO) -> Process:
-    """Starts a command in a fork of this process, which must have one thread: in 0.3 s, a new process needs 5 s."""
+    """Starts a command in a fork of this process, which must have one thread: a fork takes 0.3 s, a new process 5 s."""
     process = multiprocessing.get_context("fork").Process(target=_run_command, args=(argv, cwd, env, out, err))
     # `_run_command` unblocks them when `bertjax.cli.main` has installed its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
@@ -190,7 +190,7 @@ GLUE = (*config("glue", data__vocabulary=""), "--init_from={pretrained}")
 SHORT_GLUE = config("glue", f"{TINY},grid=one", data__vocabulary="", steps=2, eval_every=2)
 SWEEP = ("sweep", *SHORT_GLUE, "--init_from={pretrained}", "--seeds=2")
 PRETRAIN = config("pretrain")
-# Without the 9 characters of `--config=`.
+# Skip the 9 characters of `--config=`.
 _TABLE = f"""from bertjax.reproduce.table import Cell, Run, Table
 def get_table(text):
     first = Run("first", {PRETRAIN[0][9:]!r}, {PRETRAIN[1:]}, flops=1e9)

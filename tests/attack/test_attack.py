@@ -13,7 +13,7 @@ import pytest
 import sandbox as sandboxes
 from invocations import invocations, invoke
 
-# Pieces that take long to make.
+# Pieces that are slow to create.
 SLOW = ("{glue", "{swept}", "{predictions}", "{reproduced}", "{huggingface}")
 ROWS = ("corpus", "checkpoint", "gz", "glue data", "squad data", "train", "prepare", "convert to huggingface")
 

@@ -100,12 +100,12 @@ def main() -> None:
         print(f"  {milliseconds:8.1f} ms  {kind}")
     for name, milliseconds in by_operation.most_common(args.operations):
         print(f"    {milliseconds:8.2f} ms  {name}")
-    rows, num_masked = config.data.batch_size, task.synthetic_batch(0)["masked_lm_positions"].size
+    rows, num_masked = config.data.batch_size, task.benchmark_batch(0)["masked_lm_positions"].size
     time_products(make_products(task.objective.model.config, rows, config.data.seq_len, num_masked))
 
 
 def operation_nanoseconds(profile: Any) -> collections.Counter:
-    """Returns nanoseconds per operation; a loop counts without its body, whose operations have their own entries."""
+    """Returns nanoseconds per operation; a loop counts without its body, whose operations are listed separately."""
     nanoseconds: collections.Counter = collections.Counter()
     for plane in profile.planes:
         for line in plane.lines:

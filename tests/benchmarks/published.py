@@ -4,7 +4,7 @@
     python tests/benchmarks/published.py --glue glue_data --log runs/published.jsonl --tasks mrpc rte
     python tests/benchmarks/published.py --log runs/published.jsonl --table
 
-Settings are the paper's: batches of 32, three epochs, learning rate 5e-5, 10 % warm-up, three restarts. PyTorch gets
+Settings are the paper's: batches of 32, three epochs, learning rate 5e-5, 10 % warm-up, three seeds. PyTorch gets
 the batches of bertjax, so data, order and row lengths are equal. Each run is a process of its own; its seconds include
 imports, compilation and evaluation. A line of the log is one run; the same command continues an interrupted log.
 """

@@ -51,6 +51,7 @@ def test_unknown_flag_is_rejected(capfd, words, tmp_path):
         "fill_mask": ["--checkpoint", tmp_path, "a [MASK]"],
         "features": ["--checkpoint", tmp_path, "a text"],
         "convert": [tmp_path, tmp_path / "run"],
+        "doctor": ["--json"],
     }
     (tmp_path / "params").mkdir()
     error = refused(capfd, *words, *required.get(words[0], ["--config", TINY]), "--nosuch=1")
@@ -206,8 +207,8 @@ def test_path_options_include_all_commands():
 def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     control = "\x1b[31mred\x9b2J\u202e\r"
     monkeypatch.setattr("bertjax.inference.load.load_model", lambda *_, **__: None)
-    monkeypatch.setattr("bertjax.inference.fill_mask.fill_mask", lambda *_: [[(control, 0.5)]])
-    monkeypatch.setattr("bertjax.data.pretraining.formatting.paragraph", lambda *_, **__: [f"A: ä\t{control}"])
+    monkeypatch.setattr("bertjax.inference.predict.fill_mask", lambda *_: [[(control, 0.5)]])
+    monkeypatch.setattr("bertjax.data.inspection.paragraph", lambda *_, **__: [f"A: ä\t{control}"])
     main(["fill_mask", "--checkpoint=x", "a [MASK]"])
     main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     logging.getLogger("bertjax").info(f"labels {control}")

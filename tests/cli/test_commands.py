@@ -25,7 +25,7 @@ from bertjax.tasks.build import parse_config
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = ROOT / "experiments" / "pretrain.py"
 TINY = f"{EXPERIMENT}:size=L1_H16,quick=true"
-# XLA uses the last of two equal flags; a program for one device compiles faster.
+# If a flag occurs twice, XLA uses the last value. A program for one device compiles faster.
 ONE_DEVICE = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
 BATCH_KEYS = {
     "input_ids",

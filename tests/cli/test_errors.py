@@ -13,7 +13,7 @@ def test_long_text_keeps_its_start_and_end():
     assert shortened("a  short\n one") == "a short one"
 
 
-def test_long_lists_are_counted_and_long_names_cut():
+def test_long_lists_are_counted_and_long_names_shortened():
     assert listed(["a", "b"]) == "a, b"
     assert listed([]) == ""
     many = listed(f"label_{index}" for index in range(10_000))
@@ -21,7 +21,7 @@ def test_long_lists_are_counted_and_long_names_cut():
     assert len(listed(["x" * 80_000] * 10_000)) < 1200
 
 
-def test_quoted_values_are_escaped_and_cut():
+def test_quoted_values_are_escaped_and_shortened():
     assert quoted("\x1b[31mred") == r"'\x1b[31mred'"
     assert len(quoted("x" * 80_000)) <= 100
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from checkpoints import WIDTH, assert_equal, google_checkpoint, random_checkpoint, without
 
 from bertjax.cli import main as cli
-from bertjax.convert import huggingface, tensorflow1, workdir
+from bertjax.convert import huggingface, tensorflow1
 from bertjax.convert.convert import (
     BERTJAX,
     FORMATS,
@@ -21,14 +21,14 @@ from bertjax.convert.convert import (
     detect_format,
     read_checkpoint,
 )
-from bertjax.convert.portable import SHARED_FIELDS
+from bertjax.convert.portable import SHARED_FIELDS, read_workdir, write_workdir
 from bertjax.errors import UsageError
 from bertjax.inference.output_kinds import OUTPUT_KINDS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
 from bertjax.tasks.finetuning.output_layer import CLASSES, KINDS, MULTILABEL, SPANS, TAGS
 from bertjax.utils.io import temporary_name
 
-WRITERS = {BERTJAX: workdir.write, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow1.write}
+WRITERS = {BERTJAX: write_workdir, HUGGINGFACE: huggingface.write, TENSORFLOW: tensorflow1.write}
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])
@@ -118,8 +118,8 @@ def test_google_gelu_is_the_tanh_form_and_hugging_face_gelu_the_exact_one(letter
 @pytest.mark.parametrize("fmt", [HUGGINGFACE, TENSORFLOW])
 def test_architecture_that_a_format_cannot_express_is_refused(fmt, letters, tmp_path):
     (tmp_path / "own").mkdir()
-    workdir.write(random_checkpoint(letters, attention_direction="left"), tmp_path / "own")
-    assert workdir.read(tmp_path / "own").config.attention_direction == "left"
+    write_workdir(random_checkpoint(letters, attention_direction="left"), tmp_path / "own")
+    assert read_workdir(tmp_path / "own").config.attention_direction == "left"
     with pytest.raises(UsageError, match=f"the format {fmt} cannot express model.attention_direction=left"):
         convert(str(tmp_path / "own"), str(tmp_path / "foreign"), fmt, False)
     assert not (tmp_path / "foreign").exists()
@@ -140,7 +140,9 @@ def test_every_other_architecture_field_is_refused_by_name(fmt, letters, tmp_pat
 def test_parameters_that_bert_lacks_are_refused(fmt, letters, tmp_path):
     checkpoint = random_checkpoint(letters)
     checkpoint.params["encoder/layers/mlp_gate/kernel"] = np.zeros((2, 16, 32), np.float32)
-    with pytest.raises(UsageError, match=f"the format {fmt} has no parameters encoder/layers/mlp_gate/kernel"):
+    with pytest.raises(
+        UsageError, match=f"the format {fmt} cannot store the parameters encoder/layers/mlp_gate/kernel"
+    ):
         WRITERS[fmt](checkpoint, tmp_path)
 
 
@@ -271,7 +273,7 @@ def test_hugging_face_folder_keeps_modules_that_its_class_ignores(letters, tmp_p
     assert_equal(read_checkpoint(tmp_path).params, encoder)
 
 
-def test_commands_accept_foreign_checkpoints(letters, tmp_path, capfd):
+def test_commands_accept_checkpoints_of_other_formats(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
     convert(str(tmp_path / "google"), str(tmp_path / "huggingface"), HUGGINGFACE, False)
     outputs = []
@@ -286,7 +288,7 @@ def test_commands_accept_foreign_checkpoints(letters, tmp_path, capfd):
     assert shard["segment_ids"].tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_fine_tuning_from_a_foreign_checkpoint_and_back(letters, tmp_path, capfd):
+def test_fine_tuning_from_a_checkpoint_of_another_format_and_export(letters, tmp_path, capfd):
     google_checkpoint(letters, tmp_path / "google")
     (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     data = f"--config=experiments/text.py:train={tmp_path}/train.tsv,dev={tmp_path}/train.tsv,quick=true"
@@ -307,7 +309,7 @@ def test_fine_tuning_from_a_foreign_checkpoint_and_back(letters, tmp_path, capfd
         cli.main(["evaluate", f"--checkpoint={checkpoint}", data, *mesh])
     own, converted = (json.loads(line) for line in capfd.readouterr().out.splitlines())
     assert own == converted
-    # Brackets are allowed in the path of a foreign checkpoint.
+    # Brackets are allowed in the path of a checkpoint of another format.
     (tmp_path / "out").rename(tmp_path / "out[1]")
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'out[1]'}", data, *mesh])
     output = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""A published checkpoint, all-MiniLM-L6-v2, beside transformers. Needs the extras `published` and `parity`."""
+"""The published checkpoint all-MiniLM-L6-v2, compared with transformers. Needs the extras `published` and `parity`."""
 
 import importlib.util
 import itertools

@@ -47,7 +47,7 @@ def test_missing_unknown_and_misshapen_arrays_are_listed(letters, tmp_path):
         ({"hidden_size": 16.0}, "hidden_size is 16.0"),
         ({"hidden_act": ["gelu"]}, "hidden_act is .*; it must be of type str"),
         ({"num_attention_heads": 3}, "config.json: model.hidden_size=16 is not divisible"),
-        ({"num_hidden_layers": 4000}, "its config has 4,000 layers"),
+        ({"num_hidden_layers": 4000}, "too few for the 4,000 layers of its config"),
         ({"num_hidden_layers": 10**9}, "model.num_hidden_layers is 1,000,000,000; it must be at most 4,096"),
         ({"quantization_config": {"bits": 8}}, "quantization_config"),
         ({"tie_word_embeddings": False}, "untied embeddings"),

@@ -11,7 +11,10 @@ from bertjax.data.corpus import store
 
 @pytest.fixture(scope="session")
 def make_corpus(tmp_path_factory) -> Callable[..., store.Corpus]:
-    """Creates a corpus in a new folder. With `unique`, all tokens of a split have different ids, to identify rows."""
+    """Returns a function that creates a corpus in a new folder.
+
+    With `unique`, all tokens of a split have different ids, so that tests can locate a row in the split.
+    """
 
     def make(train: list[list[int]], heldout: list[list[int]] | None = None, unique: bool = False) -> store.Corpus:
         path = tmp_path_factory.mktemp("corpora") / "corpus"
@@ -28,5 +31,5 @@ def make_corpus(tmp_path_factory) -> Callable[..., store.Corpus]:
 
 @pytest.fixture(scope="session")
 def traced(make_corpus) -> store.Corpus:
-    """A corpus whose tokens are all different; tests must not change it."""
+    """Returns a corpus in which all tokens of a split are different. Tests must not change it."""
     return make_corpus(random_documents(60, 1), random_documents(25, 2), unique=True)

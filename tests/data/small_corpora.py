@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.data.corpus import store
-from bertjax.data.corpus.checksums import file_sha256
+from bertjax.utils.io import file_sha256
 
 SPECIAL_PIECES = {0: "[PAD]", 7: "[UNK]", 8: "[CLS]", 9: "[SEP]", 11: "[MASK]"}
 
 
 def write_pieces(path: Path, size: int) -> np.ndarray:
-    """Writes a WordPiece vocabulary with special pieces among the first ids, and with a quarter of continuations.
+    """Writes a WordPiece vocabulary with special pieces among the first ids. A quarter of the pieces are continuations.
 
     Returns:
       The ids of pieces that are not special.

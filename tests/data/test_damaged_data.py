@@ -6,11 +6,10 @@ import pytest
 from small_corpora import random_documents
 
 from bertjax.data.corpus import store
-from bertjax.data.pretraining.batches import eval_dataset, numpy_batches, train_dataset
+from bertjax.data.pretraining.batches import eval_dataset, train_dataset, verified_batches
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import open_pair_index
-from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
-from bertjax.data.pretraining.tiles import TILES
+from bertjax.data.pretraining.row_sources import SENTENCE_PAIRS, TILES
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError
 
@@ -38,7 +37,7 @@ def train_batches(corpus, source, whole_word=False):
         start_step=0,
         shard=SINGLE_SHARD,
     )
-    return numpy_batches(dataset, corpus)
+    return verified_batches(dataset, corpus)
 
 
 def test_training_verifies_the_corpus_in_the_background(corpus):
@@ -53,10 +52,8 @@ def test_training_verifies_the_corpus_in_the_background(corpus):
 def test_evaluation_verifies_the_corpus(corpus):
     overwrite(corpus.path / "heldout.tokens.bin", 100, b"\x01\x01")
     corpus = store.open_corpus(corpus.path)
-    dataset = eval_dataset(
-        corpus, seq_len=16, batch_size=4, max_predictions=3, source=TILES, masking=Masking(), shard=SINGLE_SHARD
-    )
-    assert list(numpy_batches(dataset, corpus))
+    dataset = eval_dataset(corpus, PHASE, source=TILES, masking=Masking(), shard=SINGLE_SHARD)
+    assert list(verified_batches(dataset, corpus))
     with pytest.raises(BertjaxError, match=r"heldout\.tokens\.bin is damaged"):
         corpus.checksums.wait()
 

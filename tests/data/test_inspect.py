@@ -8,11 +8,7 @@ from small_corpora import write_pieces
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.inspection import format_row, write_batches
-from bertjax.data.pretraining.bench import bench_input
-from bertjax.data.pretraining.config import Masking, Phase
-from bertjax.data.pretraining.formatting import format_masked_row, format_packed_row
-from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS, SENTENCE_PAIRS
+from bertjax.data.inspection import format_masked_row, format_packed_row, format_row, write_batches
 from bertjax.errors import BertjaxError, UsageError
 
 
@@ -161,23 +157,6 @@ def test_npz_is_written_atomically(tmp_path, monkeypatch):
     assert path.read_text() == "what was there"
 
 
-def test_npz_without_batches_or_directory_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="at least one step"):
-        write_batches([], tmp_path / "none.npz")
+def test_npz_without_directory_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no directory"):
         write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
-
-
-@pytest.mark.parametrize(
-    "source", [pytest.param(SENTENCE_PAIRS, marks=pytest.mark.slow), PACKED_PAIRS], ids=["alone", "packed"]
-)
-def test_bench_input_reports_its_measurements(traced, source):
-    result = bench_input(
-        traced, Phase(32, 4, 5, 10, 20), source=source, masking=Masking(), seed=0, dupe_factor=1, seconds=0.2
-    )
-    positions_per_second = result["positions_per_second"]
-    assert positions_per_second == pytest.approx(result["batches"] * 4 * 32 / result["seconds"])
-    assert result["real_tokens_per_second"] == pytest.approx(result["token_fraction"] * positions_per_second)
-    cost = 1 - positions_per_second / result["sequential_positions_per_second"]
-    assert result["random_access_cost"] == pytest.approx(cost)
-    assert 0.3 < result["token_fraction"] <= 1

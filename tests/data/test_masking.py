@@ -56,7 +56,7 @@ def test_only_ordinary_tokens_are_masked(vocabulary, whole_word, rate):
     assert not np.isin(ids[chosen], vocabulary.special_ids).any()
     np.testing.assert_array_equal(inputs[~chosen], ids[~chosen])
     np.testing.assert_array_equal(originals[used], np.take_along_axis(ids, positions, 1)[used])
-    # Positions are ascending; unused entries are at the end and zero.
+    # Positions are ascending. Unused predictions are zero and come last.
     assert (np.diff(np.where(used, positions, 1000), axis=1)[used[:, 1:]] > 0).all()
     assert (np.diff(weights, axis=1) <= 0).all()
     assert not positions[~used].any() and not originals[~used].any()

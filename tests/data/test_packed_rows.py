@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from bertjax.data.finetuning.epoch_order import EpochOrder, train_batches
-from bertjax.data.finetuning.examples import Batching, Examples, make_examples
-from bertjax.data.finetuning.packed_rows import NO_EXAMPLE, pack_rows
+from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching, EpochOrder, pack_rows, train_batches
+from bertjax.data.finetuning.examples import Examples, make_examples
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 

@@ -11,12 +11,12 @@ from bertjax.data.pretraining.batches import train_dataset
 from bertjax.data.pretraining.config import Masking, Phase, max_packed_predictions, predictions_by_length
 from bertjax.data.pretraining.pair_index import open_pair_index, pack_rows
 from bertjax.data.pretraining.pairs import RECORD
+from bertjax.data.pretraining.row_sources import PACKED_PAIRS
 from bertjax.data.pretraining.rows import packed_pair_lookup
-from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS
 from bertjax.data.shard import SINGLE_SHARD
 
 SEQ_LEN, BATCH, PREDICTIONS, MOST = 64, 8, 7, 8
-ROW_PREDICTIONS = max_packed_predictions(0.15, SEQ_LEN, PREDICTIONS, MOST)
+ROW_PREDICTIONS = max_packed_predictions(0.15, SEQ_LEN, PREDICTIONS)
 
 
 def short_documents(count: int, seed: int) -> list[list[int]]:
@@ -45,7 +45,7 @@ def rows_of(lengths: list[int], room: int, most: int, seed: int = 0) -> list[lis
         ([10, 10], 4, [[0], [1]]),
         ([4, 6, 5, 5], 4, [[0, 1], [2, 3]]),
         ([6, 7, 3, 4], 4, [[0, 3], [1, 2]]),
-        # The pair of 4 tokens is packed with 6, not with 5, because it then leaves the least room.
+        # The pair of 4 tokens shares a row with the pair of 6, not of 5, because this leaves the least room.
         ([6, 5, 4], 4, [[0, 2], [1]]),
         ([3, 3, 3], 4, [[0, 1, 2]]),
         ([2, 2, 2, 2], 2, [[0, 1], [2, 3]]),
@@ -124,7 +124,7 @@ def test_predictions_of_a_packed_row_stay_within_the_maximum(rate, predictions):
         most = np.array(
             [max([most[n], *(most[n - k] + numbers[k] for k in range(5, n + 1))]) for n in range(SEQ_LEN + 1)]
         )
-    limit = max_packed_predictions(rate, SEQ_LEN, predictions, MOST)
+    limit = max_packed_predictions(rate, SEQ_LEN, predictions)
     assert most[SEQ_LEN] <= limit <= max(most[SEQ_LEN] + MOST / 2, 1)
 
 
@@ -189,7 +189,7 @@ def test_pairs_are_masked_as_without_packing(traced, whole_word):
     rows = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     assert rows["masked_lm_ids"].shape[1] == ROW_PREDICTIONS
     for row, weights in zip(rows["masked_lm_positions"], rows["masked_lm_weights"] > 0, strict=True):
-        # Positions are ascending, and unused entries are at the end.
+        # Positions are ascending, and unused predictions come last.
         assert (np.diff(row[weights]) > 0).all() and not weights[weights.sum() :].any() and not row[~weights].any()
     pairs = unpacked(rows)
     predicted = (pairs["masked_lm_weights"] > 0).sum(1)

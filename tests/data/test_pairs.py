@@ -7,7 +7,6 @@ import pytest
 from small_corpora import random_documents
 
 from bertjax.data.pretraining.pairs import document_pairs, target_lengths
-from bertjax.errors import BertjaxError
 
 
 def offsets(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -120,9 +119,3 @@ def test_one_document_in_ten_has_a_short_target():
     counts = np.bincount(short)[2:]
     assert len(counts) == 59
     assert counts.min() >= 15 and counts.max() <= 18
-
-
-def test_empty_sentence_is_an_error():
-    sentences, documents = np.array([0, 3, 3, 5]), np.array([0, 2, 3])
-    with pytest.raises(BertjaxError, match="empty document or sentence"):
-        list(document_pairs(sentences, documents, 0, np.array([9, 9]), np.random.default_rng(0)))

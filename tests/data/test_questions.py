@@ -1,4 +1,4 @@
-"""Tests of SQuAD questions and windows: answer positions, character spans, and one max-context window per token."""
+"""Tests of SQuAD questions and windows: answer positions, character offsets, and one max-context window per token."""
 
 import json
 import lzma
@@ -54,7 +54,7 @@ def test_negative_answer_start_is_invalid(tmp_path):
     assert stats.skipped["whose answer is not in its context"]["first"] == "question 2"
 
 
-def test_unanswerable_question_is_skipped_or_noted_in_version_1(tmp_path):
+def test_unanswerable_question_is_skipped_or_counted_in_version_1(tmp_path):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": []})
     questions, stats = read(tmp_path, content, all_answerable=True)
     assert [q.id for q in questions] == ["1"] and "question 2" in str(stats.skipped)
@@ -129,7 +129,7 @@ def test_windows_overlap_and_each_token_has_one_max_context_window(tmp_path, tok
     assert not stats.noted
 
 
-def test_long_question_is_truncated_and_noted(tmp_path, tokenizer):
+def test_long_question_is_truncated_and_counted(tmp_path, tokenizer):
     _, windows, stats = read_windows(tmp_path, tokenizer, squad(qa("1", "Ann", 0)), max_query_len=4)
     assert (windows.passage_start == 6).all()
     assert stats.noted == {"with the question truncated to 4 tokens": {"rows": 1, "first": "question 1"}}

@@ -58,7 +58,7 @@ def test_only_newlines_end_a_line(tmp_path):
     assert rows == [(2, "a\u2028b\x85c\x0bd", "1")]
 
 
-def test_bytes_that_are_not_utf8_are_noted(tmp_path):
+def test_bytes_that_are_not_utf8_are_counted(tmp_path):
     rows, stats = read_rows(tmp_path, b"text\tlabel\ncaf\xe9\t1\n")
     assert rows == [(2, "caf\ufffd", "1")]
     assert stats.noted["with bytes that are not UTF-8"]["first"] == "line 2"
@@ -89,7 +89,7 @@ def test_missing_file_or_column_is_an_error(tmp_path):
         list(read_table(tmp_path / "none.tsv", ("text",), ReadStats("")))
 
 
-def test_extra_fields_are_noted_and_ignored_columns_are_listed(tmp_path):
+def test_extra_fields_are_counted_and_ignored_columns_are_listed(tmp_path):
     rows, stats = read_rows(tmp_path, b"id,text,label\n1,well, good film,pos\n2,a,neg\n", file_format="csv")
     assert rows[1] == (3, "a", "neg")
     assert stats.noted["with more fields than columns"] == {"rows": 1, "first": "line 2"}
@@ -107,6 +107,6 @@ def test_malformed_json_is_an_error_with_its_line(line, tmp_path):
         read_rows(tmp_path, line.encode(), file_format="jsonl")
 
 
-def test_unpaired_surrogate_is_replaced_and_noted(tmp_path):
+def test_unpaired_surrogate_is_replaced_and_counted(tmp_path):
     rows, stats = read_rows(tmp_path, b'{"text": "a\\ud83d", "label": "x"}', file_format="jsonl")
     assert rows == [(1, "a\ufffd", "x")] and len(stats.noted) == 1

@@ -51,7 +51,7 @@ def test_byte_order_mark_and_line_endings_do_not_matter(tmp_path):
         ("a B-PER\nb B-LOC\n\nd I-LOC\n", {"I- (2 start with B-)": {"rows": 1, "first": "line 4"}}),
     ],
 )
-def test_mix_of_iob1_and_iob2_is_noted(content, noted, tmp_path):
+def test_mix_of_iob1_and_iob2_is_counted(content, noted, tmp_path):
     (tmp_path / "file").write_text(content)
     stats = ReadStats("file")
     read_conll(tmp_path / "file", stats)
@@ -96,7 +96,7 @@ def test_malformed_conll_is_an_error_with_its_line(tmp_path, content, message):
         read(tmp_path, content)
 
 
-def test_bytes_that_are_not_utf8_are_noted(tmp_path):
+def test_bytes_that_are_not_utf8_are_counted(tmp_path):
     path = tmp_path / "eng.train"
     path.write_bytes(b"caf\xe9 O\n")
     stats = ReadStats(str(path))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from bertjax.data.finetuning.questions import read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
-from bertjax.data.finetuning.triviaqa import read_triviaqa
 from bertjax.errors import UsageError
 
 LATE = "word " * 399 + "Lima is late"
@@ -78,7 +78,7 @@ def test_document_outside_the_evidence_folder_is_missing(tmp_path, name):
     ("entries", "message"),
     [
         ([{"QuestionId": "1"}], "is not in TriviaQA's format"),
-        ([entry("1", "Lima", [], "a.txt")] * 2, "has several questions with the id '1'"),
+        ([entry("1", "Lima", [], "a.txt")] * 2, "has 2 questions with the id '1'"),
         ([entry("1", "Rome", [], "a.txt")], "no usable questions: whose document has no answer"),
     ],
 )

@@ -1,7 +1,5 @@
 """The TPU compiler on the attention kernels, and its memory figures."""
 
-import functools
-
 import pytest
 from hlo_cost import instruction_costs
 from hlo_program import read_program
@@ -18,7 +16,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     from jax.sharding import Mesh
 
     from bertjax.model.attention.dispatch import select_attention
-    from bertjax.model.attention.mask import AttentionMask
+    from bertjax.model.attention.xla import AttentionMask
     from bertjax.model.config import ModelConfig
     from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated
     from bertjax.training.step import in_mesh
@@ -45,7 +43,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
 
 @pytest.fixture(scope="module")
 def process():
-    with process_pool(1, functools.partial(AssertionError, "the TPU compiler crashed"), use_tpu_compiler) as process:
+    with process_pool(1, AssertionError("the TPU compiler crashed"), use_tpu_compiler) as process:
         yield process
 
 

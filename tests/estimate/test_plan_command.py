@@ -6,7 +6,8 @@ import re
 import pytest
 from commanding import printed, refused
 
-from bertjax.estimate.plan import DEFAULT_MFU, describe_plan
+from bertjax.estimate import DEFAULT_MFU
+from bertjax.estimate.plan import describe_plan
 from bertjax.estimate.topology import CHIPS
 
 CONFIG = ["--config", "pretrain:size=L2_H128,seq_len=64", "--config.data.batch_size=16"]

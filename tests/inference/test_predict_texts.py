@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 from checkpoints import random_checkpoint
 from etils import epath
+from flax.traverse_util import unflatten_dict
 
 import bertjax
 from bertjax.cli import main as cli
 from bertjax.config.mesh import MeshConfig
-from bertjax.convert import huggingface, workdir
+from bertjax.convert import huggingface
+from bertjax.convert.portable import write_workdir
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
-from bertjax.inference import predict, text_predictions
+from bertjax.inference import output_kinds, predict
 from bertjax.inference.load import load_model
 from bertjax.model.heads import EncoderModel, build_model
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 from bertjax.tasks.finetuning.records import softmax
-from bertjax.training.parameters import nested, save_params
+from bertjax.training.parameters import save_params
 from bertjax.training.sharding import make_mesh
 
 LABELS = {CLASSES: ("bad", "good", "so"), MULTILABEL: ("new", "red"), TAGS: ("O", "B-X", "I-X")}
@@ -65,7 +67,7 @@ def logits_of(folder, *texts: str) -> np.ndarray:
         "input_mask": np.ones((1, len(ids)), int),
     }
     model = build_model(checkpoint.model_kind, checkpoint.config)
-    return np.asarray(model.apply({"params": nested(checkpoint.params)}, batch)[0])
+    return np.asarray(model.apply({"params": unflatten_dict(checkpoint.params, sep="/")}, batch)[0])
 
 
 def test_class_probabilities_do_not_depend_on_the_batch(folders, capfd):
@@ -145,10 +147,8 @@ def test_lines_stream_in_order(folders, letters, monkeypatch, capfd, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
     records = predict_json(capfd, folders[CLASSES], f"--text={tmp_path / 'texts.txt'}")
     assert [(record["line"], record["text"]) for record in records] == list(enumerate(lines, 1))
-    for argument in ("-", "--text=-"):
-        stream = io.BytesIO((tmp_path / "texts.txt").read_bytes())
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
-        assert predict_json(capfd, folders[CLASSES], argument) == records
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO((tmp_path / "texts.txt").read_bytes())))
+    assert predict_json(capfd, folders[CLASSES], "--text=-") == records
     # Endless input is predicted chunk by chunk.
     num_read: list[int] = []
     endless = (num_read.append(index) or (f"a {index}",) for index in itertools.count())
@@ -178,7 +178,7 @@ def test_text_to_tag_is_split_at_punctuation_and_has_entities(folders, capfd, mo
 
     tags = iter(["B-X", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
-    monkeypatch.setattr(text_predictions, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
+    monkeypatch.setattr(output_kinds, "gather_words", lambda *_: np.array([logits_of_tag[tag] for tag in tags]))
     (record,) = predict_json(capfd, folders[TAGS], text)
     assert record["entities"] == [
         {"label": "X", "start": 0, "end": 2, "text": "Al"},
@@ -195,7 +195,7 @@ def test_tags_without_scheme_have_no_entities(letters, tmp_path):
         assert "entities" not in record and record["spans"] == [[0, 1], [2, 5]]
 
 
-def test_cut_texts_are_counted_once(folders, log_lines, monkeypatch):
+def test_truncated_texts_are_counted_once(folders, log_lines, monkeypatch):
     monkeypatch.setattr(predict, "_CHUNK_TEXTS", 2)
     classifier = bertjax.load(folders[CLASSES])
     classifier.predict(["a " * 38, ("a " * 20, "b " * 17)])
@@ -258,7 +258,7 @@ def mesh_of(num_devices):
 @pytest.mark.devices
 @pytest.mark.parametrize("kind", [CLASSES, MULTILABEL, CHOICES, TAGS, SPANS])
 def test_predictions_on_two_devices_equal_those_on_one(kind, letters, tmp_path):
-    workdir.write(random_checkpoint(letters, kind, LABELS.get(kind, ())), tmp_path)
+    write_workdir(random_checkpoint(letters, kind, LABELS.get(kind, ())), tmp_path)
     inputs = [("he", "ran", "sat down")] if kind == CHOICES else [("the cat",), ("a much longer text",)]
     context = "Jo saw Al." if kind == SPANS else ""
     one, two = (
@@ -280,7 +280,7 @@ def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(
     for name, kind, extra in (("head", {"kind": "discriminator"}, head), ("gate", checkpoint.model_kind, gate)):
         folder = epath.Path(tmp_path / name)
         folder.mkdir()
-        workdir.write(random_checkpoint(letters), tmp_path / name)
+        write_workdir(random_checkpoint(letters), tmp_path / name)
         (folder / "checkpoints").rmtree()
         save_params(folder, checkpoint.params | extra, kind, checkpoint.config.architecture)
     loaded = load_model(tmp_path / "head", mesh)

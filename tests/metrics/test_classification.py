@@ -57,7 +57,7 @@ def test_cross_entropy_matches_log_loss():
 
 def test_correlations_match_numpy_and_scipy():
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 6, 300).astype(np.float32)  # with many ties
+    labels = rng.integers(0, 6, 300).astype(np.float32)  # draw from few values, so that many are equal
     predictions = labels + rng.standard_normal(300).astype(np.float32)
     assert metrics.pearson(predictions, labels) == pytest.approx(np.corrcoef(predictions, labels)[0, 1])
     ranks = [scipy.stats.rankdata(values) for values in (predictions, labels)]

@@ -1,4 +1,4 @@
-"""Attention kernels compared with `plain_attention`: values, gradients and dropout masks, on one device and meshes."""
+"""Attention kernels compared with `xla_attention`: values, gradients and dropout masks, on one device and meshes."""
 
 import functools
 
@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.model.attention.cudnn import cudnn_attention
 from bertjax.model.attention.fused import fused_attention
-from bertjax.model.attention.mask import AttentionMask
 from bertjax.model.attention.splash import splash_attention
-from bertjax.model.attention.xla import plain_attention
+from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
 from bertjax.training.sharding import make_mesh, replicated
 from bertjax.training.step import in_mesh
 
@@ -65,21 +63,21 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
         (2, 130, 3, 64, "right", 0.1),
     ],
 )
-def test_fused_attention_equals_plain_attention(rows, length, heads, size, direction, rate):
+def test_fused_attention_equals_xla_attention(rows, length, heads, size, direction, rate):
     arrays = inputs(rows, length, heads, size)
     for actual, expected in zip(
         results(fused_attention, direction, rate, *arrays),
-        results(plain_attention, direction, rate, *arrays),
+        results(xla_attention, direction, rate, *arrays),
         strict=True,
     ):
         assert np.abs(expected).max() > 0.1
         np.testing.assert_allclose(actual, expected, atol=3e-6)
 
 
-def test_bfloat16_error_of_fused_attention_is_that_of_plain_attention():
+def test_bfloat16_error_of_fused_attention_is_that_of_xla_attention():
     arrays = inputs(3, 32, 2, 64, jnp.bfloat16)
-    exact = results(plain_attention, "both", 0.1, *(array.astype(jnp.float32) for array in arrays[:4]), arrays[4])
-    halves = [results(attention, "both", 0.1, *arrays) for attention in (fused_attention, plain_attention)]
+    exact = results(xla_attention, "both", 0.1, *(array.astype(jnp.float32) for array in arrays[:4]), arrays[4])
+    halves = [results(attention, "both", 0.1, *arrays) for attention in (fused_attention, xla_attention)]
     for fused, plain, expected in zip(*halves, exact, strict=True):
         assert fused.dtype == jnp.bfloat16
         error, plain_error = (np.abs(np.float32(array) - expected).mean() for array in (fused, plain))
@@ -114,7 +112,7 @@ xla_by_length = functools.partial(cudnn_attention, implementation="xla")
 def assert_equal_except_padding(actual: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...], direction: str):
     query, key, value, gradient, ids = arrays
     context, *gradients = actual
-    expected, *expected_gradients = results(plain_attention, direction, 0.0, query, key, value, gradient, ids)
+    expected, *expected_gradients = results(xla_attention, direction, 0.0, query, key, value, gradient, ids)
     assert np.isfinite(context).all()
     is_token = np.asarray(ids != 0)
     np.testing.assert_allclose(np.asarray(context)[is_token], np.asarray(expected)[is_token], atol=3e-6)
@@ -134,7 +132,7 @@ def assert_equal_except_padding(actual: tuple[jax.Array, ...], arrays: tuple[jax
         (xla_by_length, 40, "left"),
     ],
 )
-def test_kernels_without_dropout_equal_plain_attention(attention, length, direction):
+def test_kernels_without_dropout_equal_xla_attention(attention, length, direction):
     query, key, value, gradient, ids = inputs(3, length, 2, 16)
     if attention is xla_by_length:
         ids = jnp.minimum(ids, 1)

@@ -10,7 +10,7 @@ import pytest
 from bertjax.data.pretraining.config import Phase
 from bertjax.model import lstm
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import Encoder
+from bertjax.model.encoder import make_encoder
 from bertjax.model.heads import LanguageModel, SequenceModel, TokenModel
 from bertjax.model.lstm import BOTH
 from bertjax.tasks.objectives import language_model
@@ -53,9 +53,9 @@ def test_predicted_tokens_are_not_visible(config):
     logits = outputs(LanguageModel(config))
     expected = {"left": {3, 4, 5}, "right": {0, 1, 2, 3}}
     assert {direction: differing_positions(values) for direction, values in logits.items()} == {
-        direction: expected[direction] for direction in config.reads
+        direction: expected[direction] for direction in config.context_sides
     }
-    # [CLS] and [SEP] are no text: positions next to the ends of the row have no target.
+    # [CLS] and [SEP] are not predicted, so the positions next to them have no target.
     weights = np.asarray(language_model.text_weights(BATCH["input_mask"]))
     np.testing.assert_array_equal(weights[0], [0, 1, 1, 1, 1, 0, 0, 0])
 
@@ -84,7 +84,7 @@ def test_sequence_model_sees_the_whole_row(config):
 def test_lstm_state_is_reset_between_sequences():
     ids = np.array([[1, 5, 9, 2, 1, 7, 2, 0]], np.int32)
     sequence_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
-    encoder = Encoder(LSTMS)
+    encoder = make_encoder(LSTMS)
     params, apply = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids), jax.jit(encoder.apply)
     packed = apply(params, ids, 0 * ids, sequence_ids)[0][0]
     for span in (slice(0, 4), slice(4, 7)):
@@ -102,7 +102,7 @@ def test_loss_is_the_cross_entropy_of_the_adjacent_token(config):
     sums = jax.jit(lambda params: objective.compute(params, BATCH, None)[0])(params)
     logits = jax.jit(objective.model.apply)({"params": params}, BATCH)
     for direction, (name, step) in {"left": ("ltr", -1), "right": ("rtl", 1)}.items():
-        if direction in config.reads:
+        if direction in config.context_sides:
             losses, correct = [], []
             for row in range(2):
                 for position in range(1, 5):

@@ -9,7 +9,7 @@ from command_runs import refused
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface
-from bertjax.reproduce import released
+from bertjax.reproduce import runs
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 
 
@@ -17,7 +17,7 @@ from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 def inputs(letters, tmp_path, monkeypatch):
     """Two checkpoints as Hugging Face folders, and CoLA."""
     monkeypatch.setenv("BERTJAX_STAGING", str(tmp_path / "cache"))
-    released.load.cache_clear()
+    runs.load_released.cache_clear()
     for name, layers in (("base", 1), ("large", 2)):
         (tmp_path / name).mkdir()
         huggingface.write(
@@ -50,7 +50,7 @@ def test_table_from_released_checkpoints(inputs, capfd):
         plan_options = [] if message.endswith("--plan") else ["--plan", "--topology=v5e:2x2"]
         assert message in refused(capfd, "reproduce", config, results, *plan_options, option)
     done = json.loads(printed(capfd, "reproduce", config, results).splitlines()[-1])["done"]
-    base, large = (released.load(str(inputs / name)).fingerprint for name in ("base", "large"))
+    base, large = (runs.load_released(str(inputs / name)).fingerprint for name in ("base", "large"))
     assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
     trials = json.loads((inputs / "results" / f"cola/base-{base[:8]}" / "sweep.json").read_text())["trials"]
     assert [trial["started_from"] for trial in trials] == [base] * 3
@@ -75,7 +75,7 @@ def test_results_of_different_checkpoints_are_apart(inputs, letters, capfd):
 
     first = plan(inputs / "base")
     huggingface.write(random_checkpoint(letters, num_hidden_layers=1, intermediate_size=64), inputs / "base")
-    released.load.cache_clear()
+    runs.load_released.cache_clear()
     second = plan(inputs / "base")
     names = [[line.split()[1] for line in text.splitlines() if " cola/base-" in line] for text in (first, second)]
     assert len(names[0]) == len(names[1]) == 1 and names[0] != names[1]
@@ -93,11 +93,11 @@ def test_commit_of_an_address_is_recorded(inputs, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in (inputs / "base").iterdir()}
     with hub_server.serve(monkeypatch, tmp_path / "hub") as server:
         commit = server.push("org/bert", files)
-        config = released.with_commits("tables/table1:base=hf:org/bert,glue=DIR")
+        config = runs.with_commits("tables/table1:base=hf:org/bert,glue=DIR")
         assert config == f"tables/table1:base=hf:org/bert@{commit},glue=DIR"
-        assert released.with_commits(config) == config
-        loaded = released.load(f"hf:org/bert@{commit}")
-        assert loaded.fingerprint == released.load(str(inputs / "base")).fingerprint
+        assert runs.with_commits(config) == config
+        loaded = runs.load_released(f"hf:org/bert@{commit}")
+        assert loaded.fingerprint == runs.load_released(str(inputs / "base")).fingerprint
         assert saved_fingerprint(find_checkpoint(loaded.path)) == loaded.fingerprint
 
 

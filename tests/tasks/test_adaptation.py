@@ -36,7 +36,7 @@ def general(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def spelled(corpus, letters, tmp_path_factory) -> Path:
-    """The corpus with a vocabulary of letters."""
+    """Returns the corpus with a vocabulary of letters."""
     folder = tmp_path_factory.mktemp("spelled") / "corpus"
     prepare([f"text:{corpus.parent}/text.txt"], folder, vocabulary=letters, heldout_fraction=0.1, workers=1)
     return folder
@@ -120,12 +120,12 @@ def test_invalid_replay_is_refused(corpus, spelled):
 def test_mean_piece_bytes(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##é", "##c", "é"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    # "ab" and "é" follow a space. [UNK] stands for the space before it.
+    # "ab" and "é" follow a space. [UNK] counts one byte, the space before it.
     tokens = np.array([5, 6, 8, 7, 1], np.uint16)
     assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
 
 
-def test_words_have_the_same_bytes_with_any_pieces(corpus, spelled):
+def test_bytes_of_a_word_do_not_depend_on_its_pieces(corpus, spelled):
     totals, counts = set(), set()
     for path in (corpus, spelled):
         opened = open_corpus(path)

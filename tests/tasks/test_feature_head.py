@@ -53,8 +53,8 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     schedule = {"steps": 12, "eval_every": 12, "checkpoint_every": 12}
     cached, uncached = tmp_path / "cached", tmp_path / "uncached"
     results = train(f"ner.py:path={files}", cached, None, f"--init_from={start}", *flags, **schedule)
-    assert [path.suffix for path in sorted(cache_dir.glob("features-*"))] == [".bin", ".json"] * 2
-    # Without cached features, as in runs of several processes, each step computes the encoder.
+    assert [path.suffix for path in cache_dir.glob("features-*")] == [".bin"] * 2
+    # Runs of several processes do not cache features, so each step computes the encoder.
     experiment = f"{EXPERIMENTS}/ner.py:path={files},size=L1_H16,quick=true"
     all_flags = [*overrides(None, **schedule), *flags]
     config = parse_config(experiment_config(experiment, all_flags, find_checkpoint(start)))
@@ -109,18 +109,18 @@ def test_cached_features_use_the_dtype_of_the_run(ner, tmp_path, cache_dir):
         np.testing.assert_array_equal(states, states.astype(jnp.bfloat16).astype(np.float32))
 
 
-def test_damaged_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
+def test_interrupted_cached_features_are_recomputed(ner, tmp_path, cache_dir, capfd):
     files, start = ner
     arguments = [None, f"--init_from={start}", *FROZEN, "--config.feature_head.features=last"]
     train(f"ner.py:path={files}", tmp_path / "first", *arguments, steps=1, eval_every=1)
-    intact, damaged = sorted(cache_dir.glob("*.bin"))
-    modified_at, content = intact.stat().st_mtime_ns, damaged.read_bytes()
-    damaged.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
-    # A killed run leaves a temporary file.
-    abandoned = cache_dir / temporary_name(damaged.name)
-    abandoned.write_bytes(b"half")
+    complete, interrupted = sorted(cache_dir.glob("*.bin"))
+    modified_at, content = complete.stat().st_mtime_ns, interrupted.read_bytes()
+    # A killed run leaves only a temporary file.
+    abandoned = cache_dir / temporary_name(interrupted.name)
+    interrupted.rename(abandoned)
+    abandoned.write_bytes(content[:100])
     train(f"ner.py:path={files}", tmp_path / "second", *arguments, steps=1, eval_every=1)
-    assert damaged.read_bytes() == content and intact.stat().st_mtime_ns == modified_at
+    assert interrupted.read_bytes() == content and complete.stat().st_mtime_ns == modified_at
     assert not abandoned.exists()
 
 

@@ -58,7 +58,7 @@ def test_predictions_keep_input_order_and_match_texts_on_the_command_line(cola, 
     assert "is a pair, but the model takes single texts" in refused(
         capfd, "predict", f"--checkpoint={cola}", "zu ||| pa"
     )
-    unfinished = tmp_path / ".CoLA.tsv-0123456789abcdef.unfinished"  # of a killed command
+    unfinished = tmp_path / ".CoLA.tsv-0123456789abcdef.unfinished"  # temporary file of a killed command
     unfinished.write_text("")
     test_path, jsonl_path = predict(capfd, cola, tmp_path)
     assert not unfinished.exists()

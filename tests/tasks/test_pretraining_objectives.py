@@ -8,12 +8,12 @@ from command_runs import overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.metrics.selection import lower_is_better
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.objectives.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.results import lower_is_better
 
-# Models for objectives that the default one does not fit.
+# Models of the objectives that the default model does not support.
 MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
 
 
@@ -60,10 +60,10 @@ def test_pairs_need_two_segments(corpus, tmp_path, capfd):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_objective_is_consistent(objective, corpus):
-    """All that an objective says about its rows and metrics agrees with its batches."""
+    """The schema, sizes and metric names of an objective agree with its batches."""
     config = parse_config(experiment_config(config_of(corpus, objective), [*overrides(None), *MODELS[objective]]))
     task = build_task(config)
-    real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.synthetic_batch()
+    real, synthetic = next(task.train_batches(0, SINGLE_SHARD)), task.benchmark_batch()
     assert {name: (rows.shape, rows.dtype) for name, rows in real.items()} == {
         name: (rows.shape, rows.dtype) for name, rows in synthetic.items()
     }

@@ -8,13 +8,12 @@ from command_runs import EXPERIMENTS, overrides, refused
 from finetuning_data import squad_files
 
 from bertjax.cli import main as cli
-from bertjax.errors import UsageError
-from bertjax.metrics.selection import check_metric, is_out_of_patience, lower_is_better, score
 from bertjax.tasks.build import build_task, parse_config
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
 from bertjax.training.checkpoint_config import experiment_config
-from bertjax.training.evaluation import add_loss
+from bertjax.training.evaluation import with_total_loss
+from bertjax.training.results import is_out_of_patience, lower_is_better, score
 from bertjax.training.sweep import summarize
 
 
@@ -212,10 +211,5 @@ def test_metrics_without_a_loss_have_no_total_loss():
     class NoLabels:
         losses = ("cross_entropy",)
 
-    assert add_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
-    assert add_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5
-
-
-def test_check_metric_rejects_unknown_metrics():
-    with pytest.raises(UsageError, match="unknown metric: config.select_by='c'; use one of a, b"):
-        check_metric("c", ["b", "a"])
+    assert with_total_loss({"accuracy": 0.5}, NoLabels) == {"accuracy": 0.5}
+    assert with_total_loss({"cross_entropy": 0.5}, NoLabels)["loss"] == 0.5

@@ -266,7 +266,7 @@ def test_bench_step_reports_the_shape_of_the_timed_batch(letters, tmp_path, capf
     task = build_task(parse_config(experiment_config(config.partition("=")[2], flags)), train=True)
     cli.main(["bench", "step", config, *flags, "--steps=2", "--json"])
     report = json.loads(capfd.readouterr().out.splitlines()[-1])
-    first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], task.synthetic_batch(0)["input_ids"]
+    first, timed = next(task.train_batches(0, SINGLE_SHARD))["input_ids"], task.benchmark_batch(0)["input_ids"]
     assert first.shape != timed.shape == (report["rows"], report["seq_len"])
     assert report["positions_per_second"] * report["seconds_per_step"] == pytest.approx(timed.size)
 

@@ -98,7 +98,7 @@ def truncate(folder):
 
 
 def flip_bits(folder):
-    """Flips a bit in every 256 bytes; Orbax never reads some bytes of its files, so one flip may do nothing."""
+    """Flips a bit in every 256 bytes. A single flip may have no effect, since Orbax does not read all bytes."""
     file = data_files(folder)[0]
     content = bytearray(file.read_bytes())
     for position in range(0, len(content), 256):
@@ -226,6 +226,13 @@ def test_architecture_field_that_an_older_checkpoint_lacks_has_its_default(tmp_p
     content = json.loads(file.read_text())
     assert content["architecture"].pop("layer_norm_eps") == 1e-12
     file.write_text(json.dumps(content))
+    assert_equal(state, restore(tmp_path))
+
+
+def test_metadata_with_the_number_of_metric_lines_is_read(tmp_path):
+    state = save_states(tmp_path, steps=(1,))
+    file = tmp_path / "checkpoints" / "1" / "meta" / "metadata"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "metric_lines": 12}))
     assert_equal(state, restore(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Frozen parameters: unchanged bits, no optimizer state, no gradient."""
+"""Freezing parameters: unchanged bits, no optimizer state, no gradient."""
 
 import dataclasses
 import json
@@ -18,8 +18,7 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
 from bertjax.training.checkpoint import Checkpoints
-from bertjax.training.freezing import is_stacked
-from bertjax.training.optimizer import bert_schedule, make_optimizer
+from bertjax.training.optimizer import bert_schedule, is_stacked, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch
 from bertjax.training.state import abstract_state, init_state
 from bertjax.training.step import make_train_step

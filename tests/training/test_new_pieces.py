@@ -14,7 +14,7 @@ from bertjax.data.corpus.prepare import prepare
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.new_pieces import NewPieces, find_new_pieces
+from bertjax.training.init_from import NewPieces, find_new_pieces
 from bertjax.training.parameters import load_params_on_host
 
 # Two words, a continuation piece, and a character that no old piece contains.

@@ -13,8 +13,7 @@ from bertjax.config.optimizer import NAMES, OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.heads import PretrainingModel, SequenceModel, TokenModel
-from bertjax.training.freezing import is_stacked
-from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer
+from bertjax.training.optimizer import bert_schedule, decay_mask, is_stacked, make_optimizer
 from bertjax.training.sharding import make_mesh
 
 PARAMS = {
@@ -179,7 +178,7 @@ def test_layer_decay_lowers_the_rate_of_lower_layers():
     np.testing.assert_array_equal(layers[:, 0, 0], [0.5**4, 0.5**3, 0.5**2, 0.5])
     # Freezing two layers does not change the learning rates of the other layers.
     frozen = make_optimizer(OptimizerConfig(layer_decay=0.5, freeze_layers=2))
-    trained = frozen.frozen.select(params)
+    trained = frozen.freezing.trainable(params)
     updates, _ = frozen.tx.update(trained, frozen.tx.init(trained), trained)
     plain_updates, _ = plain.tx.update(trained, plain.tx.init(trained), trained)
     layers = updates["encoder"]["layers"]["kernel"] / plain_updates["encoder"]["layers"]["kernel"]

@@ -11,7 +11,7 @@ from unpacking import unpacked
 from bertjax.data.pretraining.config import Phase
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import masked_lm
-from bertjax.tasks.objectives.step_cost import batch_fractions
+from bertjax.tasks.objectives.step_cost import non_padding_sums
 
 CONFIG = ModelConfig(
     vocab_size=60,
@@ -26,7 +26,13 @@ CONFIG = ModelConfig(
     initializer_range=0.3,
 )
 PHASE = Phase(
-    seq_len=24, batch_size=4, max_predictions=3, start_step=0, stop_step=1, spans_per_row=3, packed_row_predictions=5
+    seq_len=24,
+    batch_size=4,
+    max_predictions=3,
+    start_step=0,
+    stop_step=1,
+    max_pairs_per_row=3,
+    packed_row_predictions=5,
 )
 
 
@@ -106,16 +112,16 @@ def test_pairs_of_a_packed_row_are_independent():
 def test_batch_fractions_of_packed_rows():
     batch = packed_batch()
     lengths = [8, 7, 9, 13, 6, 21]
-    sums = batch_fractions(batch)
+    sums = non_padding_sums(batch)
     np.testing.assert_allclose(sums["token_fraction"], [sum(lengths), 4 * 24])
     np.testing.assert_allclose(sums["attention_fraction"], [sum(n * n for n in lengths) / 24, 4 * 24], rtol=1e-6)
-    separate = batch_fractions(unpacked(batch))
+    separate = non_padding_sums(unpacked(batch))
     np.testing.assert_allclose(separate["token_fraction"], [sum(lengths), 6 * 24])
     np.testing.assert_allclose(separate["attention_fraction"][0], sum(n * n for n in lengths) / 24, rtol=1e-6)
 
 
 def test_synthetic_packed_rows_have_no_padding():
-    for total, positions in batch_fractions(
+    for total, positions in non_padding_sums(
         masked_lm.MaskedLm.for_model(CONFIG, packing=True).synthetic_batch(PHASE)
     ).values():
         assert total == pytest.approx(positions)

@@ -9,8 +9,7 @@ import pytest
 from bertjax.config.mesh import MeshConfig
 from bertjax.errors import UsageError
 from bertjax.training import sharding
-from bertjax.training.compiler_options import TPU_OPTIONS, compiler_options
-from bertjax.training.sharding import make_mesh
+from bertjax.training.sharding import MULTISLICE_OPTIONS, TPU_OPTIONS, compiler_options, make_mesh
 
 
 def chips(slices: int, size: tuple[int, int]) -> list[types.SimpleNamespace]:
@@ -52,9 +51,8 @@ def test_compiler_options_depend_on_platform_and_slices(monkeypatch):
         compiler_options(types.SimpleNamespace(devices=np.array(chips(slices, (2, 2))))) for slices in (1, 2)
     )
     assert single_slice.items() < two_slices.items()
-    assert [name for name in two_slices if name not in single_slice] == [
-        option.name for option in TPU_OPTIONS if option.multislice
-    ]
+    assert single_slice == TPU_OPTIONS
+    assert [name for name in two_slices if name not in single_slice] == [*MULTISLICE_OPTIONS]
     assert compiler_options(make_mesh(MeshConfig())) is None
 
 

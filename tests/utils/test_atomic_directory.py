@@ -8,13 +8,12 @@ import sys
 import pytest
 
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.atomic_directory import atomic_directory, recover_directory
-from bertjax.utils.io import temporary_name
+from bertjax.utils.io import atomic_directory, recover_directory, temporary_name
 
 KILLED_WRITER = """
 import os, sys
 from pathlib import Path
-from bertjax.utils.atomic_directory import atomic_directory
+from bertjax.utils.io import atomic_directory
 with atomic_directory(Path(sys.argv[1]), True, "corpus", lambda path: True) as directory:
     (directory / "half").write_text("done")
     os._exit(9)

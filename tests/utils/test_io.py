@@ -1,5 +1,6 @@
 """Atomic files, JSON, text encodings, free space and the cache directory."""
 
+import codecs
 import errno
 import os
 import time
@@ -15,7 +16,12 @@ from bertjax.data.finetuning.tagged import read_conll
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils import io
 
-ENCODINGS = {"utf-16": "UTF-16", "utf-16-le": "UTF-16LE", "utf-16-be": "UTF-16BE", "utf-32": "UTF-32"}
+BYTE_ORDER_MARKS = {
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
 
 
 @pytest.mark.parametrize("path_type", [lambda path: path, epath.Path])
@@ -99,10 +105,10 @@ def table(path):
     return list(read_table(path, ["sentence", "label"], ReadStats(str(path))))
 
 
-@pytest.mark.parametrize(("encoding", "name"), ENCODINGS.items())
-def test_utf16_table_is_rejected_with_its_encoding(tmp_path, encoding, name):
-    (tmp_path / "train.tsv").write_bytes("sentence\tlabel\na naïve one\t1\n".encode(encoding))
-    with pytest.raises(UsageError, match=rf"train\.tsv is encoded in {name}; convert it with `iconv -f {name} "):
+@pytest.mark.parametrize(("encoding", "mark"), BYTE_ORDER_MARKS.items())
+def test_table_with_the_byte_order_mark_of_utf16_is_rejected(tmp_path, encoding, mark):
+    (tmp_path / "train.tsv").write_bytes(mark + "sentence\tlabel\na naïve one\t1\n".encode(encoding))
+    with pytest.raises(UsageError, match=r"train\.tsv is encoded in UTF-16 or UTF-32; convert it to UTF-8"):
         table(tmp_path / "train.tsv")
 
 

@@ -12,18 +12,16 @@ import pytest
 from bertjax.errors import BertjaxError
 from bertjax.utils.process_pool import process_pool
 
-
-def worker_died() -> BertjaxError:
-    return BertjaxError("gone")
+WORKER_DIED = BertjaxError("gone")
 
 
 def test_workers_ignore_ctrl_c():
-    with process_pool(1, worker_died) as pool:
+    with process_pool(1, WORKER_DIED) as pool:
         assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
 
 
 def test_crashed_worker_raises_the_error():
-    with pytest.raises(BertjaxError, match="gone"), process_pool(1, worker_died, os.umask, 0o27) as pool:
+    with pytest.raises(BertjaxError, match="gone"), process_pool(1, WORKER_DIED, os.umask, 0o27) as pool:
         assert pool.submit(os.umask, 0).result() == 0o27
         pool.submit(signal.raise_signal, signal.SIGSEGV).result()
 
@@ -36,7 +34,7 @@ import os, time, pathlib
 from bertjax.errors import BertjaxError
 from bertjax.utils.process_pool import process_pool
 if __name__ == "__main__":
-    with process_pool(1, BertjaxError) as pool:
+    with process_pool(1, BertjaxError()) as pool:
         pathlib.Path({str(pid_file)!r}).write_text(str(pool.submit(os.getpid).result()))
         pool.submit(time.sleep, 600).result()
 """)

@@ -1,7 +1,7 @@
-"""Progress lines if standard error is not a terminal."""
+"""Progress is logged in lines if standard error is not a terminal."""
 
 from bertjax.utils import terminal
-from bertjax.utils.logging import configure_logging
+from bertjax.utils.terminal import configure_logging
 
 
 def test_progress_is_logged_every_half_minute(capsys, monkeypatch):

@@ -1,12 +1,12 @@
 """Pipeline steps that create the shards of a corpus on many machines.
 
-The inputs are cut into chunks of whole documents, and each chunk is encoded to a shard. A step first writes its result
-to files with names that depend only on the step's input. Then it writes a small JSON file that marks the result as
-complete. A repeated step finds this file and does nothing. Copies of a step that run concurrently write equal files.
+The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. A step first writes its
+result to files whose names depend only on the step's input. Then it writes a small JSON file that marks the result as
+complete. If a step runs again, it finds this file and does nothing. Copies of a step that run concurrently write equal
+files.
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from etils import epath
 
-from bertjax.data.corpus import encode, readers
-from bertjax.data.corpus.layouts import Text
+from bertjax.data.corpus import readers
+from bertjax.data.corpus.documents import Text, batches
 from bertjax.data.corpus.readers import Source
-from bertjax.data.corpus.shards import Shard, ShardWriter
+from bertjax.data.corpus.shards import Shard, ShardWriter, encode_batch
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import atomic_file, read_json, write_atomic
 
@@ -28,7 +28,7 @@ from bertjax.utils.io import atomic_file, read_json, write_atomic
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2 << 20, 64 << 20
 _CHUNKS = 2048
 
-# Beam may run several threads in a process, and a tokenizer is not thread-safe.
+# Beam may run several threads in a process, but `encode_batch` is not thread-safe.
 _encoder_lock = threading.Lock()
 
 
@@ -39,7 +39,7 @@ class Chunk:
     Attributes:
       name: name of the chunk; chunk names sort in the order of the text.
       sources: inputs to read.
-      problems: number of occurrences of each problem found while the chunk was cut from a large source.
+      problems: number of occurrences of each problem that was found while a large source was divided into chunks.
     """
 
     name: str
@@ -51,8 +51,8 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], 
     """Groups sources into chunks.
 
     Returns:
-      A tuple of three values. First, chunks of small sources. Second, chunks of one large source each, to divide with
-      `cut_chunk`. Third, the argument `chunk_chars` of `cut_chunk`.
+      A tuple of three values. First, chunks of small sources. Second, chunks of one large source each, for
+      `divide_chunk`. Third, the argument `chunk_chars` of `divide_chunk`.
     """
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
@@ -78,8 +78,8 @@ def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], list[Chunk], 
     return small_chunks, large_chunks, chunk_bytes
 
 
-def cut_chunk(chunk: Chunk, work: Path | epath.Path, chunk_chars: int) -> list[Chunk]:
-    """Cuts a large source into chunks of whole documents, one file of about `chunk_chars` characters each."""
+def divide_chunk(chunk: Chunk, work: Path | epath.Path, chunk_chars: int) -> list[Chunk]:
+    """Divides a large source into chunks of whole documents, in files of about `chunk_chars` characters each."""
     done = work / f"{chunk.name}.cut"
     if not done.exists():
         problems: Counter[str] = Counter()
@@ -118,9 +118,9 @@ def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, 
     if not done.exists():
         problems = Counter(chunk.problems)
         with ShardWriter(work / chunk.name, vocabulary.size) as writer:
-            for batch in encode.batches(_read(chunk, problems)):
+            for batch in batches(_read(chunk, problems)):
                 with _encoder_lock:
-                    encoded = _encoder(vocabulary, heldout_fraction).encode(batch)
+                    encoded = encode_batch(batch, vocabulary, heldout_fraction, os.cpu_count() or 1)
                 problems.update(encoded.problems)
                 writer.add(encoded)
             shard = writer.finish(problems)
@@ -130,8 +130,3 @@ def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, heldout_fraction: float, 
 
 def _read(chunk: Chunk, problems: Counter[str]) -> Iterator[Text]:
     return itertools.chain.from_iterable(readers.read(source, problems) for source in chunk.sources)
-
-
-@functools.lru_cache(maxsize=1)
-def _encoder(vocabulary: Vocabulary, heldout_fraction: float) -> encode.Encoder:
-    return encode.Encoder(vocabulary, heldout_fraction, encode.cache_entries(os.cpu_count() or 1))

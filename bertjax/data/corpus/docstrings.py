@@ -1,4 +1,4 @@
-"""Docstrings of the standard library and the installed distributions, as English prose that every machine has.
+"""Docstrings of the standard library and the installed distributions, a source of English text on every machine.
 
 Modules are parsed with `ast`, not imported. One module is one document; repeated docstrings are skipped.
 """
@@ -39,8 +39,8 @@ def documents(
     Args:
       names: paths of the modules, from `modules`.
       problems: counter whose `unparsable_modules` is incremented.
-      pool: processes that parse modules (default: None, parse in this process).
-      advance: called with the number of modules read since the last call.
+      pool: worker processes that parse modules (default: None, parse in this process).
+      advance: called with the number of modules read since the last call, for a progress bar.
     """
     batches = [names[start : start + _MODULES_PER_CALL] for start in range(0, len(names), _MODULES_PER_CALL)]
     results = pool.map(_read_modules, batches) if pool else map(_read_modules, batches)

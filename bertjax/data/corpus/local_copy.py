@@ -12,8 +12,7 @@ from filelock import FileLock
 
 from bertjax.data.corpus.store import MANIFEST, Corpus, open_corpus, read_manifest
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.atomic_directory import atomic_directory
-from bertjax.utils.io import CACHE_DIR_VARIABLE, cache_dir, check_free_space, is_remote
+from bertjax.utils.io import CACHE_DIR_VARIABLE, atomic_directory, cache_dir, check_free_space, is_remote
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ def open_anywhere(path: str) -> Corpus:
 
 
 def _local_copy(address: str) -> Path:
-    """Returns the local copy of a corpus. One process copies it while the machine's other processes wait.
+    """Returns the path of the local copy of a corpus. One process of the machine copies it while the others wait.
 
     The copy's name includes the hash of the manifest, so a different corpus at the same address gets its own copy.
     """
@@ -61,16 +60,12 @@ def _local_copy(address: str) -> Path:
 
 def _copy_files(source: epath.Path, files: dict[str, dict[str, Any]], directory: Path, total_bytes: int) -> None:
     with progress_bar("copy", total_bytes, "B") as bar, ThreadPoolExecutor(_STREAMS) as pool:
-        copies = [
-            pool.submit(_copy_file, source / name, directory / name, entry["sha256"], bar.update)
-            for name, entry in files.items()
-        ]
-        try:
-            for copy in copies:
-                copy.result()
-        finally:
-            for copy in copies:
-                copy.cancel()
+
+        def copy(name: str) -> None:
+            _copy_file(source / name, directory / name, files[name]["sha256"], bar.update)
+
+        for _ in pool.map(copy, files):
+            pass
 
 
 def _copy_file(source: epath.Path, target: Path, sha256: str, advance: Callable[[int], object]) -> None:

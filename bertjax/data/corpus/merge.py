@@ -34,7 +34,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class MergedArray:
-    """One array of the corpus, to be written by `write_array`.
+    """Array of the corpus that `write_array` writes.
 
     Attributes:
       split, array: names of the split and the array.

@@ -10,23 +10,22 @@ from typing import Any
 from etils import epath
 
 from bertjax.data.corpus import readers, run_local, store
-from bertjax.data.corpus.job import Job, JobResult
+from bertjax.data.corpus.run_local import Job, JobResult
 from bertjax.data.corpus.vocabulary import KINDS, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import check_size
 from bertjax.errors import UsageError
-from bertjax.utils.atomic_directory import atomic_directory
-from bertjax.utils.io import as_path, check_free_space, is_remote
+from bertjax.utils.io import as_path, atomic_directory, check_free_space, is_remote
 
 logger = logging.getLogger(__name__)
 LOCAL, BEAM = RUNNERS = ("local", "beam")
 _MAX_WORKERS = 1024
-# Disk space for a corpus and its shards per byte of text. It is below the 0.9 measured for 200 MB of English text.
+# Minimum bytes of disk space that a corpus and its shards need per byte of text. 200 MB of English text needed 0.9.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 
 # File names in a corpus directory; a directory with any other file is not overwritten.
 _FILES = (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "pair_index")
 
-# Messages for the entries of `problems` in the manifest.
+# Messages for the counts of `problems` in the manifest, by name.
 _PROBLEMS = {
     "characters_outside_doc": "{} characters outside <doc> ... </doc> were skipped",
     "documents_without_sentences": "{} documents were empty after cleaning and were skipped",
@@ -60,7 +59,7 @@ def prepare(
     overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Writes the corpus directory `output` (format: see `store`).
+    """Writes the corpus directory `output`. `store` describes the format.
 
     The content depends only on the texts and settings, not on workers, runner or paths. The directory appears when it
     is complete. Documents are held out by a hash of their content, so equal documents are in the same split.
@@ -91,8 +90,6 @@ def prepare(
       BertjaxError: reading, writing or a worker failed, or the inputs contain no text.
     """
     output = _resolve_output(output)
-    if not inputs:
-        raise UsageError("no --input; use at least one, for example --input docs:")
     if not 0 <= heldout_fraction < 1:
         raise UsageError(f"--heldout is {heldout_fraction}; it must be at least 0 and below 1")
     if vocabulary_kind not in KINDS:
@@ -162,7 +159,7 @@ def _check_add_pieces(add_pieces: int, vocabulary: Vocabulary | None) -> None:
 
 def _resolve_output(output: str | Path) -> Path | epath.Path:
     if not str(output):
-        raise UsageError("--output is empty; use a directory for the corpus")
+        raise UsageError("--output is an empty string; set it to a directory for the corpus")
     if is_remote(output):
         if "/" not in str(output).partition("://")[2].strip("/"):
             raise UsageError(f"--output is a whole bucket: {output}; use a folder in it")

@@ -1,7 +1,7 @@
 """Readers that stream documents from input specs with bounded memory.
 
     text:GLOB               one sentence per line, a blank line between documents (google-research/bert's input)
-    prose:GLOB              running text; `layouts.prose` finds the documents
+    prose:GLOB              running text; `documents.prose` finds the documents
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
     tfds:NAME/CONFIG:SPLIT  text of a TensorFlow Datasets dataset, one document per example
     hf:NAME/CONFIG:SPLIT#COLUMN  text of a dataset of the Hugging Face Hub, one document per row
@@ -24,14 +24,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from bertjax.data.corpus import datasets, docstrings, hub_datasets, layouts
-from bertjax.data.corpus.layouts import Text
-from bertjax.data.corpus.sentences import LINES, PARAGRAPHS
+from bertjax.data.corpus import datasets, docstrings, documents
+from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import reject_utf16
 
 KINDS = ("text", "prose", "wiki", "tfds", "hf", "docs")
-# Kinds whose names are not paths of files.
+# Kinds of sources that are not files.
 NAMED_KINDS = ("docs", "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
@@ -40,7 +39,7 @@ _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A file, a TFDS split, or all docstrings.
+    """Source of text: a file, a split of a dataset, or all docstrings.
 
     Attributes:
       kind: one of `KINDS`, `paragraphs` (a file with one paragraph per line and a blank line between documents), or
@@ -48,7 +47,7 @@ class Source:
       name: path of a file or name of a dataset.
       size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
       split: split of a dataset.
-      column: column of a dataset on the hub (default: "", the only column of text).
+      column: text column of a dataset on the hub (default: "", the column `text` or the only text column).
       data_dir: directory of TFDS datasets (default: None, TFDS's default).
     """
 
@@ -83,11 +82,11 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
         if kind == "docs":
             spec_sources = [Source(kind, "docs:", None)]
         elif kind == "tfds":
-            name, split = datasets.parse(spec, rest)
-            spec_sources = [Source(kind, name, datasets.size_bytes(name, split, data_dir), split, "", data_dir)]
+            name, split = datasets.parse_tfds(spec, rest)
+            spec_sources = [Source(kind, name, datasets.tfds_size_bytes(name, split, data_dir), split, "", data_dir)]
         elif kind == "hf":
-            name, split, column = hub_datasets.parse(spec, rest)
-            hub_datasets.check(name, split, column)
+            name, split, column = datasets.parse_hub(spec, rest)
+            datasets.check_hub(name, split, column)
             spec_sources = [Source(kind, name, None, split, column)]
         else:
             spec_sources = [Source(kind, name, size) for name, size in _files(spec, rest)]
@@ -178,22 +177,22 @@ def read(
     Args:
       source: source to read.
       problems: counter of problems, updated while reading.
-      advance: called with the number of bytes read since the last call.
+      advance: called with the number of bytes read since the last call, for a progress bar.
     """
     if source.kind == "docs":
         return (Text(text, PARAGRAPHS) for text in docstrings.documents(docstrings.modules(), problems))
     if source.kind == "tfds":
-        texts = datasets.texts(source.name, source.split, source.data_dir, problems, advance)
+        texts = datasets.tfds_texts(source.name, source.split, source.data_dir, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
     if source.kind == "hf":
-        texts = hub_datasets.texts(source.name, source.split, source.column, problems, advance)
+        texts = datasets.hub_texts(source.name, source.split, source.column, problems, advance)
         return (Text(text, PARAGRAPHS) for text in texts)
     if source.kind == "texts":
         return _read_texts(source)
     chunks = _chunks(source, problems, advance)
     if source.kind in ("text", "paragraphs"):
-        return layouts.blank_line_documents(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
-    return layouts.prose(chunks, problems) if source.kind == "prose" else layouts.wiki(chunks, problems)
+        return documents.blank_line_documents(chunks, LINES if source.kind == "text" else PARAGRAPHS, problems)
+    return documents.prose(chunks, problems) if source.kind == "prose" else documents.wiki(chunks, problems)
 
 
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:

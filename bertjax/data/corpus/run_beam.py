@@ -26,14 +26,14 @@ from apache_beam.pvalue import AsSingleton
 from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
-from bertjax.data.corpus.chunks import Chunk, cut_chunk, encode_chunk, group_sources
-from bertjax.data.corpus.encode import batches
-from bertjax.data.corpus.job import Job, JobResult, learn_vocabulary, spool_docstrings, worker_lost
+from bertjax.data.corpus.chunks import Chunk, divide_chunk, encode_chunk, group_sources
+from bertjax.data.corpus.documents import batches
 from bertjax.data.corpus.merge import MergedArray, plan_merge, write_array
 from bertjax.data.corpus.readers import Source
+from bertjax.data.corpus.run_local import WORKER_DIED, Job, JobResult, spool_docstrings
 from bertjax.data.corpus.shards import Shard
 from bertjax.data.corpus.vocabulary import VOCABULARY_FILES, Vocabulary, load_vocabulary
-from bertjax.data.corpus.vocabulary_training import head_of_source, sample_chars, statistics
+from bertjax.data.corpus.vocabulary_training import read_start, sample_chars, training_data
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
 from bertjax.utils.io import is_remote, read_json, write_atomic
 from bertjax.utils.process_pool import process_pool
@@ -100,7 +100,7 @@ def run(job: Job, directory: Path | epath.Path, options: PipelineOptions, worker
     work = directory / "work"
     work.mkdir()
     problems = Counter(job.problems)
-    with process_pool(workers, worker_lost, gc.disable) as pool:
+    with process_pool(workers, BertjaxError(WORKER_DIED), gc.disable) as pool:
         sources = [_absolute(spool_docstrings(source, work, problems, pool, progress)) for source in job.sources]
     runner = options.view_as(StandardOptions).runner
     if progress:
@@ -180,22 +180,22 @@ def _build(
     else:
         vocabularies = (
             pipeline
-            | "heads of inputs" >> beam.Create(_sample_groups(sources, job.vocabulary_kind))
-            | "spread heads" >> beam.Reshuffle()
+            | "starts of inputs" >> beam.Create(_sample_groups(sources, job.vocabulary_kind))
+            | "spread starts" >> beam.Reshuffle()
             | _stage("sample", partial(_sample, kind=job.vocabulary_kind, lower_case=job.lower_case))
             | "gather samples" >> beam.combiners.ToList()
             | _stage("train the vocabulary", partial(_train, job=job, work=work))
         )
     vocabulary = AsSingleton(vocabularies)
     small_chunks, large_chunks, chunk_chars = group_sources(sources)
-    cut_chunks = (
+    divided_chunks = (
         pipeline
         | "large inputs" >> beam.Create(large_chunks)
         | "spread large inputs" >> beam.Reshuffle()
-        | _stage("read", partial(cut_chunk, work=work, chunk_chars=chunk_chars))
+        | _stage("read", partial(divide_chunk, work=work, chunk_chars=chunk_chars))
     )
     files = (
-        (cut_chunks, pipeline | "small inputs" >> beam.Create(small_chunks))
+        (divided_chunks, pipeline | "small inputs" >> beam.Create(small_chunks))
         | beam.Flatten()
         | "spread chunks" >> beam.Reshuffle()
         | _stage("encode", partial(_encode, heldout_fraction=job.heldout_fraction, work=work), vocabulary)
@@ -226,17 +226,17 @@ def _sample_groups(sources: Sequence[Source], kind: str) -> list[tuple[int, list
 def _sample(
     group: tuple[int, list[tuple[Source, float]]], kind: str, lower_case: bool
 ) -> Iterator[tuple[int, int, Counter[str] | list[str]]]:
-    number, heads = group
-    texts = itertools.chain.from_iterable(head_of_source(source, chars) for source, chars in heads)
+    number, starts = group
+    texts = itertools.chain.from_iterable(read_start(source, chars) for source, chars in starts)
     for index, batch in enumerate(batches(texts)):
-        yield number, index, statistics(batch, kind, lower_case)
+        yield number, index, training_data(batch, kind, lower_case)
 
 
 def _train(
     samples: list[tuple[int, int, Counter[str] | list[str]]], job: Job, work: Path | epath.Path
 ) -> Iterator[Vocabulary]:
     ordered = (sample for *_, sample in sorted(samples, key=lambda sample: sample[:2]))
-    vocabulary, added_pieces = learn_vocabulary(job, ordered)
+    vocabulary, added_pieces = job.learn_vocabulary(ordered)
     write_atomic(work / _ADDED_PIECES, json.dumps(added_pieces))
     yield vocabulary
 

@@ -1,6 +1,6 @@
-"""Shards: files of consecutive tokenized documents, which `merge` combines into a corpus.
+"""Encoding of documents to token ids, and shards: files of consecutive encoded documents.
 
-A shard PATH has three files for each split:
+`merge` combines shards into a corpus. A shard PATH has three files for each split:
 
     PATH.SPLIT.tokens      uint16 or uint32 [tokens]: token ids
     PATH.SPLIT.lengths     uint32 [sentences]: number of tokens of each sentence
@@ -9,24 +9,149 @@ A shard PATH has three files for each split:
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from etils import epath
 
-from bertjax.data.corpus.encode import EncodedBatch, EncodedDocuments
+from bertjax.data.corpus.documents import Text, split_sentences
 from bertjax.data.corpus.store import SPLITS, token_dtype
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.utils.io import as_path, atomic_file
 
-# Entry of a document: number of sentences, number of UTF-8 bytes of the text, and hash of the content.
+# Number of sentences, number of UTF-8 bytes of the text, and hash of the content of a document.
 DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("bytes", "<u8"), ("hash", "<u8")])
 _LENGTH_DTYPE = np.dtype("<u4")
 _ARRAYS = ("tokens", "lengths", "documents")
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
+# Total cache entries of all workers' tokenizers; an entry takes about 250 bytes.
+_CACHE_ENTRIES = 1 << 20
+_MIN_CACHE_ENTRIES = 1 << 15
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedDocuments:
+    """Encoded documents of one batch and one split.
+
+    Attributes:
+      tokens: [tokens] uint16 or uint32 token ids.
+      sentence_tokens: [sentences] uint32, number of tokens of each sentence.
+      document_sentences: [documents] uint32, number of sentences of each document; may be 0.
+      document_bytes: [documents] uint64, UTF-8 bytes of the text of each document.
+      hashes: [documents] uint64, hash of the content of each document.
+    """
+
+    tokens: np.ndarray
+    sentence_tokens: np.ndarray
+    document_sentences: np.ndarray
+    document_bytes: np.ndarray
+    hashes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedBatch:
+    """One tokenized batch.
+
+    Attributes:
+      continuation: rest of the previous batch's last document; has no sentences if this batch starts a new document.
+      splits: documents that start in this batch, by split.
+      last_split: split of the last document; None if no document starts in this batch.
+      problems: number of occurrences of each problem.
+    """
+
+    continuation: EncodedDocuments
+    splits: dict[str, EncodedDocuments]
+    last_split: str | None
+    problems: Counter[str]
+
+
+class _Documents:
+    """Encoded documents of one split as Python lists, which grow document by document."""
+
+    def __init__(self) -> None:
+        self.sentences: list[list[int]] = []
+        self.document_sentences: list[int] = []
+        self.document_bytes: list[int] = []
+        self.hashes: list[int] = []
+
+    def start_document(self, content_hash: int) -> None:
+        self.document_sentences.append(0)
+        self.document_bytes.append(0)
+        self.hashes.append(content_hash)
+
+    def arrays(self, dtype: np.dtype) -> EncodedDocuments:
+        lengths = np.fromiter(map(len, self.sentences), np.uint32, len(self.sentences))
+        tokens = itertools.chain.from_iterable(self.sentences)
+        return EncodedDocuments(
+            tokens=np.fromiter(tokens, dtype, int(lengths.sum())),
+            sentence_tokens=lengths,
+            document_sentences=np.array(self.document_sentences, np.uint32),
+            document_bytes=np.array(self.document_bytes, np.uint64),
+            hashes=np.array(self.hashes, np.uint64),
+        )
+
+
+class Encoder:
+    """Encoder that splits documents into sentences, tokenizes them, and assigns documents to splits."""
+
+    def __init__(self, vocabulary: Vocabulary, heldout_fraction: float, cache_entries: int):
+        self._tokenizer = Tokenizer(vocabulary, cache_entries)
+        self._dtype = token_dtype(vocabulary.size)
+        self._heldout_below = int(heldout_fraction * 2**64)
+
+    def encode(self, texts: Iterable[Text]) -> EncodedBatch:
+        """Encodes one batch.
+
+        A document is held out if the hash of its sentences is below a threshold. A document in several pieces is held
+        out if the hash of its first piece is below the threshold.
+        """
+        problems: Counter[str] = Counter()
+        continuation = _Documents()
+        continuation.start_document(0)
+        splits = {split: _Documents() for split in SPLITS}
+        last_split = None
+        encode = self._tokenizer.encode
+        for text in texts:
+            sentences = split_sentences(text.text, text.layout, problems)
+            if not text.continues:
+                digest = hashlib.blake2b("\n".join(sentences).encode(), digest_size=8).digest()
+                content_hash = int.from_bytes(digest)
+                last_split = SPLITS[content_hash < self._heldout_below]
+                splits[last_split].start_document(content_hash)
+            documents = splits[last_split] if last_split else continuation
+            ids = [sentence_ids for sentence_ids in map(encode, sentences) if sentence_ids]
+            problems["sentences_without_tokens"] += len(sentences) - len(ids)
+            documents.sentences += ids
+            documents.document_sentences[-1] += len(ids)
+            documents.document_bytes[-1] += len(text.text.encode())
+        arrays = {split: documents.arrays(self._dtype) for split, documents in splits.items()}
+        return EncodedBatch(continuation.arrays(self._dtype), arrays, last_split, problems)
+
+
+def encode_batch(texts: list[Text], vocabulary: Vocabulary, heldout_fraction: float, workers: int) -> EncodedBatch:
+    """Encodes one batch of texts. Not thread-safe.
+
+    Args:
+      texts: texts of the batch, in order.
+      vocabulary: vocabulary of the corpus.
+      heldout_fraction: fraction of documents to hold out, in [0, 1).
+      workers: number of processes of this machine that encode; they divide the memory for caches.
+    """
+    return _encoder(vocabulary, heldout_fraction, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers)).encode(texts)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(vocabulary: Vocabulary, heldout_fraction: float, cache_entries: int) -> Encoder:
+    # Building a tokenizer is slow, and its cache of encoded words serves all batches of a process.
+    return Encoder(vocabulary, heldout_fraction, cache_entries)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +171,14 @@ class Shard:
     problems: dict[str, int]
 
     def read(self, split: str, array: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Yields entries `start` to `stop - 1` of an array in blocks."""
+        """Yields the elements `start` to `stop - 1` of an array in blocks.
+
+        Args:
+          split: `train` or `heldout`.
+          array: `tokens`, `lengths` or `documents`.
+          start: first element.
+          stop: end element (exclusive).
+        """
         dtype = {"tokens": np.dtype(self.token_dtype), "lengths": _LENGTH_DTYPE, "documents": DOCUMENT_DTYPE}[array]
         with as_path(f"{self.path}.{split}.{array}").open("rb") as file:
             file.seek(start * dtype.itemsize)
@@ -55,7 +187,7 @@ class Shard:
                 yield np.frombuffer(file.read(entries * dtype.itemsize), dtype)
 
     def read_all(self, split: str, array: str) -> np.ndarray:
-        """Returns an entire array."""
+        """Returns all elements of an array."""
         counted = {"tokens": "tokens", "lengths": "sentences", "documents": "documents"}[array]
         blocks = list(self.read(split, array, 0, self.counts[split][counted]))
         return np.concatenate(blocks) if blocks else np.empty(0, DOCUMENT_DTYPE if array == "documents" else np.uint32)
@@ -68,7 +200,7 @@ class _SplitWriter:
         self._files = files
         self.counts = dict.fromkeys(("documents", "sentences", "tokens", "text_bytes"), 0)
         self.empty_documents = 0
-        # Entry of the last document, which the next batch may extend; empty before the first document.
+        # The last document, which the next batch may continue; empty before the first document.
         self._last_document = np.empty(0, DOCUMENT_DTYPE)
 
     def add(self, documents: EncodedDocuments) -> None:
@@ -142,8 +274,8 @@ class ShardWriter:
 
     def add(self, batch: EncodedBatch) -> None:
         """Appends one batch."""
-        if batch.head.document_bytes.any():
-            self._splits[self._last_split].extend(batch.head)
+        if batch.continuation.document_bytes.any():
+            self._splits[self._last_split].extend(batch.continuation)
         if batch.last_split:
             for split, documents in batch.splits.items():
                 self._splits[split].add(documents)

@@ -102,9 +102,9 @@ class BasicTokenizer:
         return " ".join(words).translate(self._punctuation).split()
 
     def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns the start and end (exclusive) character of each word and punctuation character of a text, in order.
+        """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
 
-        The words are those of `words`, as they are written in the text.
+        The spans are those of the words that `words` returns, before lower-casing and stripping of accents.
         """
         spans: list[tuple[int, int]] = []
         is_open = False
@@ -164,7 +164,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
 class Tokenizer:
     """Tokenizer with one vocabulary.
 
-    Only `encode_with_special` recognizes special pieces in a text, such as [MASK]; to `encode` they are ordinary text.
+    Only `encode_with_special` recognizes special tokens in a text, such as [MASK]; to `encode` they are ordinary text.
 
     Not thread-safe; each thread needs its own tokenizer.
     """
@@ -192,7 +192,7 @@ class Tokenizer:
         return self._sentencepiece.encode(self._sentencepiece_text(text))
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Encodes a text in which special pieces, such as [MASK], are single tokens."""
+        """Encodes a text, and keeps special tokens in it, such as [MASK], as single tokens."""
         parts = self._special_pieces.split(text)
         # Every second part is a special piece.
         ids = [[self._special_ids[part]] if index % 2 else self.encode(part) for index, part in enumerate(parts)]
@@ -202,8 +202,8 @@ class Tokenizer:
         """Encodes a text and locates each piece in it.
 
         Returns:
-          A tuple of the token ids, equal to `encode(text)`, and the start and end (exclusive) character of each piece,
-          int64 [pieces, 2]. A SentencePiece piece may cover no character.
+          A tuple of two values. First, the token ids, equal to `encode(text)`. Second, the start and end (exclusive)
+          character offset of each piece, int64 [pieces, 2]. The span of a SentencePiece piece may be empty.
         """
         if self.vocabulary.kind != WORDPIECE:
             return self._sentencepiece_offsets(text)
@@ -267,7 +267,7 @@ class Tokenizer:
         return text.lower() if self.vocabulary.lower_case else text
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Returns the pieces of token ids."""
+        """Converts token ids to word pieces."""
         ids = [int(index) for index in ids]
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
             raise UsageError(
@@ -286,7 +286,7 @@ class Tokenizer:
 
 
 def _end_with_marks(chunk: str, last: int) -> int:
-    """Returns the index after character `last` and its combining marks."""
+    """Returns the end (exclusive) offset of the character at offset `last` and its combining marks."""
     end = last + 1
     while end < len(chunk) and unicodedata.category(chunk[end]) == "Mn":
         end += 1

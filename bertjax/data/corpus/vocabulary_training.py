@@ -1,5 +1,6 @@
-"""Deterministic vocabulary training on a bounded sample of the text."""
+"""Deterministic training and extension of vocabularies on a bounded sample of the text."""
 
+import heapq
 import io
 import itertools
 import logging
@@ -9,11 +10,16 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.encode import batches
-from bertjax.data.corpus.layouts import Text
-from bertjax.data.corpus.sentences import MAX_SENTENCE_CHARS, split_sentences
-from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS, BasicTokenizer
-from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, VOCABULARY_FILES, WORDPIECE, Vocabulary, load_vocabulary
+from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences
+from bertjax.data.corpus.tokenizer import MAX_WORD_CHARS, BasicTokenizer, Tokenizer
+from bertjax.data.corpus.vocabulary import (
+    CONTINUATION,
+    SPECIAL_PIECES,
+    VOCABULARY_FILES,
+    WORDPIECE,
+    Vocabulary,
+    load_vocabulary,
+)
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.terminal import progress_bar
 
@@ -29,6 +35,8 @@ _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
+# A piece that saves less would occur at most once in the sample, too rarely to train its embedding.
+_MIN_SAVING = 2
 
 _T = TypeVar("_T")
 
@@ -39,31 +47,66 @@ def check_size(size: int) -> None:
         raise UsageError(f"the vocabulary size is {size:,} pieces; it must be {MIN_SIZE} to {MAX_SIZE:,}")
 
 
-def sample_statistics(
+def sample_training_data(
     sources: list[readers.Source], kind: str, lower_case: bool, pool: Executor, progress: bool = False
 ) -> Iterator[Counter[str] | list[str]]:
-    """Computes `statistics` of a sample of the sources in a pool, and yields the result of each batch in order."""
+    """Samples the sources, calls `training_data` on each batch in a pool, and yields the results in order."""
     sample = batches(_sample(sources, kind, progress))
-    return ordered_map(pool, statistics, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
+    return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
 
 
-def train_vocabulary(
-    results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool = False
-) -> Vocabulary:
-    """Trains a vocabulary that starts with [PAD] [UNK] [CLS] [SEP] [MASK].
+def learn_vocabulary(
+    samples: Iterable[Counter[str] | list[str]],
+    *,
+    kind: str,
+    size: int,
+    lower_case: bool,
+    base: Vocabulary | None = None,
+    add_pieces: int = 0,
+    progress: bool = False,
+) -> tuple[Vocabulary, dict[str, float] | None]:
+    """Trains a vocabulary that starts with [PAD] [UNK] [CLS] [SEP] [MASK], or appends pieces to a vocabulary.
 
     Args:
-      results: results of `statistics`, in order.
+      samples: results of `training_data`, in order.
       kind: `wordpiece` or `sentencepiece`.
-      size: number of pieces; a small text yields fewer pieces.
-      lower_case: whether the vocabulary lower-cases text.
+      size: number of pieces of a new vocabulary; a small text yields fewer pieces.
+      lower_case: whether a new vocabulary lower-cases text.
+      base: WordPiece vocabulary to extend; its pieces retain their ids (default: None, train a new vocabulary).
+      add_pieces: maximum number of pieces to append to `base`.
       progress: whether to log the size of the sample.
 
+    Returns:
+      A tuple of the vocabulary and, if pieces were appended, the value of `added_pieces` in the manifest (else None).
+      This value contains the `count` of added pieces. For the vocabulary before and after, it also contains the mean
+      pieces per word and the fraction of words that are [UNK]. Punctuation characters count as words.
+
     Raises:
-      BertjaxError: the results contain no text, or SentencePiece fails.
+      BertjaxError: the samples contain no text, or SentencePiece fails.
     """
-    content = _vocabulary_content(results, kind, size, lower_case, progress)
-    return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content)
+    if kind != WORDPIECE:
+        sentences = list(itertools.chain.from_iterable(samples))
+        if progress:
+            logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
+        content = sentencepiece_model(sentences, size, lower_case)
+        return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
+    counts: Counter[str] = Counter()
+    for words in samples:
+        counts.update(words)
+    if progress:
+        action = f"{size:,} pieces" if base is None else f"{add_pieces:,} pieces to add"
+        logger.info(f"vocabulary: choosing {action} for {len(counts):,} words")
+    if base is None:
+        content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
+        return load_vocabulary(VOCABULARY_FILES[kind], lower_case, content), None
+    pieces = added_pieces(base, add_pieces, counts)
+    lines = "".join(f"{piece}\n" for piece in pieces).encode()
+    content = base.content.removesuffix(b"\n") + b"\n" + lines
+    extended = load_vocabulary(VOCABULARY_FILES[kind], base.lower_case, content)
+    report: dict[str, float] = {"count": len(pieces)}
+    for name, measured in ("before", base), ("after", extended):
+        report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)
+    return extended, report
 
 
 def ordered_map(
@@ -88,8 +131,8 @@ def sample_chars(sources: list[readers.Source], kind: str) -> list[float]:
     return [per_source * (1 if source.size_bytes is None else source.size_bytes / max(total, 1)) for source in sources]
 
 
-def head_of_source(source: readers.Source, chars: float) -> Iterator[Text]:
-    """Yields whole texts from the start of a source until they have at least `chars` characters."""
+def read_start(source: readers.Source, chars: float) -> Iterator[Text]:
+    """Yields complete texts from the start of a source, until they have at least `chars` characters in total."""
     # Discard the problem counts, since problems are counted when the text is encoded.
     for text in readers.read(source, Counter()):
         yield text
@@ -103,15 +146,15 @@ def _sample(sources: list[readers.Source], kind: str, progress: bool) -> Iterato
     total = _SAMPLE_CHARS[kind] if None in sizes else min(_SAMPLE_CHARS[kind], sum(sizes))
     with progress_bar("vocabulary: sample", total, " characters", progress) as bar:
         for source, chars in zip(sources, sample_chars(sources, kind), strict=True):
-            for text in head_of_source(source, chars):
+            for text in read_start(source, chars):
                 yield text
                 bar.update(len(text.text))
 
 
-def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
+def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[str] | list[str]:
     """Returns the training data of a vocabulary: word counts for WordPiece, sentences for SentencePiece."""
     if kind != WORDPIECE:
-        return [sentence for text in texts for sentence in split_sentences(text.text, text.form, Counter())]
+        return [sentence for text in texts for sentence in split_sentences(text.text, text.layout, Counter())]
     tokenizer = BasicTokenizer(lower_case)
     chunks = Counter(itertools.chain.from_iterable(text.text.replace("\n", " ").split(" ") for text in texts))
     words: Counter[str] = Counter()
@@ -122,25 +165,10 @@ def statistics(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter[st
     return words
 
 
-def _vocabulary_content(
-    results: Iterable[Counter[str] | list[str]], kind: str, size: int, lower_case: bool, progress: bool
-) -> bytes:
-    if kind == WORDPIECE:
-        words: Counter[str] = Counter()
-        for counts in results:
-            words.update(counts)
-        if progress:
-            logger.info(f"vocabulary: choosing {size:,} pieces for {len(words):,} words")
-        return "".join(f"{piece}\n" for piece in wordpieces(words, size)).encode()
-    sentences = list(itertools.chain.from_iterable(results))
-    if progress:
-        logger.info(f"vocabulary: choosing {size:,} pieces for {len(sentences):,} sentences")
-    return sentencepiece_model(sentences, size, lower_case)
-
-
 def wordpieces(counts: Counter[str], size: int) -> list[str]:
-    """Trains a WordPiece vocabulary on word counts and returns its pieces, special pieces first."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    """Trains a WordPiece vocabulary on word counts and returns its pieces, special tokens first."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
 
     if not counts:
         raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
@@ -155,7 +183,7 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
     # order of a randomly seeded hash table.
     first_chars = sorted({word[0] for word in words})
     inner_chars = sorted({f"##{char}" for word in words for char in word[1:]})
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
@@ -176,7 +204,7 @@ def _lines(words: Iterator[str]) -> Iterator[str]:
 
 
 def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -> bytes:
-    """Returns the content of a SentencePiece unigram model whose ids 0 to 4 are BERT's special pieces."""
+    """Returns the content of a SentencePiece unigram model whose ids 0 to 4 are BERT's special tokens."""
     import sentencepiece
 
     pad, unk, *control = SPECIAL_PIECES
@@ -208,3 +236,81 @@ def sentencepiece_model(sentences: Iterable[str], size: int, lower_case: bool) -
             f"SentencePiece cannot train {size} pieces on this text: {reason}; change --vocab_size"
         ) from error
     return model.getvalue()
+
+
+def added_pieces(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[str]:
+    """Returns at most `number` new pieces for a WordPiece vocabulary, the most useful first.
+
+    A WordPiece vocabulary is trained on the words that `vocabulary` splits; its pieces are the candidates. Each step
+    adds the candidate that removes the most pieces from the text. For each word, the number of removed pieces is
+    multiplied by the word's count.
+    """
+    pieces = {*vocabulary.pieces}
+    lengths = {word: length for word in counts if (length := _count_pieces(word, pieces)) > 1}
+    if not lengths:
+        return []
+    # Train enough pieces that at least `number` are new, even if training finds all old pieces again.
+    trained = wordpieces(Counter({word: counts[word] for word in lengths}), vocabulary.size + number)
+    words = _words_of_pieces(lengths, {*trained} - pieces)
+
+    def saving(piece: str) -> int:
+        return sum(counts[word] * (lengths[word] - _count_pieces(word, pieces, piece)) for word in words[piece])
+
+    heap = [(-saving(piece), piece) for piece in words]
+    heapq.heapify(heap)
+    added: list[str] = []
+    while heap and len(added) < number:
+        # An added piece changes the savings of other candidates and usually lowers them. Recompute only the best.
+        piece = heapq.heappop(heap)[1]
+        item = -saving(piece), piece
+        if item[0] > -_MIN_SAVING:
+            continue
+        if heap and item > heap[0]:
+            heapq.heappush(heap, item)
+            continue
+        added.append(piece)
+        pieces.add(piece)
+        lengths.update({word: _count_pieces(word, pieces) for word in words[piece]})
+    return added
+
+
+def _count_pieces(word: str, pieces: set[str], candidate: str = "") -> int:
+    """Returns the number of pieces of a word, by longest match from the left. `candidate` counts as one of `pieces`.
+
+    A character without a piece counts as two pieces, so that adding a piece for this character saves one.
+    """
+    length = start = 0
+    while start < len(word):
+        prefix = CONTINUATION if start else ""
+        for end in range(len(word), start, -1):
+            piece = prefix + word[start:end]
+            if piece in pieces or piece == candidate:
+                length += 1
+                break
+        else:
+            end = start + 1
+            length += 2
+        start = end
+    return length
+
+
+def _words_of_pieces(words: Iterable[str], pieces: set[str]) -> dict[str, list[str]]:
+    """Returns, for each piece that occurs in a word, the words that contain it."""
+    words_of: dict[str, list[str]] = {}
+    for word in words:
+        spans = itertools.combinations(range(len(word) + 1), 2)
+        for piece in {(CONTINUATION if start else "") + word[start:end] for start, end in spans} & pieces:
+            words_of.setdefault(piece, []).append(word)
+    return words_of
+
+
+def _rates(vocabulary: Vocabulary, counts: Counter[str]) -> tuple[float, float]:
+    """Returns the pieces per word and the fraction of unknown words, rounded for the manifest."""
+    tokenizer = Tokenizer(vocabulary)
+    pieces = unknown = 0
+    for word, count in counts.items():
+        ids = tokenizer.encode(word)
+        pieces += count * len(ids)
+        unknown += count * (vocabulary.unk_id in ids)
+    words = max(1, counts.total())
+    return round(pieces / words, 4), round(unknown / words, 6)

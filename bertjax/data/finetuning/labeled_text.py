@@ -29,7 +29,7 @@ class Target:
     separator: str = ""
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
-        """Converts the labels that `read` returns to an array.
+        """Converts N labels from `read` to an array.
 
         Returns:
           Class ids, int32 [N]. For multi-label data, zeros and ones, int32 [N, K]. For regression, float32 [N]. Missing
@@ -75,10 +75,10 @@ def encode_rows(
       target: the label column.
       tokenizer: the model's tokenizer.
       seq_len: maximum tokens per example; longer examples are truncated.
-      stats: row counts; `used`, `skipped` and `noted` are updated.
+      stats: counts of used, skipped and irregular rows, updated in place.
       labeled: whether the file has labels.
-      training: whether to skip rows without a label. If False, these rows are predicted but not scored, so that
-        predictions stay aligned with the rows of the file.
+      training: whether the examples are for training, which skips rows without a label. If False, these rows are
+        predicted but not scored, so that predictions stay aligned with the rows of the file.
 
     Returns:
       Examples with `labels` from `Target.to_array`.

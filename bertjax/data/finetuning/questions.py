@@ -1,15 +1,18 @@
-"""SQuAD questions and their tokenization into overlapping windows.
+"""Questions of SQuAD and TriviaQA, and their tokenization into overlapping windows.
 
 A window is `[CLS] question [SEP] part of the passage [SEP]`. A passage that does not fit into one window is split into
-overlapping windows. Each window starts `doc_stride` tokens after the last, as in google-research/bert `run_squad.py`.
+overlapping windows. Each window starts `doc_stride` tokens after the previous one, as in google-research/bert
+`run_squad.py`.
 """
 
 import dataclasses
 import json
 import lzma
+import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +24,12 @@ from bertjax.utils.terminal import progress_bar
 
 # Context bonus per token of a window, as in `_check_is_max_context` of `run_squad.py`.
 _LENGTH_BONUS = 0.01
+# Number of words of a TriviaQA document that are searched for an answer. A footnote of section 4.2 of the paper says
+# 400 tokens without defining a token.
+_TRIVIAQA_WORDS = 400
+_EVIDENCE = Path("evidence", "wikipedia")
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +60,9 @@ class Windows:
         token of the answer. The positions are 0 ([CLS]) if the window does not contain the answer.
       question_index: index of each window's question, int64 [windows].
       passage_start: position of the first passage token in each window, int64 [windows].
-      char_spans: for each window, start and end (exclusive) character of each passage token, int64 [tokens, 2].
-      is_max_context: for each window, mask of passage tokens with more context than in other windows, bool [tokens].
+      char_spans: for each window, start and end (exclusive) character offset of each passage token, int64 [tokens, 2].
+      is_max_context: for each window, mask of the passage tokens that have the most context in this window, bool
+        [tokens].
     """
 
     examples: Examples
@@ -68,33 +78,17 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     Args:
       path: a `.json` or `.json.xz` file.
       stats: question counts, updated in place.
-      training: whether to skip questions whose answer is not at its offset in the context.
+      training: whether the file is used for training. Training skips questions whose answer does not occur at its
+        offset in the context.
       all_answerable: whether every question needs an answer, as in SQuAD 1.1. Questions without an answer are skipped
-        in training. In evaluation, they are used and counted in `stats.noted`.
+        in training. In evaluation, they are used and counted as irregular in `stats.noted`.
 
     Raises:
       UsageError: the file is missing or malformed, has duplicate ids, or has no usable questions.
     """
-    try:
-        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
-            content = json.loads(file.read().removeprefix(b"\xef\xbb\xbf"))
-        questions = [
-            _parse_question(entry, paragraph["context"], f"article {i}, paragraph {j}")
-            for i, article in enumerate(content["data"], 1)
-            for j, paragraph in enumerate(article["paragraphs"], 1)
-            for entry in paragraph["qas"]
-        ]
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
-        raise UsageError(
-            f"{path} is not in SQuAD's format: {type(error).__name__}: {error}; use the JSON files of the dataset"
-        ) from error
+    questions = _read_json(path, "SQuAD", _parse_squad)
     stats.read += len(questions)
-    ids = Counter(question.id for question in questions)
-    duplicate = next((id_ for id_, count in ids.items() if count > 1), None)
-    if duplicate is not None:
-        raise UsageError(f"{path} has {ids[duplicate]} questions with the id {quoted(duplicate)}; make ids unique")
+    _check_unique_ids(path, (question.id for question in questions))
     usable = []
     for question in questions:
         place = f"question {question.id}"
@@ -109,11 +103,45 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
         if not question.text.strip():
             stats.note("with an empty question", place)
         usable.append(question)
+    _check_usable(path, usable, stats, "use a file whose answers occur in their contexts")
+    return usable
+
+
+def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> list[_T]:
+    """Reads a `.json` or `.json.xz` file, and returns the result of `parse` for its content."""
+    try:
+        with lzma.open(path) if path.suffix == ".xz" else open(path, "rb") as file:
+            return parse(json.loads(file.read().removeprefix(b"\xef\xbb\xbf")))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, lzma.LZMAError, EOFError) as error:
+        raise UsageError(
+            f"{path} is not in {dataset}'s format: {type(error).__name__}: {error}; use the JSON files of the dataset"
+        ) from error
+
+
+def _check_unique_ids(path: Path, ids: Iterable[str]) -> None:
+    duplicates = [(id_, count) for id_, count in Counter(ids).items() if count > 1]
+    if duplicates:
+        id_, count = duplicates[0]
+        raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
+
+
+def _check_usable(path: Path, usable: list[Question], stats: ReadStats, remedy: str) -> None:
+    """Adds the usable questions to `stats`, and raises a UsageError if there are none."""
     stats.used += len(usable)
     if not usable:
         reasons = f": {', '.join(stats.skipped)}" if stats.skipped else ""
-        raise UsageError(f"{path} has no usable questions{reasons}; use a file whose answers occur in their contexts")
-    return usable
+        raise UsageError(f"{path} has no usable questions{reasons}; {remedy}")
+
+
+def _parse_squad(content: Any) -> list[Question]:
+    return [
+        _parse_question(entry, paragraph["context"], f"article {i}, paragraph {j}")
+        for i, article in enumerate(content["data"], 1)
+        for j, paragraph in enumerate(article["paragraphs"], 1)
+        for entry in paragraph["qas"]
+    ]
 
 
 def _parse_question(entry: dict[str, Any], context: Any, place: str) -> Question:
@@ -131,6 +159,82 @@ def _has_answer_at_offset(question: Question) -> bool:
     return bool(answer.strip()) and start >= 0 and question.context[start : start + len(answer)] == answer
 
 
+def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> list[Question]:
+    """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
+
+    Returns one question for each evidence document that contains an answer in its first 400 words.
+
+    The answer is the earliest match of any alias, ignoring case.
+
+    Args:
+      path: question file, such as `qa/wikipedia-train.json`.
+      folder: root of the dataset, with `evidence/wikipedia`.
+      stats: document counts, updated in place. Missing documents and documents without an answer are skipped.
+
+    Raises:
+      UsageError: the file is missing or malformed, or no document can be used.
+    """
+    entries = _read_json(path, "TriviaQA", _parse_triviaqa)
+    _check_unique_ids(path, (question_id for question_id, *_ in entries))
+    questions = []
+    for question_id, text, answers, documents in entries:
+        for document in dict.fromkeys(documents):
+            stats.read += 1
+            if question := _triviaqa_question(question_id, text, answers, document, folder, stats):
+                questions.append(question)
+    _check_usable(path, questions, stats, f"check the documents in {folder / _EVIDENCE}")
+    return questions
+
+
+def _parse_triviaqa(content: Any) -> list[tuple[str, str, tuple[str, ...], list[str]]]:
+    """Returns id, text, answers and names of the evidence documents of each question."""
+    return [
+        (
+            str(entry["QuestionId"]),
+            replace_surrogates(entry["Question"]),
+            tuple(replace_surrogates(name) for name in (entry["Answer"]["Value"], *entry["Answer"]["Aliases"])),
+            [str(page["Filename"]) for page in entry["EntityPages"]],
+        )
+        for entry in content["Data"]
+    ]
+
+
+def _triviaqa_question(
+    question_id: str, text: str, answers: tuple[str, ...], document: str, folder: Path, stats: ReadStats
+) -> Question | None:
+    place = f"question {question_id}, {document}"
+    try:
+        # Reject file names outside of the folder.
+        if ".." in Path(document).parts or Path(document).is_absolute():
+            raise OSError
+        content = (folder / _EVIDENCE / document).read_bytes().decode("utf-8", errors="replace")
+    except OSError:
+        stats.skip("whose document is missing", place)
+        return None
+    context = _first_words(content)
+    span = _find_answer(answers, context)
+    if span is None:
+        stats.skip(f"whose document has no answer in its first {_TRIVIAQA_WORDS} tokens", place)
+        return None
+    match = context[span[0] : span[1]]
+    return Question(f"{question_id}--{document}", text, context, tuple(dict.fromkeys((match, *answers))), span[0])
+
+
+def _first_words(text: str) -> str:
+    ends = [match.end() for _, match in zip(range(_TRIVIAQA_WORDS), re.finditer(r"\S+", text), strict=False)]
+    return text[: ends[-1]] if ends else ""
+
+
+def _find_answer(answers: tuple[str, ...], context: str) -> tuple[int, int] | None:
+    """Finds the earliest answer, ignoring case, and returns its character span. The longest answer wins a tie."""
+    spans = [
+        match.span()
+        for answer in dict.fromkeys(answers)
+        if answer.strip() and (match := re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", context, re.IGNORECASE))
+    ]
+    return min(spans, key=lambda span: (span[0], -span[1]), default=None)
+
+
 def make_windows(
     questions: list[Question],
     tokenizer: Tokenizer,
@@ -145,7 +249,7 @@ def make_windows(
     Args:
       questions: questions to tokenize.
       tokenizer: the model's tokenizer.
-      stats: question counts; questions truncated to `max_query_len` are counted in `stats.noted`.
+      stats: question counts. Questions truncated to `max_query_len` are counted as irregular in `stats.noted`.
       seq_len: maximum tokens per window.
       doc_stride: passage tokens between the starts of consecutive windows.
       max_query_len: maximum tokens of a question.

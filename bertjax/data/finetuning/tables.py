@@ -1,4 +1,4 @@
-"""Readers of TSV, CSV and JSON Lines files and of TensorFlow Datasets, with counts of skipped and irregular rows."""
+"""Readers of TSV, CSV and JSON Lines files and TensorFlow Datasets, which count skipped and malformed rows."""
 
 import csv
 import dataclasses
@@ -29,9 +29,9 @@ class ReadStats:
       file: path of the file.
       read: number of rows in the file.
       used: number of rows that became examples.
-      columns: text that lists the used and the ignored columns.
+      columns: list of the used and the ignored columns as text, for `summary`.
       skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
-      noted: irregular rows that are still used, in the format of `skipped`.
+      noted: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
     """
 
     file: str
@@ -224,7 +224,7 @@ def escape_line(text: str) -> str:
 
 
 def decode_utf8(text: bytes, stats: ReadStats, line: int) -> str:
-    """Decodes UTF-8. Invalid bytes are replaced by U+FFFD, and their row is counted in `stats.noted`."""
+    """Decodes UTF-8. Replaces invalid bytes by U+FFFD, and counts the row as irregular in `stats.noted`."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -252,7 +252,7 @@ def read_tfds(
       split: name of the split.
       columns: dataset feature of each column, by column name.
       stats: row counts; only `read` is updated.
-      optional: like `columns`, for columns to omit if the dataset lacks their feature.
+      optional: dataset feature of each optional column. A column is omitted if the dataset lacks its feature.
       named_labels: whether to return class labels as names rather than numbers.
 
     Raises:

@@ -114,7 +114,7 @@ def read_tagged_rows(
       rows: rows of one file.
       text: column with the words.
       label: column with one tag per word; None if the file has no tags.
-      stats: row counts; `used` and `noted` are updated.
+      stats: counts of used and irregular rows, updated in place.
       keep_untagged: whether to accept sentences without tags, for prediction.
 
     Raises:
@@ -204,7 +204,7 @@ def encode_tagged(
       labels: tag names in the order of their ids.
       tokenizer: the model's tokenizer.
       seq_len: maximum tokens per example.
-      documents: whether an example is a document rather than a sentence.
+      documents: whether an example is a document. If False, an example is a sentence.
       path: path of the file, for error messages.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Pre-training input pipeline in tf.data: sentence pairs, their index on disk, assembly of rows, and masking."""
+"""Pre-training input pipeline in tf.data: sentence pairs, their index on disk, rows and masking."""

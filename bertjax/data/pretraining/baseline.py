@@ -20,7 +20,8 @@ def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) ->
     Returns:
       loss: cross-entropy of the predicted tokens under training frequencies, in nats (add-one smoothing).
       accuracy: fraction of the predicted tokens that equal the most frequent training token.
-      heldout_entropy: entropy of the held-out token frequencies in nats, a lower bound for losses without context.
+      heldout_entropy: entropy of the held-out token frequencies in nats, a lower bound of the loss of every predictor
+        that ignores the context.
     """
     size = corpus.manifest["vocabulary"]["size"]
     train, heldout = (token_counts(split.tokens, size) for split in (corpus.train, corpus.heldout))
@@ -43,11 +44,11 @@ def token_counts(tokens: np.ndarray, size: int) -> np.ndarray:
 
 
 def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
-    """Returns the mean number of UTF-8 bytes that a token stands for.
+    """Returns the mean number of UTF-8 bytes of text per token.
 
-    A piece has the bytes of its text, without `##` or the SentencePiece word start, and one byte for the space before a
-    word. So words have the same number of bytes with any pieces. The text of special pieces, such as [UNK], has no
-    bytes.
+    The bytes of a piece are those of its text, without `##` or the SentencePiece word start. The first piece of a word
+    has one more byte for the space before the word. Hence the bytes of a word do not depend on how it is split into
+    pieces. Special tokens, such as [UNK], count as 0 bytes.
 
     Args:
       vocabulary: vocabulary of the tokens.

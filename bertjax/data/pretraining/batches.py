@@ -14,17 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.store import Corpus, Split
-from bertjax.data.pretraining.assembly import assemble_rows, truncate_pairs
-from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase, check_shape
-from bertjax.data.pretraining.rows import (
-    Spans,
-    stream_key,
-    without_copy,
-)
-from bertjax.data.pretraining.source import CUTS, EVAL_SEED, MASKS, RowSource
+from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS, Masking, Phase
+from bertjax.data.pretraining.row_sources import EVAL_SEED, MASKS, TRUNCATION, RowSource
+from bertjax.data.pretraining.rows import Spans, assemble_rows, stream_key, truncate_pairs, without_copy
 from bertjax.data.schema import Schema, padding_values
 from bertjax.data.shard import DataShard
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError
 
 # Keep TensorFlow from reserving accelerator memory. This fails if TensorFlow has already initialized the devices.
 with contextlib.suppress(RuntimeError):
@@ -45,7 +40,6 @@ def train_dataset(
     dupe_factor: int,
     start_step: int,
     shard: DataShard,
-    parallel_calls: int | None = None,
     shuffle: bool = True,
 ) -> tf.data.Dataset:
     """Returns this process's rows of the training batches of steps `start_step` to `phase.stop_step - 1`.
@@ -61,7 +55,6 @@ def train_dataset(
       dupe_factor: number of passes with different sentence pairs. Training cycles through the passes.
       start_step: first step of the dataset, within the phase.
       shard: rows of the global batch to produce.
-      parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
       shuffle: whether to shuffle the rows of an epoch; if False, rows are in the order of the corpus.
 
     Returns:
@@ -69,97 +62,69 @@ def train_dataset(
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, S].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
-      `WHOLE_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair number,
-      from 1) and `position_ids`, int32 [B, S], replace `input_mask`, and the labels of K pairs per row are [B, K].
+      `UNMASKED_TILES` batches contain only the first three arrays. In `PACKED_PAIRS` batches, `sequence_ids` (pair
+      number, from 1) and `position_ids`, int32 [B, S], replace `input_mask`. The labels of K pairs per row are [B, K].
 
     Raises:
-      UsageError: an argument is out of range, or the corpus is too small.
+      UsageError: the batch size is not divisible by the number of shards, or the corpus is too small.
       BertjaxError: the pair index cannot be built or stored.
     """
-    row_ranges = shard.row_ranges(phase.batch_size)
-    if seed < 0:
-        raise UsageError(f"config.seed={seed} is negative; use 0 or more")
-    if dupe_factor < 1:
-        raise UsageError(f"config.data.dupe_factor={dupe_factor} is out of range; use at least 1")
-    if not phase.start_step <= start_step <= phase.stop_step:
-        raise UsageError(f"step {start_step} is outside of its phase; use {phase.start_step} to {phase.stop_step}")
-
     lookup = source.train(corpus, phase, seed, dupe_factor, shuffle)
-    assemble = _assembler(
-        corpus,
-        corpus.train,
-        masking,
-        phase.seq_len,
-        phase.max_predictions,
-        source,
-        row_ranges,
-        seed,
-        phase.start_step,
-    )
+    assemble = _make_assembler(corpus, corpus.train, phase, source, masking, shard, seed, phase.start_step)
     rows = shard.rows(phase.batch_size)
 
     def batch_of_step(step: tf.Tensor) -> Batch:
         first = (step - phase.start_step) * phase.batch_size
-        return assemble(lookup(first + rows)[1], first)
+        return assemble(lookup(first + rows), first)
 
-    return _mapped(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step, parallel_calls)
+    return _map_dataset(tf.data.Dataset.range(start_step, phase.stop_step), batch_of_step)
 
 
 def eval_dataset(
     corpus: Corpus,
+    phase: Phase,
     *,
-    seq_len: int,
-    batch_size: int,
-    max_predictions: int,
     source: RowSource,
     masking: Masking,
     shard: DataShard,
     max_rows: int | None = None,
-    parallel_calls: int | None = None,
 ) -> tf.data.Dataset:
     """Returns the evaluation batches, which contain each held-out row once.
 
-    Rows and masks depend only on the corpus, `seq_len`, `max_predictions`, `source`, `masking` and `max_rows`. The last
-    batch is filled with padding rows, which have weights 0 and label -1.
+    Rows and masks depend only on the corpus, `source`, `masking`, `max_rows`, and the phase's `seq_len` and
+    `max_predictions`. The last batch is filled with padding rows, which have weights 0 and label -1.
 
     Args:
       corpus: open corpus.
-      seq_len: tokens per row.
-      batch_size: rows of the global batch.
-      max_predictions: maximum predictions of a row.
+      phase: batch shape; the phase's steps are ignored.
       source: source of the rows, such as `SENTENCE_PAIRS`.
       masking: masking settings.
       shard: rows of the global batch to produce.
       max_rows: maximum number of rows, spread evenly over the split (default: None, all rows).
-      parallel_calls: batches to produce in parallel (default: None, chosen by tf.data).
 
     Returns:
       A dataset of dictionaries like those of `train_dataset`.
 
     Raises:
-      UsageError: an argument is out of range, or the held-out split is too small.
+      UsageError: the batch size is not divisible by the number of shards, or the held-out split is too small.
       BertjaxError: the pair index cannot be built or stored.
     """
-    check_shape(seq_len, batch_size, max_predictions)
     source = source.heldout_source or source
-    row_ranges = shard.row_ranges(batch_size)
-    if max_rows is not None and max_rows < 1:
-        raise UsageError(f"max_rows={max_rows} is out of range; use at least 1")
-    available, lookup = source.heldout(corpus, seq_len)
+    available, lookup = source.heldout(corpus, phase.seq_len)
     count = min(available, max_rows or available)
-    assemble = _assembler(corpus, corpus.heldout, masking, seq_len, max_predictions, source, row_ranges, EVAL_SEED)
-    rows = shard.rows(batch_size)
+    assemble = _make_assembler(corpus, corpus.heldout, phase, source, masking, shard, EVAL_SEED)
+    rows = shard.rows(phase.batch_size)
 
     def batch_of_index(index: tf.Tensor) -> Batch:
-        first = index * batch_size
+        first = index * phase.batch_size
         positions = first + rows
         spans = lookup(tf.minimum(positions, count - 1) * available // count)
         return _pad_rows(assemble(spans, first), positions < count, source.row_format.schema)
 
-    return _mapped(tf.data.Dataset.range(-(-count // batch_size)), batch_of_index, parallel_calls)
+    return _map_dataset(tf.data.Dataset.range(-(-count // phase.batch_size)), batch_of_index)
 
 
-def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
+def verified_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
     """Yields the batches of a dataset as NumPy arrays, while a background thread verifies the corpus's checksums.
 
     Raises:
@@ -174,35 +139,25 @@ def numpy_batches(dataset: tf.data.Dataset, corpus: Corpus) -> Iterator[dict[str
         raise BertjaxError(f"cannot create a batch from the corpus {corpus.path}: {reason}") from error
 
 
-def _mapped(
-    indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch], parallel_calls: int | None
-) -> tf.data.Dataset:
-    calls = tf.data.AUTOTUNE if parallel_calls is None else parallel_calls
+def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], Batch]) -> tf.data.Dataset:
     # Disable Autograph: it is not needed, takes a second per dataset, and leaves temporary files behind.
     make_batch = tf.autograph.experimental.do_not_convert(make_batch)
-    dataset = indices.map(make_batch, num_parallel_calls=calls, deterministic=True)
+    dataset = indices.map(make_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     options = tf.data.Options()
     # Batches are already produced in parallel, so intra-op parallelism would only add contention.
     options.threading.max_intra_op_parallelism = 1
     return dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
-def _assembler(
-    corpus: Corpus,
-    split: Split,
-    masking: Masking,
-    seq_len: int,
-    max_predictions: int,
-    source: RowSource,
-    row_ranges: list[tuple[int, int]],
-    *seeds: int,
+def _make_assembler(
+    corpus: Corpus, split: Split, phase: Phase, source: RowSource, masking: Masking, shard: DataShard, *seeds: int
 ) -> Callable[[Spans, tf.Tensor], Batch]:
     """Returns a function from (spans, position of the global batch's first row) to a batch."""
-    vocabulary = corpus.vocabulary()
+    vocabulary, row_ranges = corpus.vocabulary(), shard.row_ranges(phase.batch_size)
     tokens = without_copy(split.tokens)
-    make_batch = source.row_format.make_batch_function(vocabulary, masking, seq_len, max_predictions)
-    mask_key, cut_key = stream_key(*seeds, MASKS), stream_key(*seeds, CUTS)
-    num_uniforms = source.row_format.num_uniforms(masking, seq_len, max_predictions)
+    make_batch = source.row_format.make_batch_function(vocabulary, masking, phase.seq_len, phase.max_predictions)
+    mask_key, truncation_key = stream_key(*seeds, MASKS), stream_key(*seeds, TRUNCATION)
+    num_uniforms = source.row_format.num_uniforms(masking, phase.seq_len, phase.max_predictions)
     # Philox yields 4 numbers per counter value. Each row starts at a new value, so that rows are independent.
     counters_per_row = -(-num_uniforms // 4)
 
@@ -224,15 +179,16 @@ def _assembler(
             bits = draw_ranges(
                 lambda start, rows: tf.raw_ops.StatelessRandomUniformFullIntV2(
                     shape=[rows * slots, 2],
-                    key=[cut_key],
+                    key=[truncation_key],
                     counter=tf.cast(tf.stack([(first + start) * slots, 0]), tf.uint64),
                     alg=_PHILOX,
                     dtype=tf.uint64,
                 )
             )
             bits = bits if spans.slots is None else tf.gather(bits, spans.slots)
-            spans = truncate_pairs(spans, seq_len - PAIR_SPECIAL_TOKENS, bits)
-        return make_batch(assemble_rows(tokens, spans, seq_len, vocabulary, source.has_pairs), spans, uniforms)
+            spans = truncate_pairs(spans, phase.seq_len - PAIR_SPECIAL_TOKENS, bits)
+        rows = assemble_rows(tokens, spans, phase.seq_len, vocabulary, source.has_pairs)
+        return make_batch(rows, spans, uniforms)
 
     return assemble
 

@@ -15,7 +15,7 @@ PAIR_SPECIAL_TOKENS, TILE_SPECIAL_TOKENS = 3, 2
 # Maximum sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a limit of 8
 # leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
-# Positions that the model predicts, and their original tokens. Unused entries have weight 0.
+# Positions that the model predicts, and their original tokens. Unused predictions have weight 0.
 PREDICTIONS: Schema = (
     ArraySpec("masked_lm_positions", ("predictions",), bound="length"),
     ArraySpec("masked_lm_ids", ("predictions",), bound="pieces"),
@@ -42,11 +42,11 @@ class Phase:
     Attributes:
       seq_len: tokens per row, with special tokens and padding; at least 8.
       batch_size: rows of the global batch.
-      max_predictions: maximum predictions per row, or per pair in packed rows.
+      max_predictions: maximum predictions per sequence: per row, or per pair in packed rows.
       start_step: first step of the phase.
       stop_step: end step (exclusive).
-      spans_per_row: maximum pairs of a packed row (default: 1, not packed).
-      packed_row_predictions: maximum predictions of a packed row (default: 0, not packed).
+      max_pairs_per_row: maximum sentence pairs of a row (default: 1, rows are not packed).
+      packed_row_predictions: maximum predictions of a packed row (default: 0, rows are not packed).
     """
 
     seq_len: int
@@ -54,20 +54,16 @@ class Phase:
     max_predictions: int
     start_step: int
     stop_step: int
-    spans_per_row: int = 1
+    max_pairs_per_row: int = 1
     packed_row_predictions: int = 0
 
     def __post_init__(self) -> None:
         check_shape(self.seq_len, self.batch_size, self.max_predictions)
-        if not 0 <= self.start_step <= self.stop_step:
-            raise UsageError(
-                f"invalid phase of steps {self.start_step} to {self.stop_step}; use 0 <= start_step <= stop_step"
-            )
 
     @property
-    def row_predictions(self) -> int:
+    def max_row_predictions(self) -> int:
         """Maximum predictions of a row, packed or not."""
-        return self.packed_row_predictions if self.spans_per_row > 1 else self.max_predictions
+        return self.packed_row_predictions if self.max_pairs_per_row > 1 else self.max_predictions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Masking:
       keep_prob: probability that a predicted token is left unchanged.
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
-      whole_word: whether to mask either all pieces of a word or none.
+      whole_word: whether to mask entire words, that is, either all pieces of a word or none.
     """
 
     rate: float = 0.15
@@ -109,12 +105,12 @@ def predictions_by_length(rate: float, seq_len: int, max_predictions: int) -> li
     return [0] + [min(max_predictions, max(1, round(n * rate))) for n in range(1, seq_len + 1)]
 
 
-def max_packed_predictions(rate: float, seq_len: int, max_predictions: int, pairs_per_row: int) -> int:
-    """Returns the maximum predictions of a packed row. The pairs of a row are masked independently."""
+def max_packed_predictions(rate: float, seq_len: int, max_predictions: int) -> int:
+    """Returns the maximum predictions of a packed row. Each pair of the row has at most `max_predictions`."""
     numbers = predictions_by_length(rate, seq_len, max_predictions)
     # Rounding raises the predictions of a pair by at most this number above `rate` times its tokens.
     excess = max(number - rate * length for length, number in enumerate(numbers) if length >= MIN_PAIR_TOKENS)
-    return min(pairs_per_row * max(numbers), math.floor(rate * seq_len + pairs_per_row * max(excess, 0.0)))
+    return min(MAX_PAIRS_PER_ROW * max(numbers), math.floor(rate * seq_len + MAX_PAIRS_PER_ROW * max(excess, 0.0)))
 
 
 def check_shape(seq_len: int, batch_size: int, max_predictions: int) -> None:

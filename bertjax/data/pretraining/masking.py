@@ -1,4 +1,4 @@
-"""Masking of batches, as TensorFlow graph operations.
+"""Masking of token rows, as TensorFlow graph operations.
 
 Axes: B rows, S tokens per row, P predictions per row, V vocabulary.
 """
@@ -10,24 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 from bertjax.data.corpus.vocabulary import Vocabulary
-from bertjax.data.pretraining.assembly import TokenRows, mask_and_segments
-from bertjax.data.pretraining.config import MASKED_LM_BATCH, Masking, predictions_by_length
-from bertjax.data.pretraining.formatting import format_masked_row
-from bertjax.data.pretraining.rows import Spans
-from bertjax.data.pretraining.source import RowFormat
+from bertjax.data.pretraining.config import Masking, predictions_by_length
 
 # Maximum number of words per row that whole-word masking skips because too few predictions are left for their pieces.
 _SKIPPED_WORDS = 2
 
 
 class Masked(NamedTuple):
-    """Rows after masking. Unused entries of the predictions are zero and come last.
+    """Rows after masking. Unused predictions are zero and come last.
 
     Attributes:
       input_ids: token ids after masking, int32 [B, S].
       positions: predicted positions, int32 [B, P], ascending.
       ids: original token ids at `positions`, int32 [B, P].
-      weights: 1 for predictions, 0 for unused entries, float32 [B, P].
+      weights: 1 for predictions, 0 for unused predictions, float32 [B, P].
     """
 
     input_ids: tf.Tensor
@@ -37,7 +33,7 @@ class Masked(NamedTuple):
 
 
 def num_uniforms(seq_len: int, max_predictions: int) -> int:
-    """Returns the number of random numbers needed to mask a row."""
+    """Returns the number of random numbers that `make_masker` needs per row."""
     return seq_len + 2 * max_predictions
 
 
@@ -73,7 +69,7 @@ def make_chooser(
 ) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns a function from (ids, row lengths, uniforms [B, S]) to the positions to mask, int32 [B, P].
 
-    Unused entries are S.
+    Unused elements are S.
     """
     numbers = predictions_by_length(masking.rate, seq_len, max_predictions)
     is_special = np.zeros(vocabulary.size, bool)
@@ -126,7 +122,7 @@ def make_replacer(
 def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int) -> tf.Tensor:
     """Returns the positions of the `number` [B] candidates with the largest uniforms, ascending, int32 [B, P].
 
-    Unused entries are S.
+    Unused elements are S.
     """
     seq_len = candidates.shape[1]
     values, positions = tf.math.top_k(tf.where(candidates, uniform, -1.0), max_predictions)
@@ -143,9 +139,9 @@ def _choose_words(
     starts = candidates & ~(continues & after_candidate)
     # `word` is the index of each candidate's word in its row, `sizes` the number of pieces of each word.
     word = tf.maximum(tf.cumsum(tf.cast(starts, tf.int32), axis=1) - 1, 0)
-    first_entry = seq_len * tf.range(batch)[:, None]
+    first_index = seq_len * tf.range(batch)[:, None]
     sizes = tf.math.unsorted_segment_sum(
-        tf.cast(tf.reshape(candidates, [-1]), tf.int32), tf.reshape(word + first_entry, [-1]), batch * seq_len
+        tf.cast(tf.reshape(candidates, [-1]), tf.int32), tf.reshape(word + first_index, [-1]), batch * seq_len
     )
     sizes = tf.reshape(sizes, [-1, seq_len])
 
@@ -160,42 +156,8 @@ def _choose_words(
     chosen_ranks = (tf.cumsum(ranked_sizes, axis=1) <= limit) & (ranked_sizes > 0)
 
     chosen_words = tf.scatter_nd(
-        tf.reshape(order + first_entry, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
+        tf.reshape(order + first_index, [-1, 1]), tf.cast(tf.reshape(chosen_ranks, [-1]), tf.int32), [batch * seq_len]
     )
     chosen = candidates & (tf.gather(tf.reshape(chosen_words, [-1, seq_len]), word, batch_dims=1) > 0)
-    # `top_k` of S - position puts the chosen positions in ascending order and unused entries last.
+    # `top_k` of S - position puts the chosen positions in ascending order and unused elements last.
     return seq_len - tf.math.top_k(tf.where(chosen, seq_len - tf.range(seq_len), 0), max_predictions).values
-
-
-def _batch_function(
-    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
-) -> Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]:
-    mask = make_masker(vocabulary, masking, seq_len, max_predictions)
-
-    def make_batch(rows: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
-        masked = mask(rows.ids, rows.lengths, uniforms)
-        return {
-            **mask_and_segments(rows),
-            **masked_fields(masked),
-            "next_sentence_labels": tf.cast(spans.label, tf.int32),
-        }
-
-    return make_batch
-
-
-def masked_fields(masked: Masked) -> dict[str, tf.Tensor]:
-    """Returns the batch arrays that masking produces."""
-    return {
-        "input_ids": masked.input_ids,
-        "masked_lm_positions": masked.positions,
-        "masked_lm_ids": masked.ids,
-        "masked_lm_weights": masked.weights,
-    }
-
-
-MASKED_LM = RowFormat(
-    schema=MASKED_LM_BATCH,
-    num_uniforms=lambda masking, *sizes: num_uniforms(*sizes),
-    make_batch_function=_batch_function,
-    format_row=format_masked_row,
-)

@@ -1,29 +1,56 @@
-"""Packing of sentence pairs into rows, and the pair index. The index is a file that lists the pairs of every row.
+"""Pair index, a file that lists the sentence pairs of every row, and packing of several pairs into a row.
 
-A pass divides a split of the corpus into pairs once. The index contains several passes. It is a pure function of
-(corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and memory-mapped, so that one lookup finds any
-row of any epoch. It is written block by block, so corpus and index may be larger than memory.
+A pass divides a split of the corpus into pairs once. The index contains several passes, and is a pure function of
+(corpus, split, seq_len, seed, passes, pairs_per_row). It is built once and memory-mapped, so that any row of any epoch
+is found in constant time. It is written block by block, so corpus and index may be larger than memory.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertjax.data.corpus.checksums import file_sha256
 from bertjax.data.corpus.store import Corpus, Split, map_array
 from bertjax.data.pretraining.config import PAIR_SPECIAL_TOKENS
 from bertjax.data.pretraining.pairs import RECORD, document_pairs, target_lengths
 from bertjax.errors import BertjaxError, UsageError
-from bertjax.utils.io import atomic_file, check_free_space, read_json, remove_temporaries, write_atomic
+from bertjax.utils.io import (
+    CACHE_DIR_VARIABLE,
+    atomic_file,
+    cache_dir,
+    check_free_space,
+    file_sha256,
+    read_json,
+    remove_temporaries,
+    write_atomic,
+)
 from bertjax.utils.terminal import progress_bar
+
+# Increment the version when the same settings yield different rows, so that an older index is not reused.
+_VERSION = 1
+_BLOCK_SENTENCES = 1 << 20
+_PROGRESS_AFTER_SECONDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class PairIndex:
+    """Opened pair index with the sentence pairs of all passes, one pass after the other.
+
+    Attributes:
+      records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
+      pass_ends: end row of each pass, int64 [passes].
+      runs: runs of consecutive rows with equally many pairs, as (number of rows, pairs per row), int64 [runs, 2].
+      path: file of the records.
+    """
+
+    records: np.ndarray
+    pass_ends: np.ndarray
+    runs: np.ndarray
+    path: Path
 
 
 def pack_rows(
@@ -45,7 +72,7 @@ def pack_rows(
     # Sort the pairs longest first, with pairs of equal length in random order.
     order = shuffled[np.argsort(-lengths[shuffled], kind="stable")]
     row_of = np.empty(lengths.size, np.int64)
-    # Rows with room for another pair, by number of free tokens.
+    # Arrays of rows with room for another pair, by number of free tokens.
     open_rows: list[list[np.ndarray]] = [[] for _ in range(seq_len + 1)]
     counts = np.zeros(lengths.size, np.int64)
     rows = 0
@@ -85,36 +112,13 @@ def pack_rows(
     return np.argsort(position[row_of], kind="stable"), np.bincount(numbers, minlength=max_pairs + 1)[1:]
 
 
-# Increment the version when the same settings yield different rows, so that an older index is not reused.
-_VERSION = 1
-_BLOCK_SENTENCES = 1 << 20
-_PROGRESS_AFTER_SECONDS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class PairIndex:
-    """Opened pair index with the sentence pairs of all passes, one pass after the other.
-
-    Attributes:
-      records: memory-mapped pairs, row after row, `pairs.RECORD` [pairs].
-      pass_ends: end row of each pass, int64 [passes].
-      runs: runs of consecutive rows with equally many pairs, as (number of rows, pairs per row), int64 [runs, 2].
-      path: file of the records.
-    """
-
-    records: np.ndarray
-    pass_ends: np.ndarray
-    runs: np.ndarray
-    path: Path
-
-
 def open_pair_index(
     corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int = 1
 ) -> PairIndex:
     """Opens the pair index of a split; builds and stores it if it is missing or damaged.
 
     The index is stored in the directory `pair_index` of the corpus. If this directory is not writable, the index is
-    stored in the system's temporary directory. `Corpus.checksums` verifies the index in the background. Several
+    stored in the cache directory of the machine. `Corpus.checksums` verifies the index in the background. Several
     processes may build the same index at once.
 
     Args:
@@ -137,37 +141,29 @@ def open_pair_index(
             + ("prepare it again with a larger --heldout" if split == "heldout" else "prepare more text")
         )
     settings = _settings(corpus, split, seq_len, seed, passes, pairs_per_row)
-    paths = _index_paths(corpus, settings)
-    temporary = paths[-1].parent
-    for path in paths:
-        if path.parent != temporary or _is_private(temporary):
-            index = _read(path, settings, corpus)
-            if index is not None:
-                return index
+    for path in _index_paths(corpus, settings):
+        header = _read_header(path, settings)
+        if header is not None:
+            return _map_index(path, header, corpus)
     # Verify the corpus first, because an index built from damaged offsets would remain after a repair of the corpus.
     corpus.checksums.wait()
     # Estimate one row per `seq_len` tokens.
     needed_bytes = passes * int(data.sentences[-1]) // seq_len * RECORD.itemsize
     problems = []
-    for path in paths:
+    for path in _index_paths(corpus, settings):
         folder = path.parent
         try:
-            folder.mkdir(mode=0o700 if folder == temporary else 0o777, parents=True, exist_ok=True)
-            if folder == temporary and not _is_private(folder):
-                problems.append(f"{folder} is not private to this user (mode 700); remove it")
-                continue
+            folder.mkdir(parents=True, exist_ok=True)
             check_free_space(
                 folder, needed_bytes, f"the pair index of {passes:,} passes", "lower config.data.dupe_factor"
             )
-            _write(path, settings, data)
+            return _map_index(path, _write(path, settings, data), corpus)
         except (OSError, BertjaxError) as error:
             problems.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
-            continue
-        index = _read(path, settings, corpus)
-        if index is not None:
-            return index
-        problems.append(f"{folder}: the index differs when read back")
-    raise BertjaxError(f"cannot store the pair index: {'; '.join(problems)}; free some space or set TMPDIR")
+    raise BertjaxError(
+        f"cannot store the pair index: {'; '.join(problems)}; free some space or set {CACHE_DIR_VARIABLE} to a "
+        "different directory"
+    )
 
 
 def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, pairs_per_row: int) -> dict[str, Any]:
@@ -182,50 +178,47 @@ def _settings(corpus: Corpus, split: str, seq_len: int, seed: int, passes: int, 
     }
 
 
-def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> tuple[Path, Path]:
-    """Returns the two possible paths of an index, without suffix: in the corpus and in the temporary directory."""
+def _index_paths(corpus: Corpus, settings: dict[str, Any]) -> Iterator[Path]:
+    """Yields the two possible paths of an index, without suffix: in the corpus and in the cache directory."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pairs-{settings['split']}-{settings['seq_len']}-{key}"
-    return corpus.path / "pair_index" / name, Path(tempfile.gettempdir()) / f"bertjax-pair-index-{os.getuid()}" / name
+    yield corpus.path / "pair_index" / name
+    yield cache_dir() / "pair_index" / name
 
 
-def _is_private(folder: Path) -> bool:
-    """Returns whether a path is a directory (not a link) that only this user can access."""
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-
-
-def _read(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex | None:
-    """Memory-maps a stored index. Returns None if it is missing or damaged, or has different settings."""
-    records = path.with_suffix(".bin")
+def _read_header(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Reads the header of a stored index. Returns None if the index is missing, damaged, or has different settings."""
     try:
         header = read_json(path.with_suffix(".json"))
         ends, runs = (np.array(header[name], np.int64) for name in ("pass_ends", "runs"))
         rows, pairs = runs.T
-        size = int((rows * pairs).sum()) * RECORD.itemsize
-        if header["settings"] != settings or records.stat().st_size != size or rows.sum() != ends[-1]:
+        num_bytes = int((rows * pairs).sum()) * RECORD.itemsize
+        if header.pop("sha256") != _header_sha256(header) or header["settings"] != settings:
             return None
-        if header.pop("sha256") != _header_sha256(header):
-            return None
+        is_complete = path.with_suffix(".bin").stat().st_size == num_bytes and rows.sum() == ends[-1]
+        return header if is_complete else None
     except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None
+
+
+def _map_index(path: Path, header: dict[str, Any], corpus: Corpus) -> PairIndex:
+    """Memory-maps a stored index, and adds its checksum to the checksums of the corpus."""
+    records = path.with_suffix(".bin")
     corpus.checksums.add(records, header["records_sha256"], "delete it, and the next run builds it again")
-    return PairIndex(map_array(records, RECORD), ends, runs, records)
+    pass_ends, runs = (np.array(header[name], np.int64) for name in ("pass_ends", "runs"))
+    return PairIndex(map_array(records, RECORD), pass_ends, runs, records)
 
 
-def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
+def _write(path: Path, settings: dict[str, Any], split: Split) -> dict[str, Any]:
+    """Builds and writes an index, and returns its header without the header's own SHA-256."""
     # A running process writes to its temporary file continuously, so older files are from processes that have died.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []
     rows = 0
     with atomic_file(path.with_suffix(".bin")) as unfinished:
-        # Write unbuffered, so that a full disk raises an error at the write itself.
         with (
-            open(unfinished, "wb", buffering=0) as file,
+            open(unfinished, "wb") as file,
             progress_bar(
                 f"sentence pairs at length {settings['seq_len']}",
                 settings["passes"] * int(split.sentences[-1]),
@@ -238,7 +231,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                     for records in block:
                         rng = _generator(settings["seed"], pass_index, rows, 0)
                         records, numbers = _pack(records, settings["seq_len"], settings["pairs_per_row"], rng)
-                        _write_all(file, records.view(np.uint8).data)
+                        file.write(records.tobytes())
                         for pairs in np.flatnonzero(numbers):
                             if not runs or runs[-1][1] != pairs:
                                 runs.append([0, int(pairs)])
@@ -248,8 +241,9 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
                 ends.append(rows)
         sha256 = file_sha256(unfinished)
     header = {"settings": settings, "pass_ends": ends, "runs": runs, "records_sha256": sha256}
-    header["sha256"] = _header_sha256(header)
-    write_atomic(path.with_suffix(".json"), json.dumps(header, sort_keys=True) + "\n")
+    content = json.dumps({**header, "sha256": _header_sha256(header)}, sort_keys=True)
+    write_atomic(path.with_suffix(".json"), content + "\n")
+    return header
 
 
 def _pack(
@@ -268,13 +262,8 @@ def _header_sha256(header: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
-def _write_all(file: Any, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
-
-
 def _blocks(split: Split, seq_len: int, seed: int, pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
-    """Yields (iterator over arrays of pairs, number of tokens) for each block of documents in a pass."""
+    """Yields an iterator over arrays of pairs, and the number of tokens, for each block of documents in a pass."""
     # View as int64, because `np.searchsorted` would convert an unsigned array to float64 to find signed values.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)
     first, count = 0, documents.size - 1

@@ -9,15 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bertjax.errors import BertjaxError
-
 # One document in ten has a short target length. In google-research/bert, each target is short with probability 0.1.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
-# Limits of pairs and of rounds per array that `document_pairs` yields, to bound memory. A round makes one pair of each
+# Maximum pairs and rounds per array that `document_pairs` yields, to bound memory. A round makes one pair from each
 # unfinished document. Late rounds have few documents, so a limit of pairs alone is not enough.
 _MAX_ROWS = 1 << 18
 _MAX_ROUNDS = 1 << 12
@@ -28,13 +26,13 @@ def document_pairs(
 ) -> Iterator[np.ndarray]:
     """Splits documents `first` to `first + len(targets) - 1` into pairs.
 
-    A chunk contains the next sentences of a document, until the target length is reached or the document ends. A is the
-    start of the chunk, a random number of sentences. At least one sentence is left if the chunk has several.
+    A chunk contains the next sentences of a document, until the target length is reached or the document ends. A is
+    the start of the chunk, a random number of sentences. If the chunk has several sentences, A leaves at least one.
 
-    If sentences are left, the pair is IsNext with probability 1/2, and B is the rest of the chunk. All other pairs are
-    NotNext. Then B starts at a random sentence of another random document and fills the rest of the target length. The
-    sentences left in the chunk start the next chunk. Hence more than half of the labels are NotNext (54 % on
-    Wikipedia), as in google-research/bert. The paper states 50 %.
+    If A leaves sentences, the pair is IsNext with probability 1/2, and B is the rest of the chunk. All other pairs are
+    NotNext. B of a NotNext pair starts at a random sentence of another random document and fills the rest of the target
+    length. The sentences that A leaves then start the next chunk. Hence more than half of the labels are NotNext (54 %
+    on Wikipedia), as in google-research/bert. The paper states 50 %.
 
     Every sentence is in exactly one A or IsNext B. Pairs are not truncated.
 
@@ -53,11 +51,6 @@ def document_pairs(
     cursor, end = documents[first:last].copy(), documents[first + 1 : last + 1]
     base = cursor[0]
     offsets = sentences[base : end[-1] + 1]
-    if np.any(end <= cursor) or np.any(offsets[1:] <= offsets[:-1]):
-        raise BertjaxError(
-            f"empty document or sentence in documents {first} to {last - 1} of the corpus; prepare the corpus again"
-        )
-
     chunks: list[tuple[np.ndarray, ...]] = []
     rows = 0
     active = np.arange(targets.size)

@@ -1,6 +1,9 @@
-"""Constant-time lookup of a row's spans (token ranges of the corpus) by the row's position in training.
+"""Lookup of the spans (token ranges of the corpus) of a batch's rows, and assembly of the spans to token rows.
 
-Axes: B rows, N spans; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated otherwise.
+The position of a row in training determines its spans. A lookup takes constant time.
+
+Axes: B rows, N spans, S tokens per row; N = B unless rows are packed. Tensors are int64 [B] or [N] unless stated
+otherwise.
 """
 
 from collections.abc import Callable
@@ -9,16 +12,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.pair_index import PairIndex
 from bertjax.data.pretraining.pairs import RECORD
 
 # With TensorFlow's default of 4 rounds, neighboring rows stay close to each other in epochs of a million rows
 # (correlation 0.4). 24 rounds cost 0.1 microseconds more per row.
 _SHUFFLE_ROUNDS = 24
+_EXACT_BITS = 64
 
 
 class Spans(NamedTuple):
-    """Token ranges of segments A and B of sentence pairs. Without pairs, a text is segment A.
+    """Token ranges of segments A and B of sentence pairs. If rows do not contain pairs, their text is segment A.
 
     Attributes:
       a_start: offset of A in tokens.
@@ -26,7 +31,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B; 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
-      slots: row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending (default: None, not packed).
+      slots: for packed rows, row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending (default: None).
     """
 
     a_start: tf.Tensor
@@ -38,14 +43,16 @@ class Spans(NamedTuple):
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds and a purpose, such as `source.MASKS`, in this order."""
+    """Derives the 64-bit key of a random stream from seeds, followed by a purpose such as `row_sources.MASKS`."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
 def epoch_order(
     pass_ends: np.ndarray, key: np.uint64, shuffle: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function from training positions to rows. Each epoch is one pass; training cycles through the passes.
+    """Returns a function from row positions in training to row numbers.
+
+    Each epoch is one pass. Training cycles through the passes.
 
     Args:
       pass_ends: end row of each pass, int64 [passes]; no pass is empty.
@@ -90,15 +97,15 @@ def pair_lookup(index: PairIndex) -> Callable[[tf.Tensor], Spans]:
     return lookup
 
 
-def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function that looks up the pairs of packed rows.
+def packed_pair_lookup(runs: np.ndarray, max_pairs: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Returns a function that looks up which sentence pairs each packed row contains.
 
     Args:
       runs: `runs` of a `PairIndex`.
-      pairs_per_row: maximum pairs of a row.
+      max_pairs: maximum number of pairs in a row.
 
     Returns:
-      A function from rows to (pair numbers [N], slots [N]). `Spans` describes the slots.
+      A function from row numbers to pair numbers [N] and the slot of each pair in its row [N], see `Spans`.
     """
     run_rows, run_pairs = runs.T
     row_ends, pair_ends = np.cumsum(run_rows), np.cumsum(run_rows * run_pairs)
@@ -108,8 +115,8 @@ def packed_pair_lookup(runs: np.ndarray, pairs_per_row: int) -> Callable[[tf.Ten
         number = tf.gather(run_pairs, run)
         # First pair of each row: the end of the run minus the pairs of this row and of the later rows of the run.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
-        nth = tf.range(pairs_per_row, dtype=tf.int64)
-        exists = nth < number[:, None]  # [B, pairs_per_row]
+        nth = tf.range(max_pairs, dtype=tf.int64)
+        exists = nth < number[:, None]  # [B, max_pairs]
         slots = tf.where(tf.reshape(exists, [-1]))[:, 0]
         return tf.boolean_mask(first[:, None] + nth, exists), slots
 
@@ -122,7 +129,7 @@ def count_tiles(tokens: int, width: int) -> int:
 
 
 def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.Tensor, tf.Tensor], Spans]:
-    """Returns a function that looks up the tiles of a split.
+    """Returns a function that looks up tiles, the rows of running text.
 
     Tiles start at a random offset that changes every epoch, and wrap around the end of the split.
 
@@ -132,7 +139,7 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
       key: random key of the offsets; if None, the offset is 0.
 
     Returns:
-      A function from (row, epoch) to spans without B.
+      A function from (row number, epoch) to `Spans` with text in segment A only.
     """
 
     def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
@@ -172,3 +179,83 @@ def _mix(x: tf.Tensor) -> tf.Tensor:
 
 def _xor_shift(x: tf.Tensor, shift: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
+
+
+class TokenRows(NamedTuple):
+    """Padded token rows with special tokens, one row per span.
+
+    Attributes:
+      ids: token ids, int32 [B, S].
+      segment_ids: 1 for segment B and the [SEP] after it, else 0, int32 [B, S].
+      lengths: number of tokens without padding, int32 [B].
+    """
+
+    ids: tf.Tensor
+    segment_ids: tf.Tensor
+    lengths: tf.Tensor
+
+
+def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:
+    """Truncates pairs as `truncate_seq_pair` of google-research/bert `create_pretraining_data.py` does.
+
+    `truncate_seq_pair` drops one token at a time from the longer segment, or from segment B if both are equally long.
+    Each token is dropped from the front or the back with probability 1/2. Hence the remaining lengths have a closed
+    form, and the number of tokens dropped from the front is binomial.
+
+    Args:
+      spans: spans of N rows.
+      max_tokens: maximum tokens of both segments together.
+      bits: uniform random bits, uint64 [N, 2].
+    """
+    a_length = tf.minimum(spans.a_length, tf.maximum(max_tokens - spans.b_length, (max_tokens + 1) // 2))
+    b_length = tf.minimum(spans.b_length, tf.maximum(max_tokens - spans.a_length, max_tokens // 2))
+    return spans._replace(
+        a_start=spans.a_start + _dropped_from_front(spans.a_length - a_length, bits[:, 0]),
+        a_length=a_length,
+        b_start=spans.b_start + _dropped_from_front(spans.b_length - b_length, bits[:, 1]),
+        b_length=b_length,
+    )
+
+
+def _dropped_from_front(dropped: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+    """Draws from Binomial(dropped, 1/2), int64 [B]. Above 64 trials, uses the normal approximation."""
+    used_bits = tf.bitwise.right_shift(
+        bits, tf.cast(_EXACT_BITS - tf.clip_by_value(dropped, 1, _EXACT_BITS), tf.uint64)
+    )
+    exact = tf.where(dropped > 0, tf.cast(tf.raw_ops.PopulationCount(x=used_bits), tf.int64), 0)
+    # A float64 has 53 significant bits. Adding 0.5 avoids 0.
+    high_bits = tf.cast(tf.bitwise.right_shift(bits, tf.constant(11, tf.uint64)), tf.int64)
+    uniform = (tf.cast(high_bits, tf.float64) + 0.5) * 2.0**-53
+    number = tf.cast(dropped, tf.float64)
+    normal = tf.cast(tf.round(number / 2 + tf.sqrt(number) / 2 * tf.math.ndtri(uniform)), tf.int64)
+    return tf.where(dropped <= _EXACT_BITS, exact, tf.clip_by_value(normal, 0, dropped))
+
+
+def assemble_rows(tokens: tf.Tensor, spans: Spans, seq_len: int, vocabulary: Vocabulary, paired: bool) -> TokenRows:
+    """Assembles rows `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads the rows with [PAD].
+
+    Args:
+      tokens: tokens of the corpus, any integer type.
+      spans: spans of B rows, with room for the special tokens. If not `paired`, a span may wrap around the end of
+        `tokens`.
+      seq_len: S, tokens per row.
+      vocabulary: vocabulary with the ids of the special tokens.
+      paired: whether rows have a segment B.
+    """
+    position = tf.range(seq_len)
+    a_length = tf.cast(spans.a_length, tf.int32)[:, None]  # [B, 1]
+    a_end = a_length + 1
+    last = a_end + tf.cast(spans.b_length, tf.int32)[:, None] + 1 if paired else a_end
+
+    is_text = (position > 0) & (position != a_end) & (position < last)  # [B, S]
+    a_first, b_first = spans.a_start - 1, spans.b_start - spans.a_length - 2
+    index = tf.where(position <= a_length, a_first[:, None], b_first[:, None]) + tf.range(seq_len, dtype=tf.int64)
+    index = tf.where(is_text, index, 0)
+    if not paired:
+        size = tf.shape(tokens, tf.int64)[0]
+        index = tf.where(index < size, index, index - size)
+    special = tf.where(position == 0, vocabulary.cls_id, vocabulary.pad_id)
+    special = tf.where((position == a_end) | (position == last), vocabulary.sep_id, special)
+    ids = tf.where(is_text, tf.cast(tf.gather(tokens, index), tf.int32), special)
+    segment_ids = tf.cast((position > a_end) & (position <= last), tf.int32)
+    return TokenRows(ids, segment_ids, last[:, 0] + 1)

@@ -1,6 +1,6 @@
 """Fused self-attention TPU kernel: scores, softmax and dropout of a row's heads stay in VMEM.
 
-The kernel computes the same values and gradients as `plain_attention`, with the same dropout masks
+The kernel computes the same values and gradients as `xla_attention`, with the same dropout masks
 (`model/dropout.py`). Each program of the grid processes entire rows for some heads. So the softmax needs no running
 maximum, but rows are limited to 512 tokens. The backward pass uses only the kernel's inputs and recomputes the scores.
 Axis letters: see `encoder.py`.
@@ -17,10 +17,9 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bertjax.model.attention.mask import MASKED_LOGIT, AttentionMask, attention_mask
-from bertjax.model.attention.shard_map import shard_over_mesh, tpu_kernel
+from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_mask
 from bertjax.model.dropout import BITS, dropout_scale, dropout_seeds, dropout_threshold, hash_positions
-from bertjax.model.partitioning import device_kind
+from bertjax.model.partitioning import device_kind, shard_over_mesh, tpu_kernel
 
 # Lanes of a vector register. The width of a block must be a multiple of this number, or the full width.
 _LANES = 128
@@ -36,7 +35,7 @@ class _Options(NamedTuple):
     Attributes:
       heads: number of heads on the device.
       program_heads, program_rows: number of heads and rows per program.
-      direction: direction of the mask.
+      direction: `AttentionMask.direction`.
       rate: dropout rate (0: no dropout).
       float32_products: whether matmuls are in float32.
       interpret: whether to run in interpret mode, for platforms other than TPU.

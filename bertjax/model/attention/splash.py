@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from bertjax.model.attention.mask import AttentionMask
-from bertjax.model.attention.shard_map import shard_over_mesh, tpu_kernel
+from bertjax.model.attention.xla import AttentionMask
+from bertjax.model.partitioning import shard_over_mesh, tpu_kernel
 
 # Rows are divided into blocks of 128 to 512 tokens; the largest size that divides the row length is used.
 _MIN_BLOCK, _MAX_BLOCK = 128, 512

@@ -1,13 +1,51 @@
-"""Self-attention in plain JAX for any mask, dropout rate and mesh. Axis letters: see `encoder.py`."""
+"""Attention masks, self-attention in plain JAX, and NVIDIA's cuDNN kernel. Axis letters: see `encoder.py`."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.attention.mask import MASKED_LOGIT, AttentionMask, attention_mask
 from bertjax.model.dropout import dropout
+from bertjax.model.partitioning import shard_over_mesh
+
+# Logit of masked keys. It is finite, so that a row of padding gives a uniform distribution rather than NaN.
+MASKED_LOGIT = -1e9
 
 
-def plain_attention(
+@dataclasses.dataclass(frozen=True)
+class AttentionMask:
+    """Attention mask: positions attend to positions of the same sequence, in one or both directions.
+
+    Attributes:
+      direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
+      sequence_ids: int32 [B, L], sequence of each position, 0 for padding. Sequences are contiguous, and no token
+        attends to padding. The output at padding positions may be any finite value.
+    """
+
+    direction: str
+    sequence_ids: jax.Array
+
+
+def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
+    """Returns a bool mask [..., L, L] of the keys that each query attends to.
+
+    Padding queries attend to all tokens of the row. So for rows of one sequence, the output equals google-research/bert
+    at every position, including padding.
+
+    Args:
+      direction: direction of an `AttentionMask`.
+      query_ids, key_ids: sequence ids of the `AttentionMask`, as [..., L, 1] and [..., 1, L].
+    """
+    mask = (key_ids != 0) & ((query_ids == key_ids) | (query_ids == 0))
+    if direction == "both":
+        return mask
+    shape = query_ids.shape[-2], key_ids.shape[-1]
+    query, key = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    return mask & (query >= key if direction == "left" else query <= key)
+
+
+def xla_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -26,3 +64,50 @@ def plain_attention(
     probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)  # [B, H, L, L]
     probabilities = dropout(probabilities, dropout_rate, dropout_key)
     return jnp.einsum("BHLM,BMHK->BLHK", probabilities, value)
+
+
+def cudnn_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: AttentionMask,
+    *,
+    dropout_rate: float,
+    dropout_key: jax.Array | None,
+    mesh: jax.sharding.AbstractMesh,
+    implementation: str = "cudnn",
+) -> jax.Array:
+    """Computes softmax(Q K^T / sqrt(K)) V with a float32 softmax, as an `AttentionFn`.
+
+    The mask is passed as row lengths, since JAX would convert a boolean mask to a bias and compute its unused gradient.
+
+    Args:
+      implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same on any platform.
+    """
+    if dropout_rate and dropout_key is not None:
+        raise ValueError("cudnn attention does not support dropout")
+    rows, _, heads, _ = query.shape
+    states = ("batch", None, "heads", None)
+    attend = shard_over_mesh(
+        functools.partial(_cudnn_on_device, mask.direction, implementation),
+        mesh,
+        {"batch": rows, "heads": heads},
+        (states, states, states, ("batch", None)),
+        states,
+    )
+    return attend(query, key, value, mask.sequence_ids)
+
+
+def _cudnn_on_device(
+    direction: str, implementation: str, query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array
+) -> jax.Array:
+    lengths = jnp.sum(sequence_ids != 0, axis=-1, dtype=jnp.int32)
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=direction == "left",
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        implementation=implementation,
+    )

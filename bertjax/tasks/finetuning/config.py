@@ -8,25 +8,25 @@ from typing import Any, ClassVar
 from bertjax.config.fields import at_least, limited, one_of
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.config.run import RunConfig
-from bertjax.data.finetuning.examples import Batching
+from bertjax.data.finetuning.batches import Batching
 from bertjax.errors import UsageError
 from bertjax.model.config import ARCHITECTURE_FIELDS, LSTM, ModelConfig
 from bertjax.model.feature_head import ENCODER, FeatureHead
 from bertjax.tasks.objectives.classification import BALANCED
 
-# Values of `eval_split`. NO_SPLIT turns evaluation off.
+# Values of `config.data.eval_split`. NO_SPLIT turns evaluation off.
 SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
-def checkpoint_model() -> dict[str, Any]:
-    """Returns the default model fields. Architecture fields are None, so the `--init_from` checkpoint sets them."""
+def inherited_model() -> dict[str, Any]:
+    """Returns model fields whose architecture is unset (None), so that the `--init_from` checkpoint determines it."""
     fields = dataclasses.asdict(ModelConfig())
     return {name: None if name in ARCHITECTURE_FIELDS else value for name, value in fields.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningData:
-    """Data and batches of all fine-tuning tasks. Each task adds its own fields.
+    """Data and batches of a fine-tuning run. Each task adds its own fields.
 
     Attributes:
       path: folder of the task's files.
@@ -130,7 +130,7 @@ class FinetuningConfig(RunConfig):
     patience: int = 0
     label_smoothing: float = 0.0
     feature_head: FeatureHead = FeatureHead()
-    model: dict[str, Any] = dataclasses.field(default_factory=checkpoint_model)
+    model: dict[str, Any] = dataclasses.field(default_factory=inherited_model)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=-1)
     data: FinetuningData = FinetuningData()
 
@@ -159,11 +159,9 @@ class FinetuningConfig(RunConfig):
             self.model_config(self.model["vocab_size"] or 1)
 
     def reject(self, reason: str, *fields: str) -> None:
-        """Raises a UsageError if a field that has no effect on the task is set.
+        """Raises a UsageError if one of `fields` is set, because it has no effect on the task for the given reason.
 
-        Args:
-          reason: reason why the fields have no effect, for the message.
-          fields: fields to check: `label_smoothing`, `data.class_weights` or `data.examples_per_row`.
+        Fields may be `label_smoothing`, `data.class_weights` and `data.examples_per_row`.
         """
         values = {
             "label_smoothing": (self.label_smoothing, 0.0),

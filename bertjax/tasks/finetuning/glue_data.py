@@ -20,7 +20,7 @@ from bertjax.tasks.finetuning.config import FinetuningData
 class GlueSpec:
     """Files, columns, labels and metrics of one GLUE task.
 
-    The metric names of each evaluation set end in a suffix, such as `_mismatched` or "".
+    MNLI has several evaluation sets. The names of their metrics end in a suffix, such as `_mismatched` or "".
 
     Attributes:
       folder: folder of the task's files in GLUE's archive.
@@ -28,9 +28,9 @@ class GlueSpec:
       label: column of the label.
       labels: names of the classes by id. Empty for regression.
       metrics: names of functions in `bertjax.metrics.classification`. The first metric selects the best checkpoint.
-      submission: file name for the GLUE server, by metric suffix.
-      eval_sets: suffix of the data file's name after `dev` or `test`, by metric suffix.
-      header: column names of train and dev files without a header line (default: (), files have a header line).
+      submission: name of the file for the GLUE server, by suffix of the metrics.
+      eval_sets: ending of the data file's name after `dev` or `test`, by suffix of the metrics.
+      header: column names of train and dev files if they have no header line (default: (), they have one).
     """
 
     folder: str
@@ -82,7 +82,7 @@ _TFDS_TEXTS = {
     "mnli": ("premise", "hypothesis"),
     "ax": ("premise", "hypothesis"),
 }
-# Range of STS-B's scores; the server rejects scores outside it.
+# Range of STS-B's scores. The GLUE server rejects other scores.
 SCORE_RANGE = (0.0, 5.0)
 # Column and TFDS feature with the row id for submissions. TFDS does not keep the order of rows.
 _INDEX, _TFDS_INDEX = "index", "idx"
@@ -95,7 +95,7 @@ class EvaluationSet:
     Attributes:
       examples: encoded rows.
       ids: values of the column `index` of a test set. Empty for other sets.
-      read_columns: function that reads the named columns of all rows of the file.
+      read_columns: function that reads columns of the file by name, for all rows.
     """
 
     examples: Examples
@@ -107,7 +107,7 @@ class EvaluationSet:
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels of the examples, -1 or NaN if unknown."""
+        """Labels of the examples: class ids (-1 if unknown) or numbers (NaN if unknown)."""
         return self.examples.rows["labels"]
 
 
@@ -165,7 +165,7 @@ def _file_rows(
 
 
 def _read_columns(path: str, spec: GlueSpec, split: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Yields all rows of a split with the named columns. For a TFDS dataset, these are names of features."""
+    """Yields all rows of a split with the given columns. In a TFDS dataset, the columns are features."""
     if path.startswith(PREFIX):
         dataset, tfds_split = _dataset(path.removeprefix(PREFIX), spec, split)
         return read_tfds(dataset, tfds_split, {column: column for column in columns}, ReadStats(dataset))
@@ -186,7 +186,7 @@ def _tfds_rows(name: str, spec: GlueSpec, split: str, has_labels: bool) -> tuple
 
 
 def _dataset(name: str, spec: GlueSpec, split: str) -> tuple[str, str]:
-    """Returns the name of a TFDS dataset, with its directory if there is one, and the TFDS name of a split."""
+    """Returns the TFDS dataset, including the data directory if `name` contains one, and the TFDS split."""
     directory, colon, dataset = name.rpartition(":")
     dataset = dataset if "/" in dataset else f"{dataset}/{_task_name(spec)}"
     tfds_split = "test" if spec.folder == _DIAGNOSTIC else split.replace("dev", "validation")

@@ -1,4 +1,4 @@
-"""The file `output_layer.json` of a workdir: task, labels and kind of the fine-tuned output layer."""
+"""Description of a fine-tuned output layer (kind, labels and task), stored in the workdir's `output_layer.json`."""
 
 import dataclasses
 import json
@@ -21,9 +21,9 @@ class OutputLayer:
 
     Attributes:
       kind: one of KINDS.
-      labels: names of classes, labels or tags by id (default: (), for regression, choices and spans).
-      output: task that trained the layer, such as `glue/mnli` (default: "", for converted checkpoints).
-      texts: number of texts per row, 1 or 2 (default: 0, either number).
+      labels: names of classes, labels or tags by id (default: (), as in regression, choices and spans).
+      output: task that the layer was trained on, such as `glue/mnli` (default: "", unknown, as after a conversion).
+      texts: number of texts per row, 1 or 2 (default: 0, both are possible).
       feature_head: layers between encoder and output layer.
     """
 
@@ -39,11 +39,7 @@ class OutputLayer:
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
-    """Reads the output layer of a workdir. Returns None for pre-trained models, which have no output layer.
-
-    Raises:
-      UsageError: the file is not valid.
-    """
+    """Reads the description of a workdir's output layer. Returns None for pre-trained models, which have none."""
     file = workdir / OUTPUT_LAYER
     if not file.exists():
         return None
@@ -58,17 +54,9 @@ def read_output_layer(workdir: epath.Path) -> OutputLayer | None:
 
 
 def saved_labels(path: str, *kinds: str) -> list[str] | None:
-    """Reads the labels of an output layer.
+    """Reads the labels in an `output_layer.json`, in the order of their ids. Returns None if `path` is "".
 
-    Args:
-      path: an `output_layer.json`, or "".
-      *kinds: kinds of output layer that the task can use.
-
-    Returns:
-      The labels in the order of their ids, or None if `path` is empty.
-
-    Raises:
-      UsageError: the file is not valid, or the output layer is of another kind.
+    Raises a UsageError if the output layer is not of one of the `kinds`.
     """
     if not path:
         return None

@@ -19,14 +19,14 @@ _DIGITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class PredictionRecords:
-    """Prediction records of one input file.
+    """Functions that make the prediction records of one input file.
 
     Attributes:
       file_name: name of the JSON Lines file to write.
-      make: function that yields one record per example, in input order. Its arguments are the outputs of all evaluation
-        batches, and whether to include logits.
+      make: function from the outputs of all evaluation batches to one record per example, in input order. Its second
+        argument says whether records contain logits.
       lines: line number of each example in the input file, ascending (default: (), no line numbers).
-      read_columns: function that reads the named columns of the input file's rows (default: None, no columns).
+      read_columns: function that reads columns of the input file by name (default: None, the file has no columns).
     """
 
     file_name: str
@@ -61,7 +61,7 @@ def number_record(value: np.ndarray) -> Record:
 
 
 def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the prediction record of the best choice, which is its index. `logits` is float32 [choices]."""
+    """Returns the prediction record with the index of the best choice. `logits` is float32 [choices]."""
     record = {"prediction": int(logits.argmax()), "probabilities": [round_digits(p) for p in softmax(logits)]}
     return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
 
@@ -77,12 +77,12 @@ def tags_record(words: Sequence[str], labels: Sequence[str], logits: np.ndarray,
 
 
 def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
-    """Returns the entities of a text in order, with label, start and end (exclusive) character, and text.
+    """Returns the entities of a text in order: label, character offsets of start and end (exclusive), and text.
 
     Args:
-      text: the text.
-      spans: start and end character of each word.
-      tags: tag of each word, of IOB, BIOES or BILOU.
+      text: text that contains the words.
+      spans: character offsets of each word's start and end (exclusive).
+      tags: tag of each word, in IOB, BIOES or BILOU.
     """
     return [
         {"label": label, "start": start, "end": end, "text": text[start:end]}
@@ -92,13 +92,13 @@ def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[s
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns probabilities over the last axis, float64."""
+    """Returns the softmax over the last axis, float64."""
     weights = np.exp(np.asarray(logits, np.float64) - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def round_digits(value: float | np.ndarray) -> float:
-    """Rounds to six significant digits, about the precision of float32."""
+    """Rounds a value to six significant digits for a record, about the precision of float32."""
     return float(f"{float(value):.{_DIGITS}g}")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertjax.data.finetuning.examples import in_input_order
+from bertjax.data.finetuning.batches import in_input_order
 from bertjax.data.finetuning.questions import Question, Windows
 from bertjax.tasks.finetuning.records import Record, round_digits
 
@@ -18,9 +18,9 @@ _ODDS_WITHOUT_SPAN = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Candidate answer: a text of the passage, its score, and its start and end (exclusive) character.
+    """Candidate answer: a text of the passage, its score, and the character offsets of its start and end (exclusive).
 
-    The null answer has no characters.
+    The null answer has no offsets.
     """
 
     text: str
@@ -34,7 +34,7 @@ class Answer:
     """Prediction for one question.
 
     Attributes:
-      nbest: spans, best first. May be empty.
+      nbest: spans with the highest scores, best first. May be empty.
       null_odds: null score minus the score of the best span.
       null_score: lowest score of the null answer (start and end at [CLS]) among the windows.
     """
@@ -54,11 +54,8 @@ def best_answers(
 ) -> list[Answer]:
     """Returns the answer to each question from the best spans of its windows.
 
-    Args:
-      data: data config. Only `n_best` and `max_answer_len` are used.
-      questions: questions with their passages.
-      windows: encoded windows of the passages.
-      outputs: `start` and `end` logits of the evaluation batches.
+    `outputs` contain the `start` and `end` logits of the evaluation batches. Of `data`, only `n_best` and
+    `max_answer_len` are used.
     """
     logits = in_input_order(outputs, len(windows.examples))
     spans: list[list[tuple[float, int, int]]] = [[] for _ in questions]
@@ -84,7 +81,7 @@ def best_answers(
 def _window_spans(
     data: "SquadData", windows: Windows, index: int, start: np.ndarray, end: np.ndarray
 ) -> list[tuple[float, int, int]]:
-    """Returns (score, start character, end character) of the best spans of a window."""
+    """Returns the score and the character offsets (start, end) of the best spans of a window."""
     characters, first = windows.char_spans[index], windows.passage_start[index]
     start, end = (scores[first : first + len(characters)] for scores in (start, end))
     starts, ends = (np.argsort(-scores, kind="stable")[: data.n_best] for scores in (start, end))
@@ -97,7 +94,7 @@ def _window_spans(
 
 
 def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
-    """Returns the n-best texts with probabilities, best first. The text of the null answer is ""."""
+    """Returns the n best answers with probabilities, best first. The text of the null answer is ""."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
@@ -108,14 +105,14 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
 
 
 def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
-    """Returns an answer as a JSON object with its text and its start and end (exclusive) character in the passage.
+    """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
-    The text of the null answer is "", and its start and end are None.
+    The text of the null answer is "", and its offsets are None.
 
     Args:
       answer: the prediction.
       null_threshold: null odds above which the answer is null (None: the answer is never null).
-      include_score: whether to add the score of the prediction.
+      include_score: whether the record contains the score of the answer.
     """
     has_null = null_threshold is not None
     is_null = has_null and answer.null_odds > null_threshold

@@ -1,16 +1,18 @@
-"""Division of fine-tuning data into training and evaluation splits."""
+"""Choice of the evaluated split, dev sets held out of the training data, and random fractions of training data."""
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bertjax.data.finetuning.dev_split import first_segments, sample_fraction, select_dev_rows, subset
 from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import ReadStats
+from bertjax.data.finetuning.tagged import TaggedText
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import NO_SPLIT, FinetuningData
 
-# Name of the evaluated split if `dev_share` holds out a part of the training data.
+# Name of the evaluated split if `dev_share` holds out a dev set from the training data.
 HELD_OUT = "held_out"
 
 
@@ -29,27 +31,48 @@ def evaluated_split(data: FinetuningData, train: bool) -> str:
     return split
 
 
-def divide(data: FinetuningData, examples: Examples, read_stats: list[ReadStats]) -> tuple[Examples, Examples | None]:
-    """Splits the examples of the training file into a training set and a held-out dev set.
+def divide_examples(
+    data: FinetuningData, examples: Examples, read_stats: list[ReadStats]
+) -> tuple[Examples, Examples | None]:
+    """Divides the examples of the training file into a training set and a held-out dev set, see `divide_rows`.
 
-    Args:
-      data: data config. `train_share` is a fraction of the rows that `dev_share` does not hold out.
-      examples: examples of the training file. Examples with the same first text stay together.
-      read_stats: row counts. The last entry counts the training file. An entry for the dev set is appended.
+    Examples with the same first text stay together.
 
     Returns:
       Training examples, and dev examples (None if `dev_share` is 0).
     """
-    dev_mask = dev_rows(data, first_segments(examples), read_stats) if data.dev_share else np.zeros(len(examples), bool)
-    rest = np.flatnonzero(~dev_mask)
-    train = subset(examples, rest[sample_fraction(len(rest), data.train_share)])
-    dev = subset(examples, np.flatnonzero(dev_mask)) if data.dev_share else None
-    record_division(data, read_stats, len(train), None if dev is None else len(dev))
+    train, dev = divide_rows(data, len(examples), lambda: first_segments(examples), read_stats)
+    return subset(examples, train), subset(examples, dev) if data.dev_share else None
+
+
+def divide_rows(
+    data: FinetuningData, count: int, read_contents: Callable[[], Sequence[bytes]], read_stats: list[ReadStats]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divides the rows of the training file into a training set and a held-out dev set.
+
+    Args:
+      data: data config. `train_share` is a fraction of the rows that `dev_share` does not hold out.
+      count: number of rows.
+      read_contents: function that returns the content of each row. Rows with the same content stay together. It is
+        called only if `dev_share` is set.
+      read_stats: row counts. The last item counts the training file. An item for the dev set is appended.
+
+    Returns:
+      Indices of the training rows and of the dev rows, ascending, int64.
+    """
+    dev_mask = select_dev_units(data, read_contents(), read_stats) if data.dev_share else np.zeros(count, bool)
+    rest, dev = np.flatnonzero(~dev_mask), np.flatnonzero(dev_mask)
+    train = rest[sample_fraction(len(rest), data.train_share)]
+    record_division(data, read_stats, len(train), len(dev) if data.dev_share else None)
     return train, dev
 
 
-def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
-    """Returns a bool mask of the training rows that are held out as dev set."""
+def select_dev_units(data: FinetuningData, contents: Sequence[bytes], read_stats: list[ReadStats]) -> np.ndarray:
+    """Returns a mask of the rows or documents to hold out as dev set, bool [N].
+
+    Raises:
+      UsageError: no row is left for training.
+    """
     mask = select_dev_rows(contents, data.dev_share, data.dev_seed)
     if mask.all():
         raise UsageError(
@@ -60,9 +83,106 @@ def dev_rows(data: FinetuningData, contents: Sequence[bytes], read_stats: list[R
 
 
 def record_division(data: FinetuningData, read_stats: list[ReadStats], train_rows: int, dev_rows: int | None) -> None:
-    """Records how many rows of the training file are used for training and for dev."""
+    """Records the number of training rows, and adds row counts of the dev set unless `dev_rows` is None."""
     training = read_stats[-1]
     training.used = train_rows
     if dev_rows is not None:
         source = f"{training.file} (dev: data.dev_share={data.dev_share:g}, dev_seed={data.dev_seed})"
         read_stats.append(ReadStats(source, read=training.read, used=dev_rows))
+
+
+def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
+    """Returns a mask that selects a fraction of N rows as the dev set, bool [N].
+
+    Rows with equal content are selected together, so that no dev row is also a training row. Contents are selected in
+    the order of a hash keyed with `seed`, so the selection does not depend on the order of the rows.
+    """
+    key = seed.to_bytes(8, "little")
+    hashes = [hashlib.blake2b(content, key=key, digest_size=16).digest() for content in contents]
+    counts = Counter(hashes)
+    selected: set[bytes] = set()
+    rows = 0
+    for content in sorted(counts):
+        # Round, because 0.1 * 30 is above 3 in floating point.
+        if rows >= round(fraction * len(contents), 6):
+            break
+        selected.add(content)
+        rows += counts[content]
+    return np.array([content in selected for content in hashes], bool)
+
+
+def sample_fraction(count: int, fraction: float) -> np.ndarray:
+    """Samples a fraction of the indices 0..count-1 with a fixed seed. Returns at least one index, ascending, int64."""
+    if fraction == 1:
+        return np.arange(count)
+    order = np.random.default_rng(0).permutation(count)
+    # Round, because 0.29 * 100 is below 29 in floating point.
+    return np.sort(order[: max(1, int(round(fraction * count, 6)))])
+
+
+def subset(examples: Examples, indices: np.ndarray) -> Examples:
+    """Returns the examples with the given indices, in that order."""
+    group = examples.sequences_per_example
+    sequences = (indices[:, None] * group + np.arange(group)).reshape(-1)
+    lengths = np.diff(examples.offsets)[sequences]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = np.arange(offsets[-1]) + np.repeat(examples.offsets[sequences] - offsets[:-1], lengths)
+    return Examples(
+        offsets,
+        {name: values[tokens] for name, values in examples.tokens.items()},
+        {name: values[indices] for name, values in examples.rows.items()},
+        group,
+        tuple(examples.lines[index] for index in indices) if examples.lines else (),
+    )
+
+
+def first_segments(examples: Examples) -> list[bytes]:
+    """Returns the token ids of each example's first segment as bytes, to find examples with equal segments."""
+    ids, is_first = examples.tokens["input_ids"], examples.tokens["segment_ids"] == 0
+    group = examples.sequences_per_example
+    starts, ends = (examples.offsets[index::group][: len(examples)] for index in (0, 1))
+    return [ids[start:end][is_first[start:end]].tobytes() for start, end in zip(starts, ends, strict=True)]
+
+
+def unit_ends(tagged: TaggedText, documents: bool) -> list[int]:
+    """Returns the end (exclusive) word index of each unit that a dev split must not divide.
+
+    Units are documents if `documents` is True and the text has several documents. Otherwise, units are sentences.
+    """
+    return tagged.document_ends if documents and len(tagged.document_ends) > 1 else tagged.sentence_ends
+
+
+def unit_texts(tagged: TaggedText, ends: Sequence[int]) -> list[bytes]:
+    """Returns the words of each unit as bytes, to find equal units."""
+    return ["\n".join(tagged.words[start:end]).encode() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def tagged_subset(tagged: TaggedText, ends: Sequence[int], mask: np.ndarray) -> TaggedText:
+    """Returns the sentences of the selected units. Documents without a selected sentence are dropped.
+
+    Args:
+      tagged: text to select from.
+      ends: ends of the text's units, from `unit_ends`.
+      mask: selected units, bool [units].
+    """
+    by_sentence = mask if len(ends) == len(tagged.sentence_ends) else mask[np.searchsorted(ends, tagged.sentence_ends)]
+    words: list[str] = []
+    tags: list[str] = []
+    sentence_ends: list[int] = []
+    document_ends: list[int] = []
+    lines: list[int] = []
+    original_document_ends = {*tagged.document_ends}
+    documents_are_sentences = tagged.document_ends == tagged.sentence_ends
+    start = 0
+    for index, (end, is_selected) in enumerate(zip(tagged.sentence_ends, by_sentence, strict=True)):
+        if is_selected:
+            words += tagged.words[start:end]
+            tags += tagged.tags[start:end]
+            sentence_ends.append(len(words))
+            lines += tagged.lines[index : index + 1]
+        if documents_are_sentences:
+            document_ends = sentence_ends
+        elif end in original_document_ends and len(words) > (document_ends[-1] if document_ends else 0):
+            document_ends.append(len(words))
+        start = end
+    return TaggedText(words, tags, sentence_ends, document_ends, tuple(lines))

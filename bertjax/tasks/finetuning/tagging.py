@@ -4,13 +4,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from bertjax.data.finetuning.dev_split import sample_fraction, tagged_subset, unit_ends, unit_texts
-from bertjax.data.finetuning.examples import Examples, in_input_order
+from bertjax.data.finetuning.batches import in_input_order
+from bertjax.data.finetuning.examples import Examples
 from bertjax.data.finetuning.tables import Row
 from bertjax.data.finetuning.tagged import OUTSIDE, TaggedText, encode_tagged, gather_words
 from bertjax.data.schema import EXAMPLE, SEQUENCE, TOKEN_LABELS, Schema
@@ -30,27 +30,18 @@ from bertjax.utils.io import write_atomic
 
 @dataclasses.dataclass(frozen=True)
 class TagObjective(Objective):
-    """Objective with cross-entropy and accuracy over words. The first piece of each word predicts its tag.
+    """Objective that predicts the tag of each word at its first piece.
 
     Attributes:
       weighting: class weights and label smoothing.
-      outputs_logits: whether to output the logits of all tags rather than only the predicted tags.
+      outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     """
 
+    metrics: ClassVar[tuple[str, ...]] = ("cross_entropy", "word_accuracy")
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)
+    schema: ClassVar[Schema] = (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
     weighting: ClassWeighting = UNWEIGHTED
     outputs_logits: bool = False
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("cross_entropy", "word_accuracy")
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        return ("cross_entropy",)
-
-    @property
-    def schema(self) -> Schema:
-        return (*SEQUENCE, TOKEN_LABELS, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {"cross_entropy": class_denominator(batch["token_labels"], batch["weights"], self.weighting)}
@@ -69,10 +60,9 @@ class TaggingTask(FinetuningTask):
 
     Attributes:
       output_name: task name stored with the output layer, such as `ner`.
-      by_document: whether a row contains as much of a document as fits (default: one sentence).
+      by_document: whether rows are filled with sentences of a document (default: False, one sentence per row).
     """
 
-    has_class_reports = True
     output_name: str
     by_document: bool = False
 
@@ -164,17 +154,17 @@ class TaggingTask(FinetuningTask):
         return encode_tagged(words, self.labels, self.tokenizer, self.config.data.seq_len, self.by_document, file)
 
     def _divide(self, words: TaggedText) -> tuple[TaggedText, TaggedText | None]:
-        """Splits the training words into train and dev. Documents stay together if there are several documents."""
+        """Divides the training file into training and dev sentences. Keeps documents together if there are several."""
         data, train, dev = self.config.data, words, None
         if data.dev_share:
-            ends = unit_ends(words, documents=True)
-            dev_mask = splits.dev_rows(data, unit_texts(words, ends), self.read_stats)
-            train, dev = tagged_subset(words, ends, ~dev_mask), tagged_subset(words, ends, dev_mask)
+            ends = splits.unit_ends(words, documents=True)
+            dev_mask = splits.select_dev_units(data, splits.unit_texts(words, ends), self.read_stats)
+            train, dev = splits.tagged_subset(words, ends, ~dev_mask), splits.tagged_subset(words, ends, dev_mask)
         if data.train_share < 1:
-            ends = unit_ends(train, self.by_document)
+            ends = splits.unit_ends(train, self.by_document)
             chosen = np.zeros(len(ends), bool)
-            chosen[sample_fraction(len(ends), data.train_share)] = True
-            train = tagged_subset(train, ends, chosen)
+            chosen[splits.sample_fraction(len(ends), data.train_share)] = True
+            train = splits.tagged_subset(train, ends, chosen)
         dev_sentences = None if dev is None else len(dev.sentence_ends)
         splits.record_division(data, self.read_stats, len(train.sentence_ends), dev_sentences)
         return train, dev
@@ -188,7 +178,7 @@ class TaggingTask(FinetuningTask):
         return [self.labels[word_logits.argmax()] for word_logits in logits]
 
     def _labeled_sentences(self, predicted: list[str]) -> tuple[list[list[str]], list[list[str]]]:
-        """Returns gold and predicted tags of the sentences that have gold tags."""
+        """Returns the gold tags and the predicted tags of each sentence that has gold tags."""
         words = self._words
         pairs = zip(words.sentences(words.tags), words.sentences(predicted), strict=True)
         gold, predicted_sentences = zip(*(pair for pair in pairs if any(pair[0])), strict=True)
@@ -201,7 +191,7 @@ class TaggingTask(FinetuningTask):
 
 
 def _sorted_tags(words: TaggedText) -> list[str]:
-    """Returns the tags in the order of their ids, with O first. O is always included if the tags mark entities."""
+    """Returns the tags of a text in the order of their ids, with O first. Adds O if the tags mark entities."""
     tags = {*words.tags, *([OUTSIDE] if has_entities(words.tags) else [])}
     return sorted(tags, key=lambda tag: (tag != OUTSIDE, tag))
 

@@ -1,28 +1,23 @@
 """Base class of fine-tuning tasks, with labeled examples in memory (sections 3.2 and A.3 of the paper)."""
 
-import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from bertjax.config.run import DEFAULT_VOCAB_SIZE
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary, open_vocabulary, vocabulary_files
-from bertjax.data.finetuning import examples as examples_module
-from bertjax.data.finetuning.epoch_order import EpochOrder, train_batches
-from bertjax.data.finetuning.examples import Batching, Examples, known_labels
+from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, train_batches
+from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError, listed
-from bertjax.metrics import selection
 from bertjax.model.config import ModelConfig
-from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks import task
 from bertjax.tasks.finetuning import splits
@@ -46,20 +41,18 @@ class FinetuningTask(task.Task):
 
     Attributes:
       missing_data: error message for training without data.
-      default_metric: evaluation metric that selects the best checkpoint unless `select_by` is set.
+      default_metric: evaluation metric that selects the best checkpoint unless `config.select_by` is set.
       sequences_per_example: number of encoded sequences per example, such as the choices of SWAG (default: 1).
-      labels: names of the classes or tags by id.
       vocabulary, tokenizer: vocabulary of the checkpoint or the config, and its tokenizer.
       split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
       read_stats: row counts of each input file.
-      train_examples: training examples; None for evaluation only.
-      eval_examples: evaluation examples; None without evaluation.
+      train_examples: training examples (None: the task is built for evaluation only).
+      eval_examples: evaluation examples (None: no evaluation).
     """
 
     missing_data: ClassVar[str]
     default_metric: str
     sequences_per_example = 1
-    labels: Sequence[str] = ()
     train_examples: Examples | None = None
     eval_examples: Examples | None = None
     config: FinetuningConfig
@@ -69,7 +62,7 @@ class FinetuningTask(task.Task):
 
         Args:
           config: config of the run.
-          train: whether to read training data. If so, the config must name data.
+          train: whether to read training data. If so, a config without data is an error.
         """
         super().__init__(config)
         self.read_stats: list[ReadStats] = []
@@ -104,12 +97,14 @@ class FinetuningTask(task.Task):
         """Sets `train_examples` and `eval_examples`."""
         if train or self.split == splits.HELD_OUT:
             examples = self.read_examples("train")
-            self.train_examples, self.eval_examples = splits.divide(self.config.data, examples, self.read_stats)
+            self.train_examples, self.eval_examples = splits.divide_examples(
+                self.config.data, examples, self.read_stats
+            )
         if self.split in SPLITS:
             self.eval_examples = self.read_examples(self.split)
 
     def output_layer(self) -> OutputLayer | None:
-        """Returns the description of the output layer for inference and conversion. Returns None if unsupported."""
+        """Describes the output layer for inference and conversion. Returns None if they do not support the task."""
         return None
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -130,7 +125,7 @@ class FinetuningTask(task.Task):
         return ()
 
     def is_labeled(self) -> bool:
-        """Returns whether any evaluation example has a label. Returns True if examples contain no array `labels`."""
+        """Returns True if any evaluation example has a label, or if the examples contain no array `labels`."""
         labels = self.eval_examples.rows.get("labels")
         return labels is None or bool(known_labels(labels).any())
 
@@ -139,7 +134,7 @@ class FinetuningTask(task.Task):
         return ()
 
     def hashed_answers(self) -> Any:
-        """Returns gold answers that are not part of the examples, as a JSON value for the data hash."""
+        """Returns labels that the examples do not contain, as a JSON value for the data hash (default: None)."""
         return None
 
     # Interface of `Task`.
@@ -154,7 +149,7 @@ class FinetuningTask(task.Task):
             return iter(()) if self.config.has_data else super().eval_batches(shard)
         data = self.config.data
         batching = Batching(data.eval_batch_size, data.bucket, data.seq_len)
-        return examples_module.eval_batches(self.eval_examples, batching, shard)
+        return eval_batches(self.eval_examples, batching, shard)
 
     def cost_before(self, step: int) -> StepCost:
         if not self.config.has_data:
@@ -166,7 +161,7 @@ class FinetuningTask(task.Task):
                 total += self._cost(steps * rows, length)
         return total
 
-    def synthetic_batch(self, phase: int = 0) -> NumpyBatch:
+    def benchmark_batch(self, phase: int = 0) -> NumpyBatch:
         if self.config.has_data:
             if self.train_examples is None:
                 raise UsageError(self.missing_data)
@@ -181,7 +176,7 @@ class FinetuningTask(task.Task):
         sizes |= {"pieces": config.vocab_size, "segments": config.type_vocab_size, "classes": 2, "two": 2}
         return synthetic_batch(self.objective.schema, self.config.data.batch_size, **sizes)
 
-    def typical_step(self) -> int:
+    def benchmark_step(self) -> int:
         return 0 if self.train_examples is None else self._order.typical_step()
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
@@ -190,30 +185,13 @@ class FinetuningTask(task.Task):
     def evaluate(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return {**means, **self.score(outputs)}
 
-    def with_cached_features(self, compute: Callable[[Examples], np.ndarray], fingerprint: str) -> "FinetuningTask":
-        """Returns a task whose batches contain hidden states of the frozen encoder.
-
-        Args:
-          compute: function from examples to hidden states of the C layers that the feature head reads, float32
-            [tokens, C, D].
-          fingerprint: fingerprint of the encoder's parameters.
-        """
-        cached = copy.copy(self)
-        cached.features_fingerprint = fingerprint
-        for name in ("train_examples", "eval_examples"):
-            examples = getattr(self, name)
-            if examples is not None:
-                tokens = {**examples.tokens, CACHED_FEATURES: compute(examples)}
-                setattr(cached, name, dataclasses.replace(examples, tokens=tokens))
-        return cached
-
     # Construction.
 
     def _init_without_data(self) -> None:
         config = self.config
         if not config.model["hidden_size"]:
             raise UsageError("no model size; use --init_from CKPT, or set a size, such as --config NAME:size=base")
-        self._init_objective(config.model_config(config.model["vocab_size"] or DEFAULT_VOCAB_SIZE))
+        self._init_objective(config.model_config(config.vocab_size))
         self._init_schedule()
         self.batch_sizes = (config.data.batch_size,)
         self.has_schedule = False
@@ -232,7 +210,6 @@ class FinetuningTask(task.Task):
 
     def _init_schedule(self) -> None:
         config, data = self.config, self.config.data
-        self.patience = config.patience
         self.batch_sizes = (data.eval_batch_size,)
         if self.train_examples is None:
             self.total_steps, self.warmup_steps = max(1, config.steps), 0
@@ -242,12 +219,12 @@ class FinetuningTask(task.Task):
         self._order = EpochOrder(self.train_examples, self._batching, config.seed)
         self.steps_per_epoch = self._order.steps_per_epoch
         self.total_steps = config.steps or config.epochs * self.steps_per_epoch
-        # The default is `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
+        # The default -1 stands for `num_train_steps * warmup_proportion` of google-research/bert `run_classifier.py`.
         warmup = config.optimizer.warmup_steps
         self.warmup_steps = self.total_steps // 10 if warmup < 0 else warmup
         self.eval_every = (config.eval_every or self.steps_per_epoch) if self.eval_examples is not None else 0
         self.checkpoint_every = config.checkpoint_every or self.steps_per_epoch
-        # Packed batches have batch_size / examples_per_row rows or a multiple of this number.
+        # Batches of packed rows have batch_size / examples_per_row rows, or a multiple of this number.
         self.batch_sizes = (data.batch_size // data.examples_per_row, *self.batch_sizes)
 
     def _init_description(self) -> None:
@@ -276,7 +253,7 @@ class FinetuningTask(task.Task):
         self.data_hash = hashlib.sha256(json.dumps([hashes, self.hashed_answers()]).encode()).hexdigest()
 
     def evaluated_on(self) -> str:
-        """Returns the source of the evaluation examples, such as a file, for messages and results."""
+        """Returns the name of the file or data set with the evaluation examples, for messages and results."""
         return self.read_stats[-1].file
 
     def _check_examples(self) -> None:
@@ -308,12 +285,15 @@ class FinetuningTask(task.Task):
             return ""
         metric = config.select_by or self.default_metric
         known = {*self.objective.metrics, "loss", *self.extra_metrics()}
-        if metric not in known and self.is_labeled():
-            selection.check_metric(metric, known | self.baseline().keys())
+        if metric in known or not self.is_labeled():
+            return metric
+        known |= self.baseline().keys()
+        if metric not in known:
+            raise UsageError(f"unknown metric: config.select_by={metric!r}; use one of {', '.join(sorted(known))}")
         return metric
 
     def _class_counts(self) -> list[str]:
-        """Formats the classes with their number of training rows, so that the log shows typos in labels."""
+        """Returns a log line with the classes and their number of training rows, which shows typos in labels."""
         examples = self.train_examples
         if not self.labels or examples is None or "labels" not in examples.rows or examples.sequences_per_example > 1:
             return []
@@ -323,7 +303,7 @@ class FinetuningTask(task.Task):
         return [f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}"]
 
     def _class_weights(self) -> list[str]:
-        """Formats the class weights of the training loss, if it has any."""
+        """Returns a log line with the class weights of the training loss, or [] without class weights."""
         weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
         if self.train_examples is None or not weights:
             return []

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,11 @@ BALANCED = "balanced"
 class ClassWeighting:
     """Class weights and label smoothing of the training loss.
 
-    Evaluation ignores them, so that metrics of runs with different settings are comparable.
+    Evaluation does not use them, so that the metrics of runs with different weights are comparable.
 
     Attributes:
-      weights: weight of each class by id (default: (), 1 for each class). The loss is sum(weight * loss) / sum(weight)
-        over the labels, like PyTorch's `CrossEntropyLoss(weight=...)`.
+      weights: weight of each class by id (default: (), all weights are 1). The training loss is
+        sum(weight * loss) / sum(weight) over all labels, like PyTorch's `CrossEntropyLoss(weight=...)`.
       smoothing: fraction of a label's probability that is spread evenly over all classes (Szegedy et al., 2016,
         section 7).
     """
@@ -35,7 +35,7 @@ class ClassWeighting:
     smoothing: float = 0.0
 
     def label_weights(self, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns the mask times the class weight of each label, float32 [...]. `labels` is int32 [...]."""
+        """Returns the weight of each label: its class weight times its mask, float32 [...]. `labels` is int32 [...]."""
         return mask * jnp.array(self.weights, jnp.float32)[labels] if self.weights else mask
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -79,23 +79,17 @@ _BINARY_LABELS = ArraySpec("labels", ("labels",), bound="two")
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Objective):
-    """Objective with one class or choice per example. Batches have `labels` int32 [B], -1 if unknown.
+    """Objective that predicts one class or choice per example. Batches have `labels` int32 [B], -1 if unknown.
 
     Attributes:
       weighting: class weights and label smoothing.
       sequences: specifications of the batch arrays that contain the encoded sequences.
     """
 
+    metrics: ClassVar[tuple[str, ...]] = ("cross_entropy", "accuracy")
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy",)
     weighting: ClassWeighting = UNWEIGHTED
     sequences: Schema = SEQUENCE
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("cross_entropy", "accuracy")
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        return ("cross_entropy",)
 
     @property
     def schema(self) -> Schema:
@@ -114,22 +108,14 @@ class Classification(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabel(Objective):
-    """Objective with any subset of K labels per example. Batches have `labels` int32 [B, K], 0 or 1, -1 if unknown.
+    """Objective that predicts each of K labels per example. Batches have `labels` int32 [B, K], 0 or 1, -1 if unknown.
 
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("binary_cross_entropy",)
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        return self.metrics
-
-    @property
-    def schema(self) -> Schema:
-        return (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
+    metrics: ClassVar[tuple[str, ...]] = ("binary_cross_entropy",)
+    losses: ClassVar[tuple[str, ...]] = metrics
+    schema: ClassVar[Schema] = (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {"binary_cross_entropy": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
@@ -144,19 +130,11 @@ class MultiLabel(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Objective):
-    """Objective with one number per example. Batches have `labels` float32 [B], NaN if unknown."""
+    """Objective that predicts one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("squared_error",)
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        return self.metrics
-
-    @property
-    def schema(self) -> Schema:
-        return (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
+    metrics: ClassVar[tuple[str, ...]] = ("squared_error",)
+    losses: ClassVar[tuple[str, ...]] = metrics
+    schema: ClassVar[Schema] = (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {"squared_error": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
@@ -171,7 +149,7 @@ class Regression(Objective):
 def sequence_objective(
     names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
 ) -> Classification | Regression:
-    """Builds the objective for classes with the given names, or for regression if `names` is empty."""
+    """Builds the objective of classification. `names` are the classes by id; if empty, builds a regression."""
     if names:
         return Classification(SequenceModel(model, len(names)), weighting)
     return Regression(SequenceModel(model, 1))

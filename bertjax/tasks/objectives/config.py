@@ -63,14 +63,14 @@ class PretrainingData:
 
 @dataclasses.dataclass(frozen=True)
 class LongPhase:
-    """Last training phase, on longer rows. The paper trains the last 10 % of the steps at length 512 (A.2).
+    """Last training phase, on longer rows. The paper trains the last 10 % of the steps at length 512 (section A.2).
 
     Attributes:
       share: fraction of the training steps (default: 0, no long phase).
       seq_len: tokens per row.
       max_predictions: maximum masked positions per row of this phase (default: 0, derived like `data.max_predictions`).
-      keep_tokens_per_batch: whether to keep the number of tokens per batch and reduce the number of rows (default:
-        true). If false, keeps the number of rows. The paper's batch can be read as 131,072 tokens or 256 sequences.
+      keep_tokens_per_batch: whether batches of this phase have as many tokens as before, in fewer rows (default: true).
+        If false, they have as many rows. The paper's batch can be read as 131,072 tokens or as 256 sequences.
     """
 
     share: float = 0.0
@@ -149,5 +149,5 @@ class Config(RunConfig):
         predictions = self.objective_class.max_predictions(seq_len, max_predictions, rate)
         if not self.data.packing:
             return Phase(seq_len, batch_size, predictions, start, stop)
-        row_predictions = max_packed_predictions(rate, seq_len, predictions, MAX_PAIRS_PER_ROW)
+        row_predictions = max_packed_predictions(rate, seq_len, predictions)
         return Phase(seq_len, batch_size, predictions, start, stop, MAX_PAIRS_PER_ROW, row_predictions)

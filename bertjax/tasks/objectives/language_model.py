@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from bertjax.data.pretraining.config import LANGUAGE_MODEL_BATCH, TILE_SPECIAL_TOKENS, Masking
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
-from bertjax.model.config import LSTM, ModelConfig
+from bertjax.model.config import LSTM
 from bertjax.model.heads import LanguageModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -18,10 +18,10 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.source import RowSource
+    from bertjax.data.pretraining.row_sources import RowSource
     from bertjax.tasks.objectives.config import Config
 
-# Metric prefix, and offset of the predicted position, for a model that reads the left or right context.
+# Prefix of the metrics, and offset of the predicted position, by the side that a model reads (left or right).
 _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 
 
@@ -29,9 +29,8 @@ _PREFIXES, _OFFSETS = {"left": "ltr", "right": "rtl"}, {"left": 1, "right": -1}
 class LanguageModeling(PretrainingObjective):
     """Prediction of the next or previous token at every position. The loss is the sum over the directions."""
 
-    @classmethod
-    def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
-        return cls(LanguageModel(model), packing)
+    schema: ClassVar[Schema] = LANGUAGE_MODEL_BATCH
+    model_class = LanguageModel
 
     @classmethod
     def check_config(cls, config: "Config") -> None:
@@ -51,7 +50,7 @@ class LanguageModeling(PretrainingObjective):
 
     @property
     def _directions(self) -> tuple[str, ...]:
-        return self.model.config.reads
+        return self.model.config.context_sides
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -62,14 +61,10 @@ class LanguageModeling(PretrainingObjective):
     def losses(self) -> tuple[str, ...]:
         return tuple(f"{_PREFIXES[direction]}_loss" for direction in self._directions)
 
-    @property
-    def schema(self) -> Schema:
-        return LANGUAGE_MODEL_BATCH
-
     def row_source(self) -> "RowSource":
-        from bertjax.data.pretraining.tiles import WHOLE_TILES
+        from bertjax.data.pretraining.row_sources import UNMASKED_TILES
 
-        return WHOLE_TILES
+        return UNMASKED_TILES
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""

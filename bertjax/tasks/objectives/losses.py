@@ -16,7 +16,13 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def loss_and_accuracy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the metric sums of cross-entropy and accuracy for float32 logits [..., C], labels and weights [...]."""
+    """Returns the metric sums of cross-entropy and of accuracy.
+
+    Args:
+      logits: float32 [..., C].
+      labels: class ids, int32 [...].
+      weights: weight of each label, float32 [...].
+    """
     # Avoid `argmax`: if the vocabulary is sharded, XLA would all-gather an index array as large as the logits.
     classes = jnp.arange(logits.shape[-1])
     maximum = jnp.max(logits, axis=-1, keepdims=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 from bertjax.data.pretraining.config import MASKED_LM_BATCH, PACKED_BATCH
 from bertjax.data.schema import Schema
 from bertjax.errors import UsageError
-from bertjax.model.config import LSTM, ModelConfig
+from bertjax.model.config import LSTM
 from bertjax.model.heads import PretrainingModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -20,19 +20,19 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.source import RowSource
+    from bertjax.data.pretraining.row_sources import RowSource
     from bertjax.tasks.objectives.config import Config
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLm(PretrainingObjective):
-    """Masked LM and next-sentence prediction. The loss is the sum of both mean losses (section A.2 of the paper)."""
+    """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
+    metrics: ClassVar[tuple[str, ...]] = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+    losses: ClassVar[tuple[str, ...]] = ("mlm_loss", "nsp_loss")
+    model_class = PretrainingModel
     has_pairs = True
-
-    @classmethod
-    def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
-        return cls(PretrainingModel(model), packing)
+    can_add_pieces = True
 
     @classmethod
     def check_config(cls, config: "Config") -> None:
@@ -47,23 +47,15 @@ class MaskedLm(PretrainingObjective):
         return configured or math.ceil(round(rate * seq_len, 6))
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        return ("mlm_loss", "nsp_loss")
-
-    @property
     def schema(self) -> Schema:
         return PACKED_BATCH if self.packing else MASKED_LM_BATCH
 
     def row_source(self) -> "RowSource":
         if self.packing:
-            from bertjax.data.pretraining.sentence_pairs import PACKED_PAIRS
+            from bertjax.data.pretraining.row_sources import PACKED_PAIRS
 
             return PACKED_PAIRS
-        from bertjax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
+        from bertjax.data.pretraining.row_sources import SENTENCE_PAIRS
 
         return SENTENCE_PAIRS
 
@@ -103,7 +95,7 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
-    def prepare(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+    def edit_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
         name = "next_sentence_labels"
         return ({**batch, name: np.full_like(batch[name], -1)} for batch in batches)
@@ -116,6 +108,6 @@ class MaskedLmOnText(MaskedLm):
     has_pairs = False
 
     def row_source(self) -> "RowSource":
-        from bertjax.data.pretraining.tiles import TILES
+        from bertjax.data.pretraining.row_sources import TILES
 
         return TILES

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import flax.linen as nn
 import numpy as np
 
 from bertjax.data.pretraining.config import Phase
@@ -15,7 +16,7 @@ from bertjax.tasks.task import NumpyBatch, Objective
 
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
-    from bertjax.data.pretraining.source import RowSource
+    from bertjax.data.pretraining.row_sources import RowSource
     from bertjax.tasks.objectives.config import Config
 
 
@@ -23,22 +24,26 @@ if TYPE_CHECKING:
 class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
-    Subclasses also define the abstract members of `Objective`. The head of each objective has its own top-level
-    parameter name, which prevents loading a checkpoint of a different objective or task by accident.
+    Subclasses also define the abstract members of `Objective`. The head of each objective has its own parameter name.
+    Otherwise, the checkpoint of another objective or task could be loaded by accident.
 
     Attributes:
       packing: whether several sentence pairs share a training row.
+      model_class: class of `model`, a Flax module.
+      has_pairs: whether rows contain sentence pairs, which need two segments and can be packed (default: False).
+      can_add_pieces: see `Task`.
     """
 
     packing: bool = False
 
-    # Whether rows contain sentence pairs, which need two segments and can be packed.
+    model_class: ClassVar[type[nn.Module]]
     has_pairs: ClassVar[bool] = False
+    can_add_pieces: ClassVar[bool] = False
 
     @classmethod
     def for_model(cls, model: ModelConfig, packing: bool = False) -> Self:
         """Builds the objective for a model config."""
-        raise NotImplementedError
+        return cls(cls.model_class(model), packing)
 
     @classmethod
     def check_config(cls, config: "Config") -> None:
@@ -46,7 +51,7 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def max_predictions(cls, seq_len: int, configured: int, rate: float) -> int:
-        """Returns the maximum number of predictions per row, the size of the prediction arrays in a batch.
+        """Returns the maximum number of predictions per sequence, from which the config computes its phases.
 
         Args:
           seq_len: tokens per row.
@@ -56,11 +61,11 @@ class PretrainingObjective(Objective):
         raise NotImplementedError
 
     def row_source(self) -> "RowSource":
-        """Returns the source of training and held-out rows. This imports TensorFlow."""
+        """Returns how token spans of the corpus become rows, and how rows are masked. This imports TensorFlow."""
         raise NotImplementedError
 
-    def prepare(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
-        """Adapts the batches of `row_source` to the objective."""
+    def edit_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
+        """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""
         return batches
 
     def synthetic_batch(self, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
@@ -71,20 +76,15 @@ class PretrainingObjective(Objective):
             phase.batch_size,
             seed,
             length=phase.seq_len,
-            predictions=phase.row_predictions,
-            pairs=phase.spans_per_row,
+            predictions=phase.max_row_predictions,
+            pairs=phase.max_pairs_per_row,
             pieces=config.vocab_size,
             segments=min(2, config.type_vocab_size),
             labels=2,
         )
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of the best input-independent prediction (default: {}, unknown).
-
-        Args:
-          corpus: corpus of the run.
-          batches: all evaluation batches.
-        """
+        """Returns the metrics of the best prediction that ignores the input, on all evaluation batches."""
         return {}
 
     def flops_per_token(self, phase: Phase) -> float:

@@ -1,4 +1,4 @@
-"""Cost of training steps (rows, positions, FLOPs), and the fractions of positions and FLOPs that are not padding."""
+"""Cost of training steps in rows, positions and FLOPs, and the fractions of it that are not spent on padding."""
 
 import dataclasses
 import operator
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bertjax.data.schema import is_token
 
-# Metric names of the two fractions of a batch, see `batch_fractions`.
+# Metric names of the two fractions of a batch, see `non_padding_sums`.
 TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
 
 
@@ -17,9 +17,9 @@ class StepCost:
     """Cost of a number of training steps, computed without reading batches.
 
     Attributes:
-      rows: rows of all batches.
-      positions: positions of all rows, including padding.
-      flops: model FLOPs, counted as if every position were a token that attends to its whole row.
+      rows: number of rows.
+      positions: number of positions, including padding.
+      flops: model FLOPs, as if every position were a token that attends to its whole row.
       attention_flops: FLOPs of the attention products, which are included in `flops`.
     """
 
@@ -35,15 +35,16 @@ class StepCost:
         return StepCost(*map(operator.sub, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def token_flops(self, token_fraction: float, attention_fraction: float) -> float:
-        """Returns the FLOPs without padding, given the two fractions of `batch_fractions`."""
+        """Returns the FLOPs that are not spent on padding. The arguments are the means of `non_padding_sums`."""
         return token_fraction * (self.flops - self.attention_flops) + attention_fraction * self.attention_flops
 
 
-def batch_fractions(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the metric sums of two fractions of a batch.
+def non_padding_sums(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the metric sums of TOKEN_FRACTION and ATTENTION_FRACTION for a batch.
 
-    TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of position
-    pairs that belong to one sequence. It equals the fraction of attention FLOPs that are not spent on padding.
+    TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of pairs of
+    positions in a row whose two positions belong to the same sequence. This equals the fraction of attention FLOPs that
+    are not spent on padding.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]

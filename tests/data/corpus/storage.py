@@ -6,7 +6,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Bucket(MemoryFileSystem):
-    """In-memory files at `gs://`."""
+    """File system of `gs://` addresses in memory."""
 
     protocol = ("gcs", "gs")
     store = {}

@@ -6,17 +6,16 @@ import pytest
 from preparing import bytes_of, check_refused, make_text, run, write_text
 
 from bertjax.cli import main as cli
-from bertjax.data.corpus import encode, prepare
-from bertjax.data.corpus.added_pieces import added_pieces, extend_vocabulary
+from bertjax.data.corpus import documents, prepare
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
-from bertjax.data.corpus.vocabulary_training import sentencepiece_model
+from bertjax.data.corpus.vocabulary_training import added_pieces, learn_vocabulary, sentencepiece_model
 
 DOMAIN = ["insulin", "glucose", "kinase", "protease", "lipase", "λ"]
 
 
-def write_domain_text(path, documents=60):
-    text = make_text(documents)
+def write_domain_text(path, count=60):
+    text = make_text(count)
     text = [[f"{s} {DOMAIN[(d + i) % 6]} ." for i, s in enumerate(sentences)] for d, sentences in enumerate(text)]
     write_text(path, text)
     return text
@@ -51,7 +50,7 @@ def test_old_pieces_keep_their_ids_and_the_manifest_counts_pieces(tmp_path, voca
 
 
 def test_bytes_do_not_depend_on_workers(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(encode, "BATCH_CHARS", 1000)
+    monkeypatch.setattr(documents, "BATCH_CHARS", 1000)
     write_domain_text(tmp_path / "a.txt")
     for workers in 1, 2:
         run(
@@ -81,7 +80,8 @@ def test_pieces_that_save_most_are_first(vocabulary):
 
 def test_unknown_characters_get_pieces(vocabulary):
     counts = Counter({"λ": 4, "river": 30} | {f"{letter}λ": 2 for letter in "abcdefgh"})
-    new, entry = extend_vocabulary(load_vocabulary(vocabulary), 9, [counts])
+    base = load_vocabulary(vocabulary)
+    new, entry = learn_vocabulary([counts], kind="wordpiece", size=0, lower_case=True, base=base, add_pieces=9)
     assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
     # Each of two characters of a word saves something, although the word is unknown without the other.

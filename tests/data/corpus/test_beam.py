@@ -1,4 +1,4 @@
-"""Apache Beam writes the corpus of the local runner, also if a worker dies; needs the extra `beam`."""
+"""Apache Beam writes the same corpus as the local runner, even if a worker dies. Needs the extra `beam`."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Shards of chunks, made in any order and more than once, merge into the corpus of the local runner."""
+"""Shards of chunks, written in any order and repeatedly, merge into the same corpus as that of the local runner."""
 
 import itertools
 import random
@@ -6,16 +6,16 @@ import random
 import pytest
 from preparing import bytes_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, encode, layouts, merge, readers, shards
-from bertjax.data.corpus.checksums import file_sha256
+from bertjax.data.corpus import chunks, documents, merge, readers, shards
 from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.errors import BertjaxError
+from bertjax.utils.io import file_sha256
 
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
-    monkeypatch.setattr(encode, "BATCH_CHARS", 700)
-    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 500)
+    monkeypatch.setattr(documents, "BATCH_CHARS", 700)
+    monkeypatch.setattr(documents, "MAX_PIECE_CHARS", 500)
     monkeypatch.setattr(readers, "_READ_BYTES", 300)
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 2000)
     monkeypatch.setattr(chunks, "_MAX_CHUNK_BYTES", 2000)
@@ -23,7 +23,7 @@ def small_sizes(monkeypatch):
 
 
 def large_chunk(tmp_path):
-    """Returns a chunk to cut, and the number of characters per resulting chunk."""
+    """Returns a chunk to divide, and the number of characters per resulting chunk."""
     write_text(tmp_path / "a.txt", make_text(100))
     sources, _ = readers.find_sources([f"text:{tmp_path}/a.txt"])
     _, (chunk,), chunk_chars = chunks.group_sources(sources)
@@ -36,9 +36,9 @@ def merge_chunks(sources, vocabulary, fraction, directory, problems=None):
     work = directory / "work"
     work.mkdir(parents=True)
     small_chunks, large_chunks, chunk_chars = chunks.group_sources(sources)
-    cuts = [chunks.cut_chunk(chunk, work, chunk_chars) for chunk in large_chunks * 2]
-    assert cuts[len(large_chunks) :] == cuts[: len(large_chunks)]
-    all_chunks = small_chunks + list(itertools.chain.from_iterable(cuts[: len(large_chunks)]))
+    divided = [chunks.divide_chunk(chunk, work, chunk_chars) for chunk in large_chunks * 2]
+    assert divided[len(large_chunks) :] == divided[: len(large_chunks)]
+    all_chunks = small_chunks + list(itertools.chain.from_iterable(divided[: len(large_chunks)]))
     named_shards = {}
     for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
         shard = chunks.encode_chunk(chunk, vocabulary, fraction, work)
@@ -66,9 +66,9 @@ def assert_equal_to_local_runner(tmp_path, specs, vocabulary, fraction, min_chun
 
 
 def test_all_kinds_of_text(tmp_path, vocabulary):
-    documents = make_text(300)
-    documents[100] *= 90  # longer than a chunk and than several pieces
-    write_text(tmp_path / "large.txt", documents)
+    text = make_text(300)
+    text[100] *= 90  # longer than a chunk and than several pieces
+    write_text(tmp_path / "large.txt", text)
     for number in range(30):
         write_text(tmp_path / f"small-{number:02d}.txt", make_text(number % 5, seed=number))
     (tmp_path / "bad.txt").write_bytes(b"river \xff\xfestone\n\nlamp\x00\n\n\x01\x02\n\nwalk\n\n" + b"quiet " * 5000)
@@ -80,12 +80,12 @@ def test_all_kinds_of_text(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1e-9, 0.999999])
-@pytest.mark.parametrize("documents", [1, 2, 5, 60])
-def test_split_with_few_documents(tmp_path, vocabulary, documents, fraction):
-    text = make_text(documents)
+@pytest.mark.parametrize("count", [1, 2, 5, 60])
+def test_split_with_few_documents(tmp_path, vocabulary, count, fraction):
+    text = make_text(count)
     write_text(tmp_path / "a.txt", [*text, text[0]])
     (tmp_path / "empty.txt").write_text("")
-    min_chunks = 2 if documents == 60 else 1
+    min_chunks = 2 if count == 60 else 1
     assert_equal_to_local_runner(tmp_path, [f"text:{tmp_path}/*.txt"], vocabulary, fraction, min_chunks)
 
 
@@ -98,14 +98,14 @@ def test_no_text_is_an_error(tmp_path, vocabulary):
 
 def test_finished_step_is_not_repeated(tmp_path, vocabulary, monkeypatch):
     chunk, chunk_chars = large_chunk(tmp_path)
-    first, *_ = chunks.cut_chunk(chunk, tmp_path, chunk_chars)
+    first, *_ = chunks.divide_chunk(chunk, tmp_path, chunk_chars)
     shard = chunks.encode_chunk(first, load_vocabulary(vocabulary), 0.1, tmp_path)
 
     def read(*_):
         raise AssertionError("the source was read again")
 
     monkeypatch.setattr(readers, "read", read)
-    assert chunks.cut_chunk(chunk, tmp_path, chunk_chars)[0] == first
+    assert chunks.divide_chunk(chunk, tmp_path, chunk_chars)[0] == first
     assert chunks.encode_chunk(first, load_vocabulary(vocabulary), 0.1, tmp_path) == shard
 
 
@@ -115,7 +115,7 @@ def test_interrupted_step_is_repeated(tmp_path, vocabulary, monkeypatch):
 
     def shard_files(work):
         """Returns the content of all shards, and the counts of each."""
-        made = [chunks.encode_chunk(c, vocabulary, 0.1, work) for c in chunks.cut_chunk(chunk, work, chunk_chars)]
+        made = [chunks.encode_chunk(c, vocabulary, 0.1, work) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
         files = {path.name: path.read_bytes() for path in work.iterdir() if path.suffix != ".json"}
         return files, [shard.counts for shard in made]
 

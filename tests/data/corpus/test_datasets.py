@@ -58,12 +58,12 @@ def test_size_is_known_before_reading(data_dir):
 
 def test_slices_and_versions(data_dir):
     for name in "stories/plain:train[:10]", "stories/plain:1.0.0:train[:10]":
-        read = list(datasets.texts(*datasets.parse("", name), data_dir["stories"], Counter(), lambda _: None))
+        read = list(datasets.tfds_texts(*datasets.parse_tfds("", name), data_dir["stories"], Counter(), lambda _: None))
         assert read == TEXTS[:10]
 
 
 def test_single_text_feature_is_read(data_dir):
-    assert list(datasets.texts("single/plain", "train", data_dir["single"], Counter(), lambda _: None)) == ["B."]
+    assert list(datasets.tfds_texts("single/plain", "train", data_dir["single"], Counter(), lambda _: None)) == ["B."]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_single_text_feature_is_read(data_dir):
 )
 def test_missing_dataset_split_or_feature_is_an_error(data_dir, kind, name, split, message):
     with pytest.raises(UsageError) as caught:
-        list(datasets.texts(name, split, data_dir[kind], Counter(), lambda _: None))
+        list(datasets.tfds_texts(name, split, data_dir[kind], Counter(), lambda _: None))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -29,7 +29,7 @@ def tokenizer(letters):
 
 @pytest.fixture(scope="module", params=[(True, False), (False, True), (False, False)], ids=["folds", "lower", "cased"])
 def sentencepieces(request, tmp_path_factory):
-    """Returns a tokenizer whose model lower-cases, which lower-cases itself, or neither."""
+    """Returns a tokenizer that lower-cases in its model, before its model, or not at all."""
     folds, lower_case = request.param
     path = tmp_path_factory.mktemp("pieces") / "sp.model"
     path.write_bytes(sentencepiece_model([text.replace("x" * 300, "x") for text in TEXTS] * 9, 90, folds))

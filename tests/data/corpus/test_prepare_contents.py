@@ -10,15 +10,13 @@ from preparing import bytes_of, documents_of, make_text, run, write_text
 from bertjax.data.corpus import (
     datasets,
     docstrings,
-    encode,
-    layouts,
     merge,
     prepare,
     readers,
-    sentences,
     shards,
     store,
 )
+from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
 
@@ -57,8 +55,8 @@ def test_equal_documents_are_in_the_same_split(tmp_path, vocabulary):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(encode, "BATCH_CHARS", 2000)
-    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 900)
+    monkeypatch.setattr(documents_module, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 900)
     for place in "here", "there":
         (tmp_path / place).mkdir()
         write_text(tmp_path / place / "a.txt", make_text(150))
@@ -73,8 +71,8 @@ def test_bytes_do_not_depend_on_workers_or_paths(tmp_path, kind, monkeypatch):
 
 
 def test_document_in_many_pieces_stays_one_document(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(encode, "BATCH_CHARS", 500)
-    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 300)
+    monkeypatch.setattr(documents_module, "BATCH_CHARS", 500)
+    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 300)
     monkeypatch.setattr(readers, "_READ_BYTES", 200)
     documents = make_text(12, seed=5)
     documents[3] *= 60
@@ -137,7 +135,7 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary):
 
 
 def test_every_problem_has_a_message():
-    modules = readers, layouts, shards, merge, docstrings, sentences, encode, datasets
+    modules = readers, documents_module, shards, merge, docstrings, datasets
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)
@@ -168,7 +166,7 @@ def test_vocabulary_is_copied_byte_for_byte(tmp_path, vocabulary):
     assert manifest["vocabulary"]["lower_case"] is False
 
 
-def test_option_that_does_not_fit_the_case_of_the_vocabulary_is_warned_of(tmp_path, vocabulary, log_lines):
+def test_case_option_that_differs_from_the_vocabulary_logs_a_warning(tmp_path, vocabulary, log_lines):
     write_text(tmp_path / "a.txt", make_text(5))
     cased = tmp_path / "cased.txt"
     cased.write_bytes(vocabulary.read_bytes() + b"London\n")

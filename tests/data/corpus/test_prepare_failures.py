@@ -38,7 +38,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
     assert bytes_of(tmp_path / "corpus") == before and leftovers(tmp_path) == ["corpus"]
     write_text(tmp_path / "a.txt", make_text(6))
     run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
-    # A directory that holds other files is not replaced.
+    # A directory that contains other files is not replaced.
     (tmp_path / "corpus" / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="is not a corpus, or contains other files"):
         run(tmp_path, spec, vocabulary=vocabulary, overwrite=True)
@@ -164,7 +164,7 @@ def test_run_killed_during_replacement_is_undone(tmp_path, vocabulary):
     before = bytes_of(tmp_path / "corpus")
     # The process exits after the first of two renames.
     code = (
-        "import os, sys; from pathlib import Path; from bertjax.utils.atomic_directory import atomic_directory;"
+        "import os, sys; from pathlib import Path; from bertjax.utils.io import atomic_directory;"
         "rename = Path.rename; Path.rename = lambda self, to: (rename(self, to), os._exit(9))\n"
         "with atomic_directory(Path(sys.argv[1]), True, 'corpus', lambda path: True): pass"
     )

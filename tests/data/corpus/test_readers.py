@@ -1,4 +1,4 @@
-"""Documents of each kind of input, whatever the block size of reading."""
+"""Documents of each kind of input, for different block sizes of the reader."""
 
 import ast
 import gzip
@@ -9,23 +9,24 @@ from collections import Counter
 
 import pytest
 
-from bertjax.data.corpus import layouts, readers
+from bertjax.data.corpus import documents as documents_module
+from bertjax.data.corpus import readers
 from bertjax.data.corpus.docstrings import docstring_prose, documents, modules
-from bertjax.data.corpus.sentences import LINES, PARAGRAPHS, WRAPPED
+from bertjax.data.corpus.documents import LINES, PARAGRAPHS, WRAPPED
 from bertjax.errors import BertjaxError, UsageError
 
 
 def read(*specs):
-    """Returns documents as (form, text) with their pieces joined, and the problems."""
+    """Returns documents as (layout, text), with the pieces of a document joined, and the problems."""
     problems, documents = Counter(), []
     sources, _ = readers.find_sources(list(specs))
     for source in sources:
         read_bytes = []
         for text in readers.read(source, problems, read_bytes.append):
             if text.continues:
-                documents[-1] = (text.form, documents[-1][1] + text.text)
+                documents[-1] = (text.layout, documents[-1][1] + text.text)
             else:
-                documents.append((text.form, text.text))
+                documents.append((text.layout, text.text))
         assert sum(read_bytes) == source.size_bytes
     return documents, {name: count for name, count in problems.items() if count}
 
@@ -36,7 +37,7 @@ def words(documents):
 
 @pytest.fixture(params=[1 << 20, 7])
 def block_size(request, monkeypatch):
-    """Reads large blocks, and blocks of 7 bytes, so that every construct spans two blocks somewhere."""
+    """Runs every test with large blocks and with blocks of 7 bytes, which divide every construct of the formats."""
     monkeypatch.setattr(readers, "_READ_BYTES", request.param)
 
 
@@ -101,7 +102,7 @@ def test_prose_layouts(tmp_path, text, form, documents):
 
 @pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
 def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
+    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 1000)
     monkeypatch.setattr(readers, "_READ_BYTES", 700)
     body = [" ".join(f"{line}.{i}" for i in range(10)) + "." for line in range(400)]
     inner = "\n".join(body)
@@ -111,7 +112,7 @@ def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
     problems = Counter()
     pieces = list(readers.read(sources[0], problems))
     assert len(pieces) > 10 and max(len(piece.text) for piece in pieces) <= 2000
-    assert problems["long_sentence_cuts"] == 0  # cuts are between lines
+    assert problems["long_sentence_cuts"] == 0  # documents are split between lines
     first = [pieces[0].text, *(piece.text for piece in pieces if piece.continues)]
     assert "".join(first).split()[: len(inner.split())] == inner.split()
     documents = sum(not piece.continues for piece in pieces)
@@ -119,7 +120,7 @@ def test_long_documents_come_in_bounded_pieces(tmp_path, kind, monkeypatch):
 
 
 def test_document_of_one_very_long_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(layouts, "MAX_PIECE_CHARS", 1000)
+    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 1000)
     text = " ".join(str(i) for i in range(5000))
     (tmp_path / "f").write_text(text, encoding="utf-8")
     documents, problems = read(f"text:{tmp_path}/f")

@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from bertjax.data.corpus import checksums, store
-from bertjax.data.corpus.checksums import Checksums, file_sha256
+from bertjax.data.corpus import store
+from bertjax.data.corpus.store import Checksums
 from bertjax.errors import BertjaxError, UsageError
+from bertjax.utils.io import file_sha256
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_missing_and_truncated_files_are_refused(corpus):
 
 def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(checksums, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    monkeypatch.setattr(store, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
     files = Checksums()
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text(name)

@@ -1,0 +1,172 @@
+"""`bertjax doctor`: what bertjax finds on this machine, and what would be slow or missing."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from bertjax.cli.parser import add_command, add_json
+from bertjax.utils.terminal import show
+
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tokenizers",
+    "numpy",
+)
+# Extra of pyproject.toml -> a package that it installs.
+_EXTRAS = {
+    "tpu": "libtpu",
+    "cuda": "jax-cuda13-plugin",
+    "beam": "apache-beam",
+    "datasets": "datasets",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
+_VARIABLES = (
+    *("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
+    *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
+)
+# A BASE checkpoint with its optimizer state takes 1.3 GB, and a run keeps several.
+_LITTLE_DISK_BYTES = 10 * 2**30
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the parser of this command."""
+    parser = add_command(
+        commands,
+        "doctor",
+        doctor,
+        "Prints versions, devices, memory, disk and caches, and what would be slow or missing.",
+        "bertjax doctor",
+    )
+    add_json(parser)
+
+
+def doctor(args: argparse.Namespace) -> None:
+    """Runs `bertjax doctor`."""
+    report = examine()
+    if args.json:
+        print(json.dumps(report, indent=1))
+        return
+    for section, values in report.items():
+        show(section)
+        lines = values if isinstance(values, list) else [f"{name:<22}{value}" for name, value in values.items()]
+        for line in lines or ["none"]:
+            show(f"  {line}")
+
+
+def examine() -> dict[str, Any]:
+    """Returns the sections of the report as JSON values."""
+    devices = _devices()
+    report: dict[str, Any] = {
+        "versions": {
+            "bertjax": _version("bertjax"),
+            "python": f"{platform.python_version()} on {platform.platform()}",
+            **{name: version for name in _PACKAGES if (version := _version(name))},
+        },
+        "extras": {name: _version(package) or "not installed" for name, package in _EXTRAS.items()},
+        "devices": devices,
+        "machine": {
+            "cpu": f"{len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count()} cores, {_cpu()}",
+            "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+            "free disk, here": _gib(shutil.disk_usage(".").free),
+        },
+        "caches": {name: f"{path} ({_gib(_free_bytes(path))} free)" for name, path in _cache_paths().items()},
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+    return {**report, "advice": _advice(report)}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _devices() -> dict[str, str]:
+    import jax
+
+    from bertjax.errors import UsageError
+    from bertjax.model.flops import peak_flops_per_second
+    from bertjax.training.sharding import list_devices
+
+    try:
+        devices = list_devices()
+    except UsageError as error:
+        return {"error": str(error)}
+    stats = devices[0].memory_stats() or {}
+    peak, source = peak_flops_per_second(devices)
+    return {
+        "platform": jax.default_backend(),
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "memory per device": _gib(stats["bytes_limit"]) if "bytes_limit" in stats else "that of the machine",
+        "peak": f"{peak / 1e12:.3g} TFLOP/s ({source})" if peak else f"unknown ({source})",
+    }
+
+
+def _cpu() -> str:
+    """Returns the name of the processor and its widest vector instructions."""
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        return platform.processor() or platform.machine()
+    values = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
+    values = {name.strip(): value.strip() for name, value in values.items()}
+    flags = values.get("flags", "").split()
+    widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no AVX2")
+    return f"{values.get('model name', platform.machine())}, {widest}"
+
+
+def _cache_paths() -> dict[str, Path]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from bertjax.utils.io import cache_dir
+
+    paths = {"Hugging Face Hub": Path(HF_HUB_CACHE), "corpora and features": cache_dir()}
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        paths["compiled steps"] = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    return paths
+
+
+def _free_bytes(path: Path) -> int:
+    """Returns the free bytes of the disk that a path is or would be on."""
+    return shutil.disk_usage(next(parent for parent in (path, *path.absolute().parents) if parent.exists())).free
+
+
+def _gib(number: float) -> str:
+    return f"{number / 2**30:,.1f} GiB"
+
+
+def _advice(report: dict[str, Any]) -> list[str]:
+    """Returns a line for everything that would be slow or missing."""
+    devices, extras, environment = report["devices"], report["extras"], report["environment"]
+    advice = []
+    if "error" in devices:
+        advice.append(devices["error"])
+    elif devices["platform"] == "cpu":
+        advice.append(
+            "no accelerator: fine-tuning of small models is possible, pre-training of BASE is not; for a GPU, run "
+            "pip install -e '.[cuda]', for a TPU '.[tpu]'"
+        )
+        if "no AVX2" in report["machine"]["cpu"]:
+            advice.append("the processor has no AVX2: everything is several times slower than in RESULTS.md")
+    if extras["tpu"] == "not installed":
+        advice.append("`bertjax plan` needs the TPU compiler: pip install -e '.[tpu]'")
+    if "JAX_COMPILATION_CACHE_DIR" not in environment:
+        advice.append("compiled steps are not cached between commands; set JAX_COMPILATION_CACHE_DIR to a folder")
+    if min(_free_bytes(path) for path in (Path(), *_cache_paths().values())) < _LITTLE_DISK_BYTES:
+        advice.append(
+            f"a disk above has less than {_gib(_LITTLE_DISK_BYTES)} free; checkpoints of BASE take 1.3 GB each"
+        )
+    return advice

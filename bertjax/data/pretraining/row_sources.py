@@ -1,0 +1,288 @@
+"""Sources of batch rows: single sentence pairs, packed sentence pairs, and tiles of running text.
+
+A span is the location of a sentence pair or a text in the token array of a corpus split.
+
+Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
+several independent passes. Pairs are truncated to S - 3 tokens. In packed rows, each pair is truncated and masked
+independently.
+
+Tiles: the rows of an epoch are consecutive spans of S - 2 tokens, so that each token of the split is in exactly one
+row. The first span starts at a random offset that changes every epoch. Rows ignore the ends of sentences and documents.
+In each epoch, one row may be shorter, and one row may wrap around the end of the split.
+
+Axes: B rows, N pairs, K pairs per row, S tokens per row, P predictions per row.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.inspection import format_masked_row, format_packed_row, format_unmasked_row
+from bertjax.data.pretraining.config import (
+    LANGUAGE_MODEL_BATCH,
+    MASKED_LM_BATCH,
+    MAX_PAIRS_PER_ROW,
+    PACKED_BATCH,
+    TILE_SPECIAL_TOKENS,
+    Masking,
+    Phase,
+    max_packed_predictions,
+    predictions_by_length,
+)
+from bertjax.data.pretraining.masking import Masked, make_chooser, make_masker, make_replacer, num_uniforms
+from bertjax.data.pretraining.pair_index import open_pair_index
+from bertjax.data.pretraining.rows import (
+    Spans,
+    TokenRows,
+    count_tiles,
+    epoch_order,
+    packed_pair_lookup,
+    pair_lookup,
+    stream_key,
+    tile_lookup,
+)
+from bertjax.data.schema import Schema
+from bertjax.errors import UsageError
+
+# Seed of the held-out rows, which are the same for all runs.
+EVAL_SEED = 0
+# Purposes of random streams, used as the last part of a `stream_key`.
+ORDER, OFFSET, MASKS, TRUNCATION = range(4)
+# Maps row positions within a phase, int64 [B], to spans.
+Lookup = Callable[[tf.Tensor], Spans]
+# Maps token rows, their spans and uniforms, float32 [B, num_uniforms], to the arrays of a batch.
+BatchFunction = Callable[[TokenRows, Spans, tf.Tensor], dict[str, tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFormat:
+    """Functions that convert token rows to batches, and rows of a batch to text.
+
+    Attributes:
+      schema: schema of a batch.
+      num_uniforms: (masking, seq_len, max_predictions) -> number of random numbers per row.
+      make_batch_function: (vocabulary, masking, seq_len, max_predictions) -> `BatchFunction`.
+      format_row: (batch, row, vocabulary) -> the row as text.
+    """
+
+    schema: Schema
+    num_uniforms: Callable[[Masking, int, int], int]
+    make_batch_function: Callable[[Vocabulary, Masking, int, int], BatchFunction]
+    format_row: Callable[[Mapping[str, np.ndarray], int, Vocabulary], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSource:
+    """Source of training and held-out rows.
+
+    Attributes:
+      row_format: format of the rows.
+      spans_per_row: maximum spans of a row.
+      has_pairs: whether spans are sentence pairs with two segments.
+      train: (corpus, phase, seed, passes, shuffle) -> `Lookup` of the phase's training rows.
+      heldout: (corpus, seq_len) -> (number of held-out rows, `Lookup` by row index).
+      heldout_source: source of the held-out rows (default: None, this source). Packed sources use unpacked rows for
+        evaluation, so that metrics are comparable.
+    """
+
+    row_format: RowFormat
+    spans_per_row: int
+    has_pairs: bool
+    train: Callable[[Corpus, Phase, int, int, bool], Lookup]
+    heldout: Callable[[Corpus, int], tuple[int, Lookup]]
+    heldout_source: "RowSource | None" = None
+
+
+def _make_masked_batch_function(
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
+) -> BatchFunction:
+    mask = make_masker(vocabulary, masking, seq_len, max_predictions)
+
+    def make_batch(rows: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {
+            **_mask_and_segments(rows),
+            **_masked_arrays(mask(rows.ids, rows.lengths, uniforms)),
+            "next_sentence_labels": tf.cast(spans.label, tf.int32),
+        }
+
+    return make_batch
+
+
+def _make_unmasked_batch_function(*_: object) -> BatchFunction:
+    return lambda rows, spans, uniforms: {**_mask_and_segments(rows), "input_ids": rows.ids}
+
+
+def _mask_and_segments(rows: TokenRows) -> dict[str, tf.Tensor]:
+    mask = tf.range(tf.shape(rows.ids)[1]) < rows.lengths[:, None]
+    return {"input_mask": tf.cast(mask, tf.int32), "segment_ids": rows.segment_ids}
+
+
+def _masked_arrays(masked: Masked) -> dict[str, tf.Tensor]:
+    return {
+        "input_ids": masked.input_ids,
+        "masked_lm_positions": masked.positions,
+        "masked_lm_ids": masked.ids,
+        "masked_lm_weights": masked.weights,
+    }
+
+
+class _RowLayout:
+    """Layout of packed rows, which contain one pair after the other.
+
+    Most rows contain one pair. Therefore, the first pair of each row is copied as a whole, and only the elements of
+    later pairs are scattered.
+
+    Attributes:
+      starts: start of each pair in its row, int32 [N].
+    """
+
+    def __init__(self, slots: tf.Tensor, lengths: tf.Tensor, width: int) -> None:
+        """Computes the layout for arrays [N, width] with one padded pair per row.
+
+        Args:
+          slots: row and index of each pair, see `Spans`.
+          lengths: number of used elements of each pair, int32 [N].
+          width: number of elements of a row.
+        """
+        row, nth = tf.cast(slots // MAX_PAIRS_PER_ROW, tf.int32), slots % MAX_PAIRS_PER_ROW
+        self._first = tf.where(nth == 0)[:, 0]
+        before = tf.cumsum(lengths, exclusive=True)
+        self.starts = before - tf.gather(tf.gather(before, self._first), row)
+        later = tf.where(nth > 0)[:, 0]
+        inside = tf.where(tf.range(width) < tf.gather(lengths, later)[:, None])
+        pair, offset = tf.gather(later, inside[:, 0]), inside[:, 1]
+        # Indices [elements, 2] of the elements of second and later pairs, in arrays of pairs and in arrays of rows.
+        self._pair_indices = tf.stack([pair, offset], axis=1)
+        start = tf.cast(tf.gather(self.starts, pair), tf.int64)
+        self._row_indices = tf.stack([tf.cast(tf.gather(row, pair), tf.int64), start + offset], axis=1)
+        self._row = row
+
+    def join(self, pairs: tf.Tensor) -> tf.Tensor:
+        """Packs padded pairs [N, width] into rows [B, width]."""
+        return tf.tensor_scatter_nd_update(
+            tf.gather(pairs, self._first), self._row_indices, tf.gather_nd(pairs, self._pair_indices)
+        )
+
+    def split(self, rows: tf.Tensor) -> tf.Tensor:
+        """Splits rows [B, width] into pairs [N, width], with arbitrary values beyond the pairs' lengths."""
+        return tf.tensor_scatter_nd_update(
+            tf.gather(rows, self._row), self._pair_indices, tf.gather_nd(rows, self._row_indices)
+        )
+
+
+def _make_packed_batch_function(
+    vocabulary: Vocabulary, masking: Masking, seq_len: int, max_predictions: int
+) -> BatchFunction:
+    row_predictions = max_packed_predictions(masking.rate, seq_len, max_predictions)
+    pair_predictions = max(predictions_by_length(masking.rate, seq_len, max_predictions))
+    choose = make_chooser(vocabulary, masking, seq_len, pair_predictions)
+    replace = make_replacer(vocabulary, masking, seq_len)
+
+    def make_batch(pairs: TokenRows, spans: Spans, uniforms: tf.Tensor) -> dict[str, tf.Tensor]:
+        choice, others = tf.split(uniforms, [seq_len, 2 * row_predictions], axis=1)
+        tokens = _RowLayout(spans.slots, pairs.lengths, seq_len)
+        # Split the random numbers like the rows, so that a token's number depends only on its position in the row.
+        chosen = choose(pairs.ids, pairs.lengths, tokens.split(choice))
+        used = chosen < seq_len
+        in_row = tf.where(used, chosen + tokens.starts[:, None], seq_len)
+        unused = tf.fill([tf.shape(chosen)[0], row_predictions - pair_predictions], seq_len)
+        predictions = _RowLayout(spans.slots, tf.math.count_nonzero(used, axis=1, dtype=tf.int32), pair_predictions)
+        positions = predictions.join(tf.concat([in_row, unused], axis=1))
+        is_token = tf.cast(tf.range(seq_len) < pairs.lengths[:, None], tf.int32)
+        pair_numbers = tf.cast(spans.slots % MAX_PAIRS_PER_ROW + 1, tf.int32)
+        labels = tf.tensor_scatter_nd_update(
+            tf.fill([tf.shape(uniforms)[0] * MAX_PAIRS_PER_ROW], -1),
+            spans.slots[:, None],
+            tf.cast(spans.label, tf.int32),
+        )
+        return {
+            **_masked_arrays(replace(tokens.join(pairs.ids), positions, others)),
+            "segment_ids": tokens.join(pairs.segment_ids),
+            "sequence_ids": tokens.join(pair_numbers[:, None] * is_token),
+            "position_ids": tokens.join(tf.range(seq_len) * is_token),
+            "next_sentence_labels": tf.reshape(labels, [-1, MAX_PAIRS_PER_ROW]),
+        }
+
+    return make_batch
+
+
+def _packed_num_uniforms(masking: Masking, seq_len: int, max_predictions: int) -> int:
+    return num_uniforms(seq_len, max_packed_predictions(masking.rate, seq_len, max_predictions))
+
+
+def _train_pairs(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, passes)
+    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
+    pairs = pair_lookup(index)
+    return lambda positions: pairs(order(positions)[0])
+
+
+def _heldout_pairs(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
+    index = open_pair_index(corpus, "heldout", seq_len, EVAL_SEED, 1)
+    return len(index.records), pair_lookup(index)
+
+
+def _train_packed_pairs(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
+    index = open_pair_index(corpus, "train", phase.seq_len, seed, passes, MAX_PAIRS_PER_ROW)
+    order = epoch_order(index.pass_ends, stream_key(seed, phase.start_step, ORDER), shuffle)
+    lookup_pairs, lookup_spans = packed_pair_lookup(index.runs, MAX_PAIRS_PER_ROW), pair_lookup(index)
+
+    def lookup(positions: tf.Tensor) -> Spans:
+        pairs, slots = lookup_pairs(order(positions)[0])
+        return lookup_spans(pairs)._replace(slots=slots)
+
+    return lookup
+
+
+def _train_tiles(corpus: Corpus, phase: Phase, seed: int, passes: int, shuffle: bool) -> Lookup:
+    tokens, width = _token_count(corpus, "train"), phase.seq_len - TILE_SPECIAL_TOKENS
+    order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (ORDER, OFFSET))
+    order = epoch_order(np.array([count_tiles(tokens, width)]), order_key, shuffle)
+    tile = tile_lookup(tokens, width, offset_key)
+    return lambda positions: tile(*order(positions))
+
+
+def _heldout_tiles(corpus: Corpus, seq_len: int) -> tuple[int, Lookup]:
+    tokens, width = _token_count(corpus, "heldout"), seq_len - TILE_SPECIAL_TOKENS
+    tile = tile_lookup(tokens, width, None)
+    return count_tiles(tokens, width), lambda rows: tile(rows, tf.zeros_like(rows))
+
+
+def _token_count(corpus: Corpus, split: str) -> int:
+    tokens = len(getattr(corpus, split).tokens)
+    if tokens == 0:
+        raise UsageError(
+            f"the {split} split of the corpus {corpus.path} is empty; prepare it again with "
+            + ("a larger --heldout" if split == "heldout" else "more text")
+        )
+    return tokens
+
+
+_MASKED_LM = RowFormat(
+    schema=MASKED_LM_BATCH,
+    num_uniforms=lambda masking, *sizes: num_uniforms(*sizes),
+    make_batch_function=_make_masked_batch_function,
+    format_row=format_masked_row,
+)
+_PACKED_MASKED_LM = RowFormat(
+    schema=PACKED_BATCH,
+    num_uniforms=_packed_num_uniforms,
+    make_batch_function=_make_packed_batch_function,
+    format_row=format_packed_row,
+)
+_LANGUAGE_MODEL = RowFormat(
+    schema=LANGUAGE_MODEL_BATCH,
+    num_uniforms=lambda *_: 0,
+    make_batch_function=_make_unmasked_batch_function,
+    format_row=format_unmasked_row,
+)
+SENTENCE_PAIRS = RowSource(_MASKED_LM, 1, True, _train_pairs, _heldout_pairs)
+PACKED_PAIRS = RowSource(
+    _PACKED_MASKED_LM, MAX_PAIRS_PER_ROW, True, _train_packed_pairs, _heldout_pairs, heldout_source=SENTENCE_PAIRS
+)
+TILES = RowSource(_MASKED_LM, 1, False, _train_tiles, _heldout_tiles)
+UNMASKED_TILES = dataclasses.replace(TILES, row_format=_LANGUAGE_MODEL)

@@ -1,0 +1,54 @@
+"""`bertjax doctor`: the report of the machine, and its advice."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from bertjax.cli import doctor
+from bertjax.cli import main as cli
+
+
+def report_of(capsys, *options) -> dict:
+    cli.main(["doctor", "--json", *options])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_report_names_versions_devices_and_disk(capsys):
+    report = report_of(capsys)
+    assert {"bertjax", "jax", "flax"} <= {*report["versions"]}
+    assert report["devices"]["platform"] == "cpu" and "GiB" in report["machine"]["free disk, here"]
+    assert any(line.startswith("no accelerator") for line in report["advice"])
+
+
+def test_text_has_the_values_of_the_json_report(capsys):
+    report = report_of(capsys)
+    cli.main(["doctor"])
+    text = capsys.readouterr().out
+    assert all(section in text.splitlines() for section in report)
+    assert f"  {'jax':<22}{report['versions']['jax']}" in text.splitlines()
+    assert len(text.splitlines()) <= 50
+
+
+def test_missing_devices_are_reported(capsys, monkeypatch):
+    def no_devices():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    monkeypatch.setattr("jax.devices", no_devices)
+    report = report_of(capsys)
+    assert "Unable to initialize backend" in report["devices"]["error"] == report["advice"][0]
+
+
+@pytest.mark.parametrize(("free", "is_warned"), [(2**30, True), (100 * 2**30, False)])
+def test_little_free_disk_is_reported(capsys, monkeypatch, free, is_warned):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert any("less than" in line for line in report_of(capsys)["advice"]) == is_warned
+
+
+def test_missing_extra_and_missing_cache_are_reported(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "_EXTRAS", {"tpu": "no-such-package"})
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    report = report_of(capsys)
+    assert report["extras"] == {"tpu": "not installed"}
+    assert any("plan" in line for line in report["advice"]) and any("COMPILATION" in line for line in report["advice"])

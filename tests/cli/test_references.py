@@ -1,0 +1,21 @@
+"""Generated pages of the documents: commands."""
+
+from pathlib import Path
+
+from commanding import commands
+
+from bertjax.cli.command_reference import document
+from bertjax.cli.main import build_parser
+
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
+
+
+def test_command_reference_is_up_to_date():
+    assert PAGE.read_text() == document()
+
+
+def test_command_reference_has_all_commands_and_options():
+    text = PAGE.read_text()
+    for words, parser in commands(build_parser()).items():
+        assert f"## bertjax {' '.join(words)}\n" in text
+        assert all(option in text for option in parser._option_string_actions if option not in ("-h", "--help"))

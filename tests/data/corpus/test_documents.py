@@ -1,0 +1,85 @@
+"""Splitting of documents into sentences."""
+
+import random
+from collections import Counter
+
+from bertjax.data.corpus.documents import LINES, MAX_SENTENCE_CHARS, PARAGRAPHS, WRAPPED, is_wrapped, split_sentences
+
+WRAPPED_TEXT = """\
+It was the first of May, and the two of them had walked
+since dawn along the river. Nobody spoke until noon.
+Then Mr. Green sat down.
+"We are lost," he said, and looked about him at the
+hills, which had no end.
+
+The map was wet."""
+
+
+def test_each_line_is_a_sentence():
+    problems = Counter()
+    text = " One. Two.\r\n\nThree \n"
+    assert split_sentences(text, LINES, problems) == ["One. Two.", "Three"]
+    assert not problems
+
+
+def test_paragraphs_are_split():
+    text = "Dr. Smith came. He left.\nWho? Me.\n\n   \nEnd"
+    sentences = split_sentences(text, PARAGRAPHS, Counter())
+    assert sentences == ["Dr. Smith came.", "He left.", "Who?", "Me.", "End"]
+
+
+def test_wrapped_lines_are_joined():
+    assert split_sentences(WRAPPED_TEXT, WRAPPED, Counter()) == [
+        "It was the first of May, and the two of them had walked since dawn along the river.",
+        "Nobody spoke until noon.",
+        "Then Mr. Green sat down.",
+        '"We are lost," he said, and looked about him at the hills, which had no end.',
+        "The map was wet.",
+    ]
+    assert is_wrapped(["It was the first of May, and the two", "of them had walked since dawn", "along the river."])
+    assert not is_wrapped(["A sentence.", "Another one.", "A heading"])
+    assert not is_wrapped(["word " * 40] * 5)
+
+
+def test_unicode_spaces():
+    # `sentencex` fails next to these characters.
+    problems = Counter()
+    sentences = split_sentences("B\u2028. \u00e9 J\u3000. e. \u00a0A\u00a0B. C\x85D", PARAGRAPHS, problems)
+    assert "".join("".join(sentences).split()) == "B.\u00e9J.e.AB.CD"
+    assert not problems
+
+
+def test_no_character_is_lost():
+    draw = random.Random(1)
+    parts = [
+        *"aB.!? \n\"'()[]\u00e9\u4e2d\u3002\u201c\u201d\u2026\u00a0\u2003\u0301\U0001f600",
+        "Mr. ",
+        "e.g. ",
+        "\r\n",
+        "1. ",
+        "\n\n",
+        "U.S. ",
+    ]
+    for form in LINES, PARAGRAPHS, WRAPPED:
+        for _ in range(3000):
+            text = "".join(draw.choice(parts) for _ in range(draw.randrange(60)))
+            problems = Counter()
+            sentences = split_sentences(text, form, problems)
+            assert "".join("".join(sentences).split()) == "".join(text.split()), repr(text)
+            assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+            assert not problems
+
+
+def test_text_without_sentence_ends_is_split_at_white_space():
+    words = [f"word{i}" for i in range(20_000)]
+    for form in LINES, PARAGRAPHS, WRAPPED:
+        problems = Counter()
+        sentences = split_sentences(" ".join(words), form, problems)
+        assert max(map(len, sentences)) <= MAX_SENTENCE_CHARS
+        assert " ".join(sentences).split() == words
+        assert problems["long_sentence_cuts"] > 0 and problems["long_sentence_cuts"] >= len(sentences) - 3
+
+
+def test_unclosed_quote_in_a_long_paragraph():
+    text = '"Open. ' + "This is one sentence. " * 20_000
+    assert len(split_sentences(text, PARAGRAPHS, Counter())) > 15_000

@@ -1,0 +1,96 @@
+"""Dev splits and fractions of training data. They keep units together and do not depend on the order of the file."""
+
+import numpy as np
+import pytest
+
+from bertjax.data.finetuning.examples import make_examples
+from bertjax.data.finetuning.tagged import TaggedText
+from bertjax.tasks.finetuning.splits import (
+    first_segments,
+    sample_fraction,
+    select_dev_rows,
+    subset,
+    tagged_subset,
+    unit_ends,
+    unit_texts,
+)
+
+
+def texts(count):
+    return [f"text {index}".encode() for index in range(count)]
+
+
+def test_select_dev_rows_depends_on_contents_and_seed_and_not_on_their_order():
+    contents = texts(200)
+    mask = select_dev_rows(contents, 0.1, 3)
+    assert mask.sum() == 20
+    order = np.random.default_rng(0).permutation(200)
+    np.testing.assert_array_equal(select_dev_rows([contents[i] for i in order], 0.1, 3), mask[order])
+    assert (select_dev_rows(contents, 0.1, 4) != mask).any()
+    # An appended row changes the selection of the other rows by at most one swap.
+    assert (select_dev_rows([*contents, b"more"], 0.1, 3)[:200] != mask).sum() <= 2
+
+
+def test_equal_rows_are_on_the_same_side():
+    contents = texts(20) * 5
+    mask = select_dev_rows(contents, 0.3, 0)
+    assert mask.sum() == 30
+    dev, training = ({c for c, m in zip(contents, mask, strict=True) if m == side} for side in (True, False))
+    assert not dev & training
+
+
+@pytest.mark.parametrize("fraction, rows", [(0.1, 3), (0.5, 15), (0.001, 1), (0.99, 30)])
+def test_select_dev_rows_takes_the_fraction(fraction, rows):
+    assert select_dev_rows(texts(30), fraction, 0).sum() == rows
+
+
+def test_sample_fraction_is_deterministic_and_at_least_one():
+    assert sample_fraction(10, 1.0).tolist() == list(range(10))
+    expected = np.random.default_rng(0).permutation(10)[:3]
+    assert sample_fraction(10, 0.3).tolist() == sorted(expected)
+    assert len(sample_fraction(10, 0.001)) == 1
+    # The exact products are not representable in float64.
+    assert [len(sample_fraction(100, fraction)) for fraction in (0.29, 0.57, 0.58)] == [29, 57, 58]
+
+
+@pytest.mark.parametrize("sequences_per_example", [1, 2])
+def test_subset_has_the_requested_examples(sequences_per_example):
+    sequences = [
+        {"input_ids": [i] * (i + 2), "segment_ids": [0] * (i + 1) + [1]} for i in range(6 * sequences_per_example)
+    ]
+    examples = make_examples(sequences, {"labels": np.arange(6)}, sequences_per_example, range(2, 8))
+    part = subset(examples, np.array([4, 1]))
+    assert (
+        part.rows["labels"].tolist() == [4, 1]
+        and part.sequences_per_example == sequences_per_example
+        and part.lines == (6, 3)
+    )
+    expected = [sequences[i * sequences_per_example + c] for i in (4, 1) for c in range(sequences_per_example)]
+    assert part.tokens["input_ids"].tolist() == [token for row in expected for token in row["input_ids"]]
+    assert np.diff(part.offsets).tolist() == [len(row["input_ids"]) for row in expected]
+    firsts = [np.frombuffer(text, np.int32).tolist() for text in first_segments(examples)]
+    assert firsts == [[i * sequences_per_example] * (i * sequences_per_example + 1) for i in range(6)]
+    assert subset(examples, np.arange(6)).fingerprint() == examples.fingerprint()
+
+
+WORDS = list("abcdefgh")
+DOCUMENTS = TaggedText(WORDS, ["O"] * 8, [2, 3, 5, 8], [3, 8], (1, 4, 7, 10))
+
+
+def test_units_are_documents_or_else_sentences():
+    ends = unit_ends(DOCUMENTS, documents=True)
+    assert unit_texts(DOCUMENTS, ends) == [b"a\nb\nc", b"d\ne\nf\ng\nh"]
+    second = tagged_subset(DOCUMENTS, ends, np.array([False, True]))
+    assert second == TaggedText(list("defgh"), ["O"] * 5, [2, 5], [5], (7, 10))
+    # Units are sentences if requested, or if the text has one document.
+    ends = unit_ends(DOCUMENTS, documents=False)
+    some = tagged_subset(DOCUMENTS, ends, np.array([True, False, False, True]))
+    assert some == TaggedText(list("abfgh"), ["O"] * 5, [2, 5], [2, 5], (1, 10))
+    one_document = TaggedText(WORDS, ["O"] * 8, [2, 8], [8])
+    assert unit_ends(one_document, documents=True) == [2, 8]
+
+
+def test_tagged_subset_keeps_empty_sentences():
+    ends = [1, 1, 3]
+    part = tagged_subset(TaggedText(["a", "b", "c"], [""] * 3, ends, ends), ends, np.array([False, True, True]))
+    assert part == TaggedText(["b", "c"], [""] * 2, [0, 2], [0, 2])
