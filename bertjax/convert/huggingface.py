@@ -30,7 +30,7 @@ WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files of an export. A folder with other files is never overwritten.
 FILES = (CONFIG, WEIGHTS, *TOKENIZER_FILES)
-# Pooling module of sentence-transformers, and the fields of its config.
+# Config file of the pooling module of sentence-transformers, and its field for each pooling.
 _POOLING = "1_Pooling/config.json"
 _POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 # Files that a model of the hub is read from.

@@ -63,7 +63,7 @@ def make_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np.ndar
     compiles once per length. The last batch may have fewer rows, rounded up to a power of two.
 
     Yields:
-      A batch. Its array `example` [B] contains the index of each row's example, or -1 for padding rows.
+      A batch. Its `example` array [B] contains the index of each row's example, or -1 for padding rows.
     """
     batching = Batching(1, min(_BUCKET, seq_len), seq_len)
     order = np.argsort(-examples.lengths, kind="stable")

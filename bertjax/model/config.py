@@ -96,7 +96,10 @@ class Architecture:
 
     @property
     def context_sides(self) -> tuple[str, ...]:
-        """Context direction of each equal slice of the hidden state: two slices for LSTMs, one for Transformers."""
+        """Context direction (`left`, `right` or `both`) of each part of the hidden state.
+
+        The parts have equal widths. LSTMs have two, Transformers one.
+        """
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property

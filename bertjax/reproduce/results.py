@@ -109,18 +109,18 @@ class Results:
         if len(outcome.metrics) != max(run.seeds, 1):
             raise BertjaxError(
                 f"{path} contains {len(outcome.metrics)} seeds, but the table needs {max(run.seeds, 1)}; delete or "
-                "rename the folder to run it again"
+                f"rename {path} to run it again"
             )
         expected = self._init_fingerprint(run)
         if expected and outcome.started_from != expected:
             raise BertjaxError(
                 f"the initial parameters of {path} differ from the parameters of {run.init_from.name}; delete or "
-                "rename the folder to run it again"
+                f"rename {path} to run it again"
             )
         members = {result.fingerprint for member in run.members if (result := self.outcome(member))}
         if len(outcome.members) != len(run.members) or not members <= set(outcome.members):
             raise BertjaxError(
-                f"the members of {path} differ from the table's; delete or rename the folder to run it again"
+                f"the members of {path} differ from the table's; delete or rename {path} to run it again"
             )
         return outcome
 

@@ -58,7 +58,7 @@ class Run:
         return shlex.join(["bertjax", *words, "--workdir", f"{results}/{self.name}"])
 
     def checkpoint(self, results: str, step: int = 0) -> str:
-        """Returns the path of this run's checkpoint at `step`. The step 0 selects the run's workdir."""
+        """Returns the path of this run's checkpoint at `step`, or of the run's workdir if `step` is 0."""
         if self.released:
             return self.released
         return f"{results}/{self.name}/checkpoints/{step}" if step else f"{results}/{self.name}"

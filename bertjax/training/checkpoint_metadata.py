@@ -74,7 +74,8 @@ class CheckpointMetadata:
             return metadata
         except (KeyError, TypeError) as error:
             raise BertjaxError(
-                f"unknown format of checkpoint metadata: {first_line(error)}; use a checkpoint of this version"
+                f"unknown format of checkpoint metadata: {first_line(error)}; use a checkpoint written by this version "
+                "of bertjax"
             ) from error
 
 
@@ -84,7 +85,7 @@ def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def array_shapes(tree: Any) -> dict[str, str]:
-    """Returns dtype and shape of each array by path, such as `float32[2, 3]`."""
+    """Returns the dtype and shape of each array, such as `float32[2, 3]`, keyed by path."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype.name}{list(leaf.shape)}"
@@ -110,7 +111,8 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
         return Architecture(**fields)
     except TypeError as error:
         raise BertjaxError(
-            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use a checkpoint of this version"
+            f"unknown architecture of checkpoint {checkpoint}: {first_line(error)}; use a checkpoint written by "
+            "this version"
         ) from error
 
 

@@ -139,6 +139,7 @@ def check_batch_sizes(task: Task, mesh: Mesh, grad_accum_steps: int) -> None:
         if batch_size % (shards * grad_accum_steps):
             raise UsageError(
                 f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
-                f"micro-batches; use a multiple of {shards * grad_accum_steps} for config.data.batch_size (rows "
-                "= examples / data.examples_per_row; a long phase with keep_tokens_per_batch has fewer rows)"
+                f"micro-batches; use a multiple of {shards * grad_accum_steps} for config.data.batch_size "
+                "(rows = examples / data.examples_per_row; with keep_tokens_per_batch, phases with a longer seq_len "
+                "have fewer rows)"
             )

@@ -27,7 +27,7 @@ from bertjax.utils.io import read_json
 
 logger = logging.getLogger(__name__)
 
-# Parameters of masked-LM models with one row per piece of the vocabulary.
+# Masked-LM parameters with one row per vocabulary entry.
 VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias")
 
 
@@ -66,7 +66,7 @@ def adopt(config: ConfigDict, checkpoint: epath.Path, explicit: Collection[str] 
     for name, saved in vars(saved_architecture(checkpoint)).items():
         configured = config.model.get(name)
         if name == "vocab_size" and not configured:
-            # The vocabulary determines its size, and `check_vocabulary` compares the vocabularies.
+            # `vocab_size` follows from the vocabulary, which `check_vocabulary` compares.
             continue
         # The checkpoint's padding of the token table overrides the config, because it determines the table's shape.
         if name in explicit and configured != saved and name != "pad_vocab_to_multiple_of":

@@ -91,7 +91,8 @@ def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -
             known = {name: shardings[name] for name in saved}
         except KeyError as error:
             raise UsageError(
-                f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}; use a checkpoint of this version"
+                f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}; use a checkpoint written by "
+                    "this version"
             ) from error
         return unflatten_dict(_restore_all(checkpointer, checkpoint, saved, known), sep="/")
 

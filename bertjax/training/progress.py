@@ -112,7 +112,7 @@ class Progress:
         if self._compiling:
             jax.block_until_ready(wait_if_first)
             seconds = time.monotonic() - self._started - self._paused_seconds
-            logger.info(f"first step after {seconds:.1f} s, including reading and compilation")
+            logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
             self._compiling = False
             self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 

@@ -171,9 +171,9 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
 
 
 def _with_more_steps(saved: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the saved config of a finished run, but with the steps and epochs of `config` that are larger.
+    """Returns the saved config of a finished run, with the larger of its and `config`'s steps and epochs.
 
-    So a finished run continues if the same command sets more steps or epochs.
+    A finished run therefore continues if the same command sets more steps or epochs.
     """
     longer = {name for name in ("steps", "epochs") if name in saved and saved[name] < config.get(name, 0)}
     if longer:

@@ -89,8 +89,8 @@ def _tfds_text_feature(name: str, features: Any) -> str:
     feature = _text_name(text_features)
     if feature is None:
         raise UsageError(
-            f"tfds dataset {name!r} needs a feature 'text' or exactly one text feature, but contains "
-            f"{len(text_features)} text features; its features are {listed(sorted(features))}"
+            f"tfds dataset {name!r} has {len(text_features)} text features, and none is named 'text'; use a dataset "
+            f"with a feature 'text' or with one text feature (its features: {listed(sorted(features))})"
         )
     return feature
 

@@ -88,7 +88,7 @@ def _documents(
 
 def _split_piece(buffer: str, problems: Counter[str]) -> int:
     at = split_point(buffer, MAX_PIECE_CHARS)
-    # The newline may begin a blank line, so leave it to the next piece.
+    # The newline may begin a blank line, so it belongs to the next piece of the text.
     if buffer[at - 1] == "\n":
         return at - 1
     problems["long_sentence_cuts"] += 1

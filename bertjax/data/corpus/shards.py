@@ -32,7 +32,7 @@ _LENGTH_DTYPE = np.dtype("<u4")
 _ARRAYS = ("tokens", "lengths", "documents")
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
-# Total cache entries of all workers' tokenizers; an entry takes about 250 bytes.
+# Maximum number of cache entries, summed over the tokenizers of all workers; an entry takes about 250 bytes.
 _CACHE_ENTRIES = 1 << 20
 _MIN_CACHE_ENTRIES = 1 << 15
 

@@ -43,7 +43,10 @@ class Spans(NamedTuple):
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds, followed by a purpose such as `row_sources.MASKS`."""
+    """Derives the 64-bit key of a random stream from seeds and, as the last argument, its purpose.
+
+    The purposes are constants such as `row_sources.MASKS`.
+    """
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 

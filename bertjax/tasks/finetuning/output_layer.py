@@ -34,7 +34,7 @@ class OutputLayer:
     feature_head: FeatureHead = FeatureHead()
 
     def as_json(self) -> bytes:
-        """Returns the content of the file."""
+        """Returns the JSON content of the file that stores the output layer in a workdir."""
         return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()
 
 

@@ -125,7 +125,7 @@ class FinetuningTask(task.Task):
         return ()
 
     def is_labeled(self) -> bool:
-        """Returns True if any evaluation example has a label, or if the examples contain no array `labels`."""
+        """Returns True if any evaluation example has a label, or if the examples have no `labels` array."""
         labels = self.eval_examples.rows.get("labels")
         return labels is None or bool(known_labels(labels).any())
 
