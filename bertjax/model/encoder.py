@@ -14,6 +14,9 @@ Logical axes of activations (`ACTIVATION_RULES` of `training/sharding.py`):
     batch_over_data    B, sharded over `data` only
     embed              D, not sharded
     embed_over_fsdp    D, sharded over `fsdp`
+    length             L, not sharded
+
+Parameters have rules of their own (`RULES`): `embed` is sharded over `fsdp`, and `vocab` over `tensor`.
 """
 
 import flax.linen as nn
@@ -46,27 +49,28 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # Without remat, because the input, which remat saves, is as large as the values that it would not save.
+        # `recompute` would not save memory here: its saved input is as large as the values that it recomputes.
         self.norm = layer_norm(config, recompute=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
-        # Rows of the batch and columns of the token table are both sharded over `fsdp`. Gather the ids, the smaller of
-        # the two: each device looks up its slice of D for all rows, and an all-to-all returns to whole rows.
+        # `fsdp` shards both the rows of the batch and the columns D of the token table. Ids are smaller than the table,
+        # so (1) all-gather the ids over `fsdp`, (2) look up the device's own columns for all these rows, and (3) by an
+        # all-to-all, exchange columns of all rows for all columns of the device's own rows.
         input_ids, segment_ids, position_ids = (
             with_logical_constraint(ids, ("batch_over_data", "length"))
             for ids in (input_ids, segment_ids, position_ids)
         )
-        x = jnp.take(
-            with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp")), input_ids, axis=0
-        )  # [B, L, D]
+        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
+        x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
-        # From all rows and a slice of D on each device to a slice of the rows and all of D.
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
+        # The norm returns the config's dtype.
         x = self.norm(with_logical_constraint(x, ("batch", "length", "embed")))
+        # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")
         return dropout(x, self.config.hidden_dropout_prob, key)
 
@@ -75,13 +79,14 @@ class Encoder(nn.Module):
     """Embeddings and a stack of Transformer layers. The models of `heads.py`, such as `PretrainingModel`, call it.
 
     Parameters of all layers are stacked on a leading axis N, whether the layers are scanned or unrolled. With
-    `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack (`Freezing.for_forward`). The
-    backward pass then stops above them.
+    `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
+    `run_layers` applies first. The backward pass then stops above them.
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
+        # In `setup`, so that models can read `token_tables` outside of `__call__`.
         self.embeddings = Embeddings(self.config)
 
     @property
@@ -107,7 +112,7 @@ class Encoder(nn.Module):
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32, sequence of each token, 0 for padding.
           position_ids: [B, L] int32, position of each token in its sequence. Required for packed rows of several
-            sequences (default: None, positions 0, 1, 2, ...).
+            sequences, for which it also selects attention within each sequence (default: None, positions 0, 1, ...).
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 

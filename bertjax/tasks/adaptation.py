@@ -67,6 +67,7 @@ class Task(pretraining.Task):
     those of a shorter run on this corpus alone.
     """
 
+    config: Config
     def __init__(self, config: Config, train: bool = True) -> None:
         """Opens the corpora.
 
@@ -80,7 +81,6 @@ class Task(pretraining.Task):
                 "--config NAME:size=mini"
             )
         super().__init__(config, train)
-        self.config: Config
         self._general: pretraining.Task | None = None
         # With this offset, runs with different seeds replay at different steps.
         self._offset = random.Random(config.seed).random()

@@ -28,13 +28,15 @@ class Task(task.Task):
 
     `config.data.objective` names the class of the objective, by default `MaskedLm`, in `objectives/config.py`. The
     objective supplies all that depends on it: `row_source` (how token spans of the corpus become rows, and how rows are
-    masked), `edit_batches`, the loss, the baseline and the cost of a step.
+    masked), `edit_batches` (for example, sets next-sentence labels to -1), the loss, the baseline and the cost of a
+    step.
 
     `config.phases` is one `Phase`, or two with `config.long_phase` (in the paper, length 128, then 512). A phase is a
     range of steps with one batch shape.
     """
 
     eval_first = True
+    config: Config
     objective: PretrainingObjective
 
     def __init__(self, config: Config, train: bool = True) -> None:
@@ -45,12 +47,12 @@ class Task(task.Task):
           train: whether the task is for training. If so, a missing corpus is an error.
         """
         super().__init__(config)
-        self.config: Config
         self._corpus = open_anywhere(config.data.corpus) if config.data.corpus else None
         if train and self._corpus is None:
             # Raise before the workdir stores the config. It would reject the corrected command as a changed config.
             raise _no_corpus()
         self._vocabulary = self._corpus.vocabulary() if self._corpus else None
+        # The corpus determines the size of the vocabulary, and `config.data.objective` the class of the objective.
         vocab_size = self._vocabulary.size if self._vocabulary else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.objective = config.objective_class.for_model(model_config, config.data.packing)
@@ -58,6 +60,7 @@ class Task(task.Task):
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup_steps
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
         self.batch_sizes = tuple(phase.batch_size for phase in config.phases)
+        # 0 (unknown) if `eval_rows` is 0, which selects all held-out rows.
         self.num_eval_batches = -(-config.data.eval_rows // config.phases[0].batch_size)
         self.notes = tuple(_describe_phase(phase, self.objective) for phase in config.phases)
         if self._corpus:
@@ -82,7 +85,7 @@ class Task(task.Task):
     def phase_batches(
         self, phase: Phase, start_step: int, shard: DataShard, shuffle: bool = True
     ) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of the training batches of a phase, starting at `start_step`.
+        """Yields the shard's rows of the training batches of a phase, starting at step `start_step` of the run.
 
         If `shuffle` is False, the rows of an epoch are in the order of the corpus, for benchmarks.
         """
@@ -100,6 +103,7 @@ class Task(task.Task):
             shard=shard,
             shuffle=shuffle,
         )
+        # `verified_batches` compares the checksums of the corpus in the background.
         return self.objective.edit_batches(verified_batches(dataset, self._require_corpus()))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
@@ -124,6 +128,7 @@ class Task(task.Task):
 
         With both `ltr_loss` and `rtl_loss`, `perplexity` is the exponential of their mean. `bits_per_byte` is the
         masked-LM loss in bits per token, divided by the mean number of bytes of a held-out token (`mean_piece_bytes`).
+        Tokens are masked at random, so masked tokens have the same mean.
         """
         losses = [means[name] for name in _PERPLEXITY_LOSSES if name in means]
         if not losses:

@@ -30,8 +30,7 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     Objectives are compared by value, so that runs that differ only in data, seed or learning rate share a compiled
-    step. A subclass defines `metrics`, `losses`, `schema`, `denominators` and `compute`. The first three may be
-    properties.
+    step. A subclass defines `metrics`, `losses`, `schema`, `denominators` and `compute`.
 
     The names of metrics determine how they are used:
       - `loss` is reserved for the sum of all losses.
@@ -42,14 +41,15 @@ class Objective:
     Attributes:
       model: Flax module that maps a batch to logits.
       metrics: names of the metrics that `compute` returns. A run cannot resume with different names.
-      losses: names of the metrics that add up to the training loss: the sum of
-        `compute(...)[0][name][0] / denominators(batch)[name]` over these names.
+      losses: names of the metrics that add up to the training loss. Each loss is its weighted sum, divided by its
+        denominator. All losses have the coefficient 1.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.
     """
 
     model: nn.Module
+    # A subclass may define `metrics`, `losses` and `schema` as properties that depend on its fields.
     metrics: ClassVar[tuple[str, ...]]
     losses: ClassVar[tuple[str, ...]]
     schema: ClassVar[Schema]
@@ -74,7 +74,7 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # Parameter shapes do not depend on the axis sizes of this dummy batch.
+        # Sizes of all axes that schemas name (`data/schema.py`). Parameter shapes do not depend on them.
         shapes = abstract_batch(self.schema, 1, length=8, predictions=1, sequences_per_example=2, labels=1, pairs=1)
         batch = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
         # Kernels reject rows this short, so initialize with XLA attention.
@@ -85,28 +85,28 @@ class Objective:
 class Task:
     """Objective, data and evaluation of a run. Each task module `bertjax/tasks/NAME.py` defines a subclass `Task`.
 
-    By default, the evaluation metrics are the means of the metric sums, and the task writes no predictions. The
-    training loop needs the objective, the schedule, the evaluation interval and the batches. All else serves other
-    commands.
+    By default, the evaluation metrics are the means of the metric sums, and the task writes no predictions.
+    `benchmark_batch`, `benchmark_step`, `format_row` and `write_predictions` serve other commands than `train`.
 
     Schedule:
       config: configuration of the run.
       objective: loss and metrics of a train step.
       total_steps: optimizer steps of the run.
       warmup_steps: steps of linear learning-rate warm-up.
-      has_schedule: False if the task was built without data: `total_steps` and `warmup_steps` are placeholders
-        (default: True).
+      has_schedule: False if the task was built without data, for `describe` and `plan`. Then `total_steps` and
+        `warmup_steps` are placeholders (default: True).
       batch_sizes: rows per global batch, of all phases and of evaluation. Each must be divisible by the number of data
         shards.
       steps_per_epoch: steps per epoch (default: 0, the task has no epochs).
-      checkpoint_every: steps between checkpoints. The last step is always saved.
+      checkpoint_every: steps between checkpoints, at least 1. The last step is always saved.
 
     Evaluation:
       eval_every: steps between evaluations (0: no evaluation). The last step is always evaluated.
       eval_first: whether to evaluate before the first step as well.
       num_eval_batches: number of batches per evaluation (default: 0, unknown).
       best_metric: evaluation metric that selects the best checkpoint (default: "", use the newest checkpoint).
-      other_tasks: tasks that are evaluated with the same parameters. `general` adds metrics such as `general_mlm_loss`.
+      other_tasks: tasks that are evaluated with the same parameters, by the prefix of their metrics. `adaptation.py`
+        adds `general`, the task of its general corpus.
       labels: names of the classes or tags by id, for `class_reports` (default: (), no classes).
       unlabeled_source: evaluation file or data set if it has no labels (default: "", it has labels).
 
@@ -114,7 +114,8 @@ class Task:
       reinit_params: top-level parameters of the output layer. They start with random values, unless the checkpoint has
         an output layer with the same labels.
       can_add_pieces: whether the data's vocabulary may extend the checkpoint's vocabulary by new pieces.
-      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training.
+      has_cached_features: whether batches contain features that the checkpoint's encoder computed before training. Such
+        a run cannot resume with another checkpoint.
 
     Data and workdir:
       data_hash: SHA-256 of the data (default: "", no data). A run cannot resume if the data at the same path changed.
@@ -197,7 +198,10 @@ class Task:
         """Raises a BertjaxError if a damaged data file was found. With `wait`, verifies all files first."""
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:
-        """Returns a class report for each evaluation set, by the suffix of its metrics: `_mismatched` for MNLI."""
+        """Returns a class report for each evaluation set, by the suffix of its metrics.
+
+        The suffix is "" for the first set, and `_mismatched` for the second set of MNLI.
+        """
         return {}
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

@@ -92,7 +92,7 @@ def load_all_params(checkpoint: epath.Path, shardings: Mapping[str, Sharding]) -
         except KeyError as error:
             raise UsageError(
                 f"unknown parameter of checkpoint {checkpoint}: {error.args[0]}; use a checkpoint written by "
-                    "this version"
+                "this version"
             ) from error
         return unflatten_dict(_restore_all(checkpointer, checkpoint, saved, known), sep="/")
 

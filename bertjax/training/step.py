@@ -43,7 +43,8 @@ def make_train_step(
             "of its batch; use 1"
         )
     # `trainable(params)` returns the parameters with gradients, `for_forward(params, trained)` all parameters for the
-    # model, and `write_back(params, trained)` all parameters for the state. Without freezing, all three are the same.
+    # model, and `write_back(params, trained)` all parameters for the state. Frozen layers are a slice of the stacked
+    # arrays of all layers. Without freezing, all three return the same arrays.
     tx, freezing = optimizer
 
     def total_loss(sums: MetricSums, denominators: dict[str, jax.Array]) -> jax.Array:
@@ -62,7 +63,8 @@ def make_train_step(
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # [B, ...] -> [n, B / n, ...]. Micro-batch i consists of rows i, i + n, ..., so every device has some of them.
+        # [B, ...] -> [n, B / n, ...]. Micro-batch i consists of rows i, i + n, ..., so that no row moves to another
+        # device.
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
@@ -70,7 +72,7 @@ def make_train_step(
             part = grads_and_sums(params, micro_batch, denominators, jax.random.fold_in(dropout_key, index))
             return jax.tree.map(jnp.add, total, part), None
 
-        # The scan starts with zeros in the shapes of gradients and metric sums.
+        # The scan starts with zeros in the shapes of gradients and metric sums. XLA shards them like its results.
         first = jax.tree.map(lambda x: x[0], micro_batches)
         shapes = jax.eval_shape(grads_and_sums, params, first, denominators, dropout_key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -82,6 +84,7 @@ def make_train_step(
         compute_grads = grads_and_sums if grad_accum_steps == 1 else accumulate
         grads, sums = compute_grads(state.params, batch, denominators, dropout_key)
 
+        # The updates include weight decay, and are for a learning rate of 1.
         params = freezing.trainable(state.params)
         updates, opt_state = tx.update(grads, state.opt_state, params)
         learning_rate = schedule(state.step)
@@ -89,7 +92,8 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)
         is_finite = jnp.isfinite(total_loss(sums, denominators)) & jnp.isfinite(grad_norm)
-        # The names must equal `STEP_METRICS` of `state.py`. `non_padding_sums` are fractions of tokens and of FLOPs.
+        # The names must equal `STEP_METRICS` of `state.py`. `non_padding_sums` are the fractions of positions and of
+        # attention FLOPs that are not padding.
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones_like(grad_norm)]), **non_padding_sums(batch)}
         return TrainState(
             step=state.step + 1,
@@ -106,7 +110,7 @@ def make_train_step(
         in_shardings=(shardings, batch_sharding(mesh), replicated(mesh), replicated(mesh)),
         out_shardings=shardings,
         donate_argnums=0,
-        compiler_options=compiler_options(mesh),
+        compiler_options=compiler_options(mesh),  # On TPU, overlap collectives with compute.
     )
 
 
@@ -124,7 +128,8 @@ def make_eval_step(objective: Objective, mesh: Mesh) -> Callable[[Any, Batch, Me
 def in_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
 
-    The model reads both at trace time, for sharding constraints and attention kernels.
+    The model reads both at trace time, for sharding constraints and attention kernels. The mesh is abstract, so that
+    `plan` can compile for devices that this machine does not have.
     """
 
     def traced(*args: Any) -> Any:

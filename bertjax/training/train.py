@@ -49,7 +49,7 @@ def train(
       path: workdir; an existing run is resumed.
       init_from: checkpoint with the initial parameters of a new run. Its step and optimizer state are not used.
       profile_steps: steps to profile.
-      trackers: experiment trackers to log to.
+      trackers: names of experiment trackers, `wandb` or `trackio`.
 
     Returns:
       `step`: number of steps done.
@@ -76,19 +76,22 @@ def train(
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Lock the workdir. `check_still_owner` raises if another run has taken it over.
+        # Lock the workdir. `stack` releases the lock and closes the checkpoints. `check_still_owner` raises if another
+        # run has taken the workdir over.
         workdir, checkpoints, check_still_owner = open_workdir(task, path, init_from, abstract, stack)
+        # If the loss diverges, the error names the last good checkpoint.
         stack.enter_context(explain_divergence(checkpoints))
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
         state = restore_or_init(task, mesh, workdir, checkpoints, init_from, abstract, optimizer)
         step = int(state.step)
-        # Lines of `metrics.jsonl` up to the checkpoint. A run without a checkpoint starts again and ignores old lines.
-        lines = [line for line in read_lines(workdir / METRICS) if step and line["step"] <= step]
+        # Logged metrics up to the restored checkpoint. A run without a checkpoint starts again and ignores old lines.
+        lines = [line for line in read_lines(workdir / METRICS) if line["step"] <= step] if step else []
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Put the key and the numbers of the schedule on all devices.
+        # Create the dropout key and the numbers of the schedule on all devices of all hosts. `device_put` would need
+        # arrays of this process.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -107,18 +110,18 @@ def train(
             with profiler.step(step), jax.transfer_guard("disallow"):
                 state = train_step(state, batch, key, device_schedule)
             step += 1
-            # Waits for the first step, so that the measured speed excludes its compilation.
+            # Blocks on `state.step` after the first step only, so that the measured speed excludes its compilation.
             progress.step_done(step, wait_if_first=state.step)
             profiler.step_done(step, state)
             heartbeat()
             done = step == task.total_steps
+            # With the step, so that all hosts agree on the step after which they stop.
             stopped = stop_requested(step)
 
             # `state.sums` adds up the metrics on the devices since the last logged step. Write lines before the
             # checkpoint, so that none is missing if the run resumes from it.
             if done or step % config.log_every == 0:
-                _log_step(task, state, step, progress)
-                state = reset_sums(state)
+                state = _log_step(task, state, step, progress)
 
             if task.eval_every and (done or step % task.eval_every == 0):
                 # Wait for the dispatched steps, so that evaluation time does not include training time.
@@ -129,14 +132,14 @@ def train(
                     # The run ends early, possibly between two logged steps.
                     done = True
                     if step % config.log_every:
-                        _log_step(task, state, step, progress)
-                        state = reset_sums(state)
+                        state = _log_step(task, state, step, progress)
 
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 check_steps_finite(state)
                 with progress.paused():
                     check_still_owner()
                     progress.flush()
+                    # The score is None if this step was not evaluated.
                     checkpoints.save(state, history.score_at(step))
                 heartbeat()
 
@@ -145,22 +148,26 @@ def train(
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.at(step)}
         check_data_files(task, wait=True)
+        # Highest score, or the newest checkpoint if the task has no `best_metric`.
         best = find_checkpoint(workdir)
         progress.plot_curves()
+        # Writes `results.json`. `values` are the metrics of `best`.
         values = finish_run(task, mesh, state, workdir, best, history)
         progress.finish(step, best)
         return {"step": step, "stopped": False, "checkpoint": str(best), **values}
 
 
-def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> None:
-    """Logs the metrics since the last logged step and checks them."""
+def _log_step(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
+    """Logs and checks the metrics since the last logged step. Returns the state with sums of 0."""
     check_steps_finite(state)
     check_data_files(task, wait=False)
+    # Adds `loss`, the sum of the objective's losses.
     values = with_total_loss(compute_metrics(jax.device_get(state.sums)), task.objective)
     progress.log_step(step, values)
     # There is no loss if all weights since the last logged step are 0.
     if "loss" in values:
         check_loss(values["loss"], progress.first_loss, step, task.config.divergence_factor)
+    return reset_sums(state)
 
 
 def _evaluate(
@@ -177,6 +184,6 @@ def _evaluate(
     values, _ = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
     values = {name: json_number(value) for name, value in values.items()}
-    # The training sums contain the number of tokens seen since the last logged step.
+    # The training sums add the tokens seen since the last logged step. Directly after a logged step, they are 0.
     progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return history.add(step, values)

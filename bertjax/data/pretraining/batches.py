@@ -53,7 +53,7 @@ def train_dataset(
       masking: masking settings.
       seed: random seed, 0 or more.
       dupe_factor: number of passes with different sentence pairs. Training cycles through the passes.
-      start_step: first step of the dataset, within the phase.
+      start_step: step of the run whose batch is the first, at least `phase.start_step`.
       shard: rows of the global batch to produce.
       shuffle: whether to shuffle the rows of an epoch; if False, rows are in the order of the corpus.
 
