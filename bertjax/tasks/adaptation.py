@@ -68,6 +68,7 @@ class Task(pretraining.Task):
     """
 
     config: Config
+
     def __init__(self, config: Config, train: bool = True) -> None:
         """Opens the corpora.
 
