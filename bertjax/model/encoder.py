@@ -49,26 +49,29 @@ class Embeddings(nn.Module):
         self.token_table = table("token", config.padded_vocab_size, "vocab")
         self.segment_table = table("segment", config.type_vocab_size, "segment")
         self.position_table = table("position", config.max_position_embeddings, "position")
-        # `recompute` would not save memory here: its saved input is as large as the values that it recomputes.
+        # With `recompute`, LayerNorm saves only its input for the backward pass. This input is float32, so saving it
+        # takes as much memory as saving what LayerNorm needs.
         self.norm = layer_norm(config, recompute=False)
 
     def __call__(
         self, input_ids: jax.Array, segment_ids: jax.Array, position_ids: jax.Array, deterministic: bool
     ) -> jax.Array:
         # `fsdp` shards both the rows of the batch and the columns D of the token table. Ids are smaller than the table,
-        # so (1) all-gather the ids over `fsdp`, (2) look up the device's own columns for all these rows, and (3) by an
-        # all-to-all, exchange columns of all rows for all columns of the device's own rows.
+        # so (1) all-gather the ids over `fsdp`, (2) look up the device's own columns for all these rows, and (3)
+        # exchange them in an all-to-all for all columns of the device's own rows.
+        # (1)
         input_ids, segment_ids, position_ids = (
             with_logical_constraint(ids, ("batch_over_data", "length"))
             for ids in (input_ids, segment_ids, position_ids)
         )
+        # (2)
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, D]
         # For two segments, a matmul with one-hot rows is faster than a gather, in the forward and the backward pass.
         x += jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype) @ self.segment_table
         x += jnp.take(self.position_table, position_ids, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
-        # The norm returns the config's dtype.
+        # (3) The norm returns the config's dtype.
         x = self.norm(with_logical_constraint(x, ("batch", "length", "embed")))
         # `nn.Dropout` would save its mask for the backward pass. `dropout` recomputes it.
         key = None if deterministic else self.make_rng("dropout")

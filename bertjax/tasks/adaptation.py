@@ -115,7 +115,7 @@ class Task(pretraining.Task):
                 f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
                 f"{data.replay_corpus} with --vocab {self._corpus.vocabulary_path}"
             )
-        self.other_tasks = {_GENERAL: self._general}
+        self.other_tasks[_GENERAL] = self._general
         self.data_hash = hashlib.sha256(f"{self.data_hash} {self._general.data_hash}".encode()).hexdigest()
         self.notes += (f"{data.replay_share:.0%} of the batches come from {data.replay_corpus}",)
 

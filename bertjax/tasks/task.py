@@ -41,8 +41,9 @@ class Objective:
     Attributes:
       model: Flax module that maps a batch to logits.
       metrics: names of the metrics that `compute` returns. A run cannot resume with different names.
-      losses: names of the metrics that add up to the training loss. Each loss is its weighted sum, divided by its
-        denominator. All losses have the coefficient 1.
+      losses: names of the metrics that add up to the training loss. For the gradient, the weighted sum of a loss is
+        divided by its denominator, which comes from the whole batch. For logs, it is divided by its sum of weights. All
+        losses have the coefficient 1.
       schema: specifications of the arrays in a batch.
       splits_into_micro_batches: whether gradient accumulation may split a batch (default: True). Set it to False if the
         loss of a row depends on other rows, as with in-batch negatives.

@@ -63,8 +63,8 @@ def make_train_step(
     def accumulate(
         params: Any, batch: Batch, denominators: dict[str, jax.Array], dropout_key: jax.Array
     ) -> tuple[Any, MetricSums]:
-        # [B, ...] -> [n, B / n, ...]. Micro-batch i consists of rows i, i + n, ..., so that no row moves to another
-        # device.
+        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...]. Axis B / n keeps the sharding of B, so no row moves to another
+        # device. Micro-batch i consists of rows i, i + n, ...
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, grad_accum_steps, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:

@@ -90,8 +90,8 @@ def train(
         history = evaluation_history(task, lines)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, lines, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Create the dropout key and the numbers of the schedule on all devices of all hosts. `device_put` would need
-        # arrays of this process.
+        # Compute the dropout key and the numbers of the schedule inside `jit`, which can place them on the devices of
+        # all hosts. `device_put` cannot, because it checks that all hosts pass the same value, by a transfer.
         key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -184,6 +184,6 @@ def _evaluate(
     values, _ = evaluate(task, mesh, state.params, heartbeat)
     check_evaluation(values, step)
     values = {name: json_number(value) for name, value in values.items()}
-    # The training sums add the tokens seen since the last logged step. Directly after a logged step, they are 0.
+    # The line of an evaluation contains the number of tokens seen. The sums count those since the last logged step.
     progress.log_evaluation(step, values, time.monotonic() - start, train_sums=state.sums)
     return history.add(step, values)
