@@ -7,7 +7,7 @@ DEMO := runs/demo
 # What Python compiles is kept for the next process, of which there are many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-lowest test-newest attack lint docs package lock clean
+.PHONY: demo test test-all test-lowest test-newest attack lint references docs package lock clean
 
 demo: $(VENV)/.installed
 	demo/run.sh $(BIN) $(DEMO)
@@ -32,6 +32,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
+
+# The pages that are generated from the parser and from the config classes.
+references: $(VENV)/.installed-dev
+	$(BIN)/python -m bertjax.cli.command_reference > docs/commands.new && mv docs/commands.new docs/commands.md
+	$(BIN)/python -m bertjax.cli.config_reference > docs/configs.new && mv docs/configs.new docs/configs.md
 
 # Strict: a dead link, a page outside of the navigation or a wrong name fails. `mkdocs serve` shows pages while you write.
 docs: $(VENV)/.installed-docs

@@ -1,4 +1,4 @@
-"""Markdown reference of all commands: `python -m bertjax.cli.command_reference > docs/commands.md`."""
+"""Markdown reference of all commands, printed to standard output. `make references` writes `docs/commands.md`."""
 
 import argparse
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from bertjax.cli.main import build_parser
 
 _HEAD = """# Commands
 
-`bertjax COMMAND --help` prints the same. `python -m bertjax.cli.command_reference` generates this page.
+`bertjax COMMAND --help` prints the same. `make references` generates this page.
 
 | exit code | meaning |
 |---|---|

@@ -1,4 +1,4 @@
-"""Markdown reference of all config fields: `python -m bertjax.cli.config_reference > docs/configs.md`."""
+"""Markdown reference of all config fields, printed to standard output. `make references` writes `docs/configs.md`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ _HEAD = """# Config fields
 
 `--config EXPERIMENT` loads a config, and `--config.FIELD=VALUE` overrides a field. Unknown names are rejected. The
 tables list the defaults of each task. An experiment may change them: `bertjax describe --config EXPERIMENT --fields`
-prints the resulting values. `python -m bertjax.cli.config_reference` generates this page from the config classes.
+prints the resulting values. `make references` generates this page from the config classes.
 """
 
 
