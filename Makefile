@@ -59,7 +59,7 @@ test-newest: $(VENV)/.installed-release
 
 .PHONY: test-versions
 test-versions:
-	$(BIN)/uv venv --quiet --clear --python $(PYTHON) build/$(NAME)
+	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) build/$(NAME)
 	$(BIN)/uv pip install --quiet --python build/$(NAME)/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
 	BERTJAX_TEST_DEVICES=1 build/$(NAME)/bin/python -m pytest -q -n auto --dist loadfile \
 	  -m "not devices and not slow and not beam and not notebooks"
