@@ -80,7 +80,7 @@ def make_chooser(
         number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
         if masking.whole_word:
             continues = tf.gather(vocabulary.is_continuation, ids)
-            return _choose_words(candidates, continues, uniforms, number, max_predictions)
+            return _choose_words(candidates, continues, uniforms, number, seq_len, max_predictions)
         return _choose_tokens(candidates, uniforms, number, max_predictions)
 
     return choose
@@ -131,10 +131,15 @@ def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor,
 
 
 def _choose_words(
-    candidates: tf.Tensor, continues: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
+    candidates: tf.Tensor,
+    continues: tf.Tensor,
+    uniform: tf.Tensor,
+    number: tf.Tensor,
+    seq_len: int,
+    max_predictions: int,
 ) -> tf.Tensor:
     """Chooses candidates like `_choose_tokens`, but either all pieces of a word or none."""
-    batch, seq_len = tf.shape(candidates)[0], candidates.shape[1]
+    batch = tf.shape(candidates)[0]
     after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
     starts = candidates & ~(continues & after_candidate)
     # `word` is the index of each candidate's word in its row, `sizes` the number of pieces of each word.
