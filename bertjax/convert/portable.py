@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +157,7 @@ def check_vocabulary_size(vocabulary: Vocabulary | None, config: ModelConfig, fo
         )
 
 
-def read_workdir(path: str | os.PathLike) -> PortableCheckpoint:
+def read_workdir(path: AnyPath) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)

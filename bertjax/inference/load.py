@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LoadedModel:
     return _put_on_mesh(checkpoint, checkpoint.vocabulary, str(path), mesh, pooling)
 
 
-def load_workdir(path: str | os.PathLike, mesh: Mesh | None = None) -> LoadedModel:
+def load_workdir(path: str | epath.Path, mesh: Mesh | None = None) -> LoadedModel:
     """Loads a bertjax checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score)."""
     checkpoint = find_checkpoint(path)
     workdir = workdir_of(checkpoint)

@@ -213,8 +213,7 @@ class Task(FinetuningTask):
         """Writes a file with the header `prediction`, then one prediction per row of the input file."""
         predictions, data = self._predictions(outputs), self.config.data
         if data.kind == "multilabel":
-            rows = (itertools.compress(self.labels, row) for row in predictions)
-            texts = [data.label_separator.join(labels) for labels in rows]
+            texts = [data.label_separator.join(itertools.compress(self.labels, row)) for row in predictions]
         else:
             texts = [self.labels[value] if self.labels else f"{value:.6g}" for value in predictions]
         lines = "".join(f"{escape_line(text)}\n" for text in texts)

@@ -23,7 +23,7 @@ from bertjax.training.workdir import CONFIG
 from bertjax.utils.io import is_remote
 
 
-def experiment_config(experiment: str, overrides: Sequence[str], start: str | os.PathLike | None = None) -> ConfigDict:
+def experiment_config(experiment: str, overrides: Sequence[str], start: str | epath.Path | None = None) -> ConfigDict:
     """Loads the config of an experiment.
 
     Args:

@@ -4,7 +4,7 @@ Axes: B rows, S tokens per row, P predictions per row, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -80,7 +80,7 @@ def make_chooser(
         number = tf.gather(tf.constant(numbers, tf.int32), lengths)  # [B]
         if masking.whole_word:
             continues = tf.gather(vocabulary.is_continuation, ids)
-            return _choose_words(candidates, continues, uniforms, number, seq_len, max_predictions)
+            return _choose_words(candidates, continues, uniforms, number, max_predictions)
         return _choose_tokens(candidates, uniforms, number, max_predictions)
 
     return choose
@@ -131,15 +131,11 @@ def _choose_tokens(candidates: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor,
 
 
 def _choose_words(
-    candidates: tf.Tensor,
-    continues: tf.Tensor,
-    uniform: tf.Tensor,
-    number: tf.Tensor,
-    seq_len: int,
-    max_predictions: int,
+    candidates: tf.Tensor, continues: tf.Tensor, uniform: tf.Tensor, number: tf.Tensor, max_predictions: int
 ) -> tf.Tensor:
     """Chooses candidates like `_choose_tokens`, but either all pieces of a word or none."""
     batch = tf.shape(candidates)[0]
+    seq_len: Any = candidates.shape[1]
     after_candidate = tf.pad(candidates[:, :-1], [[0, 0], [1, 0]])
     starts = candidates & ~(continues & after_candidate)
     # `word` is the index of each candidate's word in its row, `sizes` the number of pieces of each word.

@@ -31,8 +31,7 @@ class Spans(NamedTuple):
       b_start: offset of B in tokens.
       b_length: tokens of B; 0 without pairs.
       label: 0 IsNext, 1 NotNext, -1 without pairs.
-      slots: for packed rows, tensor of row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending
-        (default: None).
+      slots: for packed rows, row index * `MAX_PAIRS_PER_ROW` + index of the pair in its row, ascending (default: None).
     """
 
     a_start: tf.Tensor
@@ -154,8 +153,7 @@ def tile_lookup(tokens: int, width: int, key: np.uint64 | None) -> Callable[[tf.
             shift = tf.bitwise.right_shift(_hash(key, epochs), tf.constant(1, tf.uint64))
             offset = tf.math.floormod(tf.cast(shift, tf.int64), tokens)
         start = rows * width
-        first = tf.math.floormod(offset + start, tokens)
-        return Spans(first, tf.minimum(tokens - start, width), zero, zero, zero - 1)
+        return Spans(tf.math.floormod(offset + start, tokens), tf.minimum(tokens - start, width), zero, zero, zero - 1)
 
     return lookup
 

@@ -1,7 +1,6 @@
 """Splash attention, JAX's TPU kernel that processes long rows in blocks. It does not support dropout."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,7 +56,7 @@ def _attend_on_device(
     shape = length, length
     head_mask = splash.FullMask(shape) if direction == "both" else splash.LocalMask(shape, _WINDOWS[direction], 0)
     blocks: dict[str, Any] = dict.fromkeys(_BLOCKS, block)
-    kernel: Callable[..., Any] = splash.make_splash_mha(
+    kernel: Any = splash.make_splash_mha(
         splash.MultiHeadMask([head_mask] * heads),
         block_sizes=splash.BlockSizes(**blocks),
         head_shards=1,
