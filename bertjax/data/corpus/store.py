@@ -102,7 +102,6 @@ class Checksums:
 
     def wait(self) -> None:
         """Verifies all remaining files and waits for the result. Raises the same error as `check`."""
-        self.check()
         self.verify_in_background()
         while self._thread and (self._pending or self._thread.is_alive()):
             self._thread.join(_SECONDS_BEFORE_LOG)
@@ -111,6 +110,7 @@ class Checksums:
                 self._thread.join()
             self.check()
             self.verify_in_background()
+        self.check()
 
     def _verify(self) -> None:
         while self._pending and not self._error:
